@@ -1,0 +1,54 @@
+# `make demo` and `make test` set everything up from nothing: Python, make and a package index.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+.PHONY: help setup demo test lint test-fast test-slow test-all test-gpu format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.installed  ## make .venv and install everything into it
+
+.venv/.installed: pyproject.toml constraints.txt
+	@echo "Setting up .venv (the first time takes a few minutes: PyTorch is large) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(INSTALL) torch==2.13.0
+	@$(INSTALL) --editable '.[hf,plot,dev]'
+	@touch $@
+
+demo: setup  ## see what Forerun does, in a minute
+	@$(BIN)/forerun certify
+	@echo
+	@$(BIN)/forerun simulate --acceptance 0.8 --draft-cost 0.05
+
+test: setup lint test-fast  ## lint, types, and the default tests (CPU, offline)
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+
+test-fast: setup
+	@$(PYTEST) -m 'not slow and not jax and not gpu'
+
+test-slow: setup  ## the long tests only
+	@$(PYTEST) -m 'slow and not gpu'
+
+test-all: setup  ## everything but the GPU tests, JAX included
+	@$(INSTALL) --editable '.[jax]'
+	@$(PYTEST) -m 'not gpu'
+
+test-gpu:  ## the GPU tests, with the Python that has a CUDA build of torch
+	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+format: setup  ## let ruff rewrite what it can
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: setup  ## the CPU benchmarks; each writes its JSON beside itself
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove .venv and caches
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

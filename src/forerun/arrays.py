@@ -1,0 +1,164 @@
+"""The few array operations the standard lacks, for NumPy, Torch, JAX and any array-API library.
+
+Rules are written once against the array-API namespace `xp`.  What that standard cannot say
+portably (scatter, wide integers, the widest float of a device) is said here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.errors import InputError, explain
+
+Array = Any
+"""An array of any supported library; shapes stand beside names instead of in the type."""
+Namespace = Any
+
+BLOCK = 256
+"""Tokens per vocabulary block: long rows are reduced block by block (noise and draws)."""
+
+
+def namespace_of(**named: object) -> Namespace:
+    """The one array library behind the named arguments; `None` and plain sequences are skipped."""
+    arrays = {name: value for name, value in named.items() if compat.is_array_api_obj(value)}
+    if not arrays:
+        return compat.array_namespace(np.empty(0))
+    try:
+        return compat.array_namespace(*arrays.values())
+    except TypeError as error:
+        kinds = ", ".join(f"{name}: {type(value).__module__}" for name, value in arrays.items())
+        cure = "Convert them all to one library first."
+        raise InputError(explain("Arrays of different libraries were mixed.", kinds, cure)) from (
+            error
+        )
+
+
+def device_of(**named: object) -> Any:
+    """The one device behind the named arrays."""
+    devices = {n: compat.device(v) for n, v in named.items() if compat.is_array_api_obj(v)}
+    if len({str(device) for device in devices.values()}) > 1:
+        found = ", ".join(f"{name}: {device}" for name, device in devices.items())
+        cure = "Move them all to one device first."
+        raise InputError(explain("Arrays live on different devices.", found, cure))
+    return next(iter(devices.values()), None)
+
+
+def is_floating(xp: Namespace, x: Array) -> bool:
+    return bool(xp.isdtype(x.dtype, "real floating")) or "bfloat16" in str(x.dtype)
+
+
+def is_integer(xp: Namespace, x: Array) -> bool:
+    return bool(xp.isdtype(x.dtype, "integral"))
+
+
+def is_half(x: Array) -> bool:
+    """Whether `x` is float16 or bfloat16, which are upcast before any arithmetic."""
+    return str(x.dtype).split(".")[-1] in {"float16", "bfloat16"}
+
+
+def upcast(xp: Namespace, x: Array) -> Array:
+    """Half precision becomes float32; everything else is left alone."""
+    return xp.astype(x, xp.float32) if is_half(x) else x
+
+
+def widest_float(xp: Namespace, device: Any) -> Any:
+    """float64 where the library and the device have it, else float32 (JAX by default, MPS)."""
+    if compat.is_jax_namespace(xp):
+        return xp.asarray(0.0).dtype
+    return xp.float32 if str(device).startswith("mps") else xp.float64
+
+
+def index_dtype(xp: Namespace) -> Any:
+    """The integer type used for tokens and indices: int64, or JAX's default."""
+    return xp.asarray(0).dtype if compat.is_jax_namespace(xp) else xp.int64
+
+
+def as_indices(xp: Namespace, values: Any, device: Any) -> Array:
+    """Integers as an index array of the namespace."""
+    if compat.is_array_api_obj(values):
+        return xp.astype(values, index_dtype(xp), copy=False)
+    return xp.asarray(values, dtype=index_dtype(xp), device=device)
+
+
+def to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    """A NumPy copy of any supported array, for counting and messages on the host."""
+    if isinstance(x, np.ndarray):
+        return x
+    if compat.is_torch_array(x):
+        host = x.detach().cpu()
+        return np.asarray(host.float() if is_half(host) else host)
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError, BufferError):
+        return np.from_dlpack(x)
+
+
+def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:
+    """Rows (R, width) of zeros with values (R, S) at columns ids (R, S); ids are distinct."""
+    if compat.is_torch_namespace(xp):
+        return values.new_zeros((values.shape[0], width)).scatter_(1, ids, values)
+    if compat.is_jax_namespace(xp):
+        rows = xp.arange(ids.shape[0])[:, None]
+        return xp.zeros((ids.shape[0], width), dtype=values.dtype).at[rows, ids].set(values)
+    if compat.is_numpy_namespace(xp):
+        out = np.zeros((ids.shape[0], width), dtype=values.dtype)
+        np.put_along_axis(out, ids, values, axis=1)
+        return out
+    columns = xp.arange(width, dtype=ids.dtype)
+    hit = xp.astype(ids[:, :, None] == columns[None, None, :], values.dtype)
+    return xp.sum(hit * values[:, :, None], axis=1)
+
+
+def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
+    """rest (B, ...) with its rows where mask (B,) is true replaced by values (R, ...), in order."""
+    if values.shape[0] == rest.shape[0]:
+        return values
+    index = xp.cumulative_sum(xp.astype(mask, index_dtype(xp))) - 1
+    spread = xp.take(values, xp.maximum(index, xp.zeros_like(index)), axis=0)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (rest.ndim - 1)), spread, rest)
+
+
+def num_blocks(width: int) -> int:
+    return -(-width // BLOCK)
+
+
+def reduce_blocks(xp: Namespace, reduce: Any, x: Array) -> Array:
+    """`reduce` (xp.argmax or xp.sum) over each block of x (R, V), giving (R, num_blocks)."""
+    num_rows, width = x.shape
+    whole = width // BLOCK * BLOCK
+    if whole == width:
+        return reduce(xp.reshape(x, (num_rows, -1, BLOCK)), axis=2)
+    tail = reduce(x[:, whole:], axis=1, keepdims=True)
+    if whole == 0:
+        return tail
+    head = reduce(xp.reshape(x[:, :whole], (num_rows, -1, BLOCK)), axis=2)
+    return xp.concat([head, tail], axis=1)
+
+
+def argmax_blocks(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """The largest entry of each block of x (R, V): (column, value), both (R, num_blocks)."""
+    width = x.shape[1]
+    lanes = reduce_blocks(xp, xp.argmax, x)
+    starts = xp.arange(lanes.shape[1], dtype=lanes.dtype, device=compat.device(x)) * BLOCK
+    columns = xp.minimum(lanes + starts[None, :], xp.asarray(width - 1, dtype=lanes.dtype))
+    return columns, xp.take_along_axis(x, columns, axis=1)
+
+
+def take_blocks(xp: Namespace, x: Array, blocks: Array) -> tuple[Array, Array]:
+    """The given blocks (R, M) of x (R, V): (token ids, values), both (R, M, BLOCK).
+
+    Columns past the vocabulary get value 0 and id V - 1, so they can never be chosen.
+    """
+    num_rows, width = x.shape
+    lanes = xp.arange(BLOCK, dtype=blocks.dtype, device=compat.device(x))
+    tokens = blocks[:, :, None] * BLOCK + lanes[None, None, :]
+    if width % BLOCK == 0:
+        rows = xp.arange(num_rows, dtype=blocks.dtype, device=compat.device(x))
+        return tokens, xp.reshape(x, (num_rows, -1, BLOCK))[rows[:, None], blocks, ...]
+    inside = tokens < width
+    tokens = xp.where(inside, tokens, width - 1)
+    values = xp.take_along_axis(x, xp.reshape(tokens, (num_rows, -1)), axis=1)
+    return tokens, xp.where(inside, xp.reshape(values, tokens.shape), xp.zeros_like(values[:1, :1]))

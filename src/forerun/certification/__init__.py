@@ -1,0 +1,7 @@
+"""Certification: is a verifier lossless, and how sure is that?"""
+
+from forerun.certification.cases import Case as Case
+from forerun.certification.cases import standard_cases as standard_cases
+from forerun.certification.certificate import Certificate as Certificate
+from forerun.certification.certificate import Finding as Finding
+from forerun.certification.certify import certify as certify

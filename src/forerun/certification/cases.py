@@ -1,0 +1,96 @@
+"""The small worlds a verifier is tried in: each has its own way of going wrong.
+
+Rows differ from position to position and depend on what was emitted (a row off by one shows),
+some tokens are impossible, laws coincide, have nothing in common, or are point masses, and the
+number of draft tokens changes from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.law import Lengths, Model, Prefix
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target and a drafter on a small vocabulary, and how many tokens to compare."""
+
+    name: str
+    vocab_size: int
+    target: Model
+    draft: Model
+    draft_length: Lengths
+    length: int  # tokens compared jointly; more than K + 1 means several rounds
+    sampled: bool = False  # part of the smaller set for code that can only be sampled
+
+
+def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
+    """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
+
+    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+        rng = np.random.default_rng([seed, vocab_size, *[token + 1 for token in prefix]])
+        weights = rng.gamma(1.0, size=vocab_size) ** sharpness + 1e-3
+        dropped = rng.random(vocab_size) < zeros
+        dropped[rng.integers(vocab_size)] = False
+        weights[dropped] = 0.0
+        return np.asarray(weights / weights.sum())
+
+    return _remember(row)
+
+
+def mixed(first: Model, second: Model, share: float) -> Model:
+    """share * first + (1 - share) * second, row by row."""
+    return _remember(lambda prefix: share * first(prefix) + (1 - share) * second(prefix))
+
+
+def restricted(model: Model, parity: int) -> Model:
+    """The model on the tokens of one parity only: two of them have nothing in common."""
+
+    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+        weights = model(prefix) * (np.arange(len(model(()))) % 2 == parity)
+        return np.asarray(weights / weights.sum())
+
+    return _remember(row)
+
+
+def certain(model: Model) -> Model:
+    """All mass on the model's likeliest token."""
+    return _remember(lambda prefix: np.eye(len(model(())))[int(np.argmax(model(prefix)))])
+
+
+def _remember(model: Model) -> Model:
+    known: dict[Prefix, np.ndarray[Any, Any]] = {}
+
+    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+        if prefix not in known:
+            known[prefix] = model(prefix)
+        return known[prefix]
+
+    return row
+
+
+def standard_cases(seed: int = 0) -> Iterator[Case]:
+    """The cases every certificate covers."""
+    p3, q3 = contextual(3, seed), contextual(3, seed + 1)
+    p4, q4 = contextual(4, seed + 2), contextual(4, seed + 3)
+    sparse_p, sparse_q = contextual(4, seed + 4, zeros=0.4), contextual(4, seed + 5, zeros=0.4)
+    sharp = contextual(3, seed + 6, sharpness=4.0)
+    yield Case("no draft", 3, p3, q3, 0, 2)
+    yield Case("one draft token", 4, p4, q4, 1, 2)
+    yield Case("context-dependent rows", 3, p3, q3, 2, 3, sampled=True)
+    yield Case("longer draft", 2, contextual(2, seed), contextual(2, seed + 1), 4, 5)
+    yield Case("good drafter", 3, p3, mixed(p3, q3, 0.7), 3, 4, sampled=True)
+    yield Case("impossible tokens", 4, sparse_p, mixed(sparse_q, p4, 0.8), 2, 3, sampled=True)
+    yield Case("drafter lacks tokens", 4, p4, sparse_q, 2, 3, sampled=True)
+    yield Case("drafter equals target", 3, p3, p3, 2, 3)
+    yield Case("nothing in common", 4, restricted(p4, 0), restricted(q4, 1), 2, 3)
+    yield Case("certain target", 3, certain(p3), q3, 2, 3)
+    yield Case("certain drafter", 3, p3, certain(q3), 2, 3)
+    yield Case("sharp laws", 3, sharp, mixed(sharp, q3, 0.5), 2, 3)
+    yield Case("several rounds", 3, p3, mixed(p3, q3, 0.5), 1, 4, sampled=True)
+    yield Case("K changes", 3, p3, mixed(p3, q3, 0.5), lambda prefix: 2 - len(prefix) % 3, 4)

@@ -1,0 +1,88 @@
+"""What `certify` found, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One case: how far the emitted law is from the target's, and how that was measured."""
+
+    case: str
+    method: str  # "exact" or "sampled"
+    bias: float  # total variation between the emitted law and the target's
+    limit: float  # a bias above this is not explained by rounding or chance
+    detectable: float  # the smallest bias that would have been caught
+    power: float  # ... with at least this probability
+    samples: int = 0
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.note and self.bias <= self.limit
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict on one rule or function over all cases."""
+
+    subject: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def lossless(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    @property
+    def method(self) -> str:
+        kinds = {finding.method for finding in self.findings}
+        return kinds.pop() if len(kinds) == 1 else "exact and sampled"
+
+    @property
+    def worst(self) -> Finding:
+        """The case with the largest bias; a case that could not even run comes first."""
+        return max(self.findings, key=lambda finding: (bool(finding.note), finding.bias))
+
+    @property
+    def bias(self) -> float:
+        return self.worst.bias
+
+    @property
+    def detectable(self) -> float:
+        """The bias that would have been caught in every case."""
+        return max(finding.detectable for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "subject": self.subject,
+            "lossless": self.lossless,
+            "method": self.method,
+            "bias": self.bias,
+            "worst_case": self.worst.case,
+            "detectable_bias": self.detectable,
+            "power": min(finding.power for finding in self.findings),
+            "cases": [asdict(finding) | {"passed": finding.passed} for finding in self.findings],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        verdict = "lossless" if self.lossless else "NOT lossless"
+        lines = [
+            f"{self.subject}: {verdict} ({self.method}, {len(self.findings)} cases)",
+            f"  {'case':<26}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
+        ]
+        for finding in self.findings:
+            mark = " " if finding.passed else "!"
+            lines.append(
+                f"{mark} {finding.case:<26}{finding.method:<9}{finding.bias:>11.2e}"
+                f"{finding.detectable:>13.1e}  {finding.note}".rstrip()
+            )
+        power = min(finding.power for finding in self.findings)
+        chance = "" if power == 1 else f", each with probability {power:.4f} or more"
+        lines.append(f"  Any bias of {self.detectable:.1e} or more would have been caught{chance}.")
+        return "\n".join(lines)

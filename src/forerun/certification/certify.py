@@ -1,0 +1,193 @@
+"""Is this verifier lossless?  Exactly where its outcomes can be listed, else by a powered test.
+
+A round is lossless when its emitted tokens, followed by whatever rounds come next, have the
+target's joint law.  That joint law is what is compared, so a correct first token with a wrong
+second one is caught.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun import rules
+from forerun.branches import Path, every_path
+from forerun.certification.cases import Case, standard_cases
+from forerun.certification.certificate import Certificate, Finding
+from forerun.certification.chance import CannotEnumerate, Chance
+from forerun.errors import InputError, explain
+from forerun.law import Emission, Model, Prefix, Step, joint, path_rows, rule_step, target_law
+from forerun.rules.base import Rule
+
+Verifier = Callable[[Any, Any, Any, Any], Sequence[int]]
+"""f(draft_tokens (K,), draft_probs (K, V), target_probs (K + 1, V), rng) -> emitted ids."""
+Drawer = Callable[[Model, int, Any], tuple[Sequence[int], Any]]
+"""d(model, K, rng) -> (tokens, the probabilities (K, V) it reports for them)."""
+
+EXACT_LIMIT = 1e-12
+FALSE_ALARM = 1e-6
+MISS = 1e-3
+MAX_PATHS = 200_000
+REPEATED_PATHS = 32
+
+
+def certify(
+    subject: str | Rule | Verifier,
+    *,
+    draw: Drawer | None = None,
+    name: str | None = None,
+    cases: Iterable[Case] | None = None,
+    samples: int = 100_000,
+    method: str = "auto",
+    seed: int = 0,
+) -> Certificate:
+    """Certify a rule, by name or object, or a function of your own.
+
+    subject: a rule, or f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, written
+        as for a numpy.random.Generator.
+    draw: how the draft is drawn, d(model, K, rng) -> (tokens, probabilities it reports), where
+        model(prefix) gives a row (V,); by default each token is drawn from its row.
+    method: "exact", "sampled", or "auto": exact where the outcomes can be listed.
+    samples: rounds per case for the sampled test.
+    """
+    if method not in ("auto", "exact", "sampled"):
+        cure = "Use 'auto', 'exact' or 'sampled'."
+        raise InputError(explain("method is not known.", repr(method), cure))
+    if samples < 1000:
+        cure = "Use 1000 at the very least; 100000 catches a bias of about 0.02."
+        raise InputError(explain("Too few samples to say anything.", samples, cure))
+    chosen = list(standard_cases(seed) if cases is None else cases)
+    is_rule = isinstance(subject, str) or hasattr(subject, "decide")
+    if is_rule and draw is None:
+        rule = rules.get(subject)  # type: ignore[arg-type]
+        ways = ("sampled", "point")
+        found = [_rule_finding(rule, case, drawn) for case in chosen for drawn in ways]
+        return Certificate(name or rule.name, tuple(found))
+    if is_rule:
+        cure = "Pass your own verifier function together with draw."
+        raise InputError(explain("A rule is certified with its own way of drawing.", draw, cure))
+    function: Verifier = subject  # type: ignore[assignment]
+    label = name or str(getattr(subject, "__name__", "function"))
+    drawer = draw or draw_plainly
+    if method != "sampled":
+        try:
+            return Certificate(label, tuple(_exact_finding(function, drawer, c) for c in chosen))
+        except CannotEnumerate as reason:
+            if method == "exact":
+                cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
+                wrong = "The function's outcomes cannot be listed."
+                raise InputError(explain(wrong, f"use of {reason}", cure)) from None
+    some = [case for case in chosen if case.sampled] or chosen
+    found = [_sampled_finding(function, drawer, case, samples, seed) for case in some]
+    return Certificate(label, tuple(found))
+
+
+def draw_plainly(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+    """Each token from its row, after the tokens before it; the rows are reported as they are."""
+    tokens: list[int] = []
+    rows = []
+    for _ in range(draft_length):
+        row = model(tuple(tokens))
+        tokens.append(int(rng.choice(len(row), p=row)))
+        rows.append(row)
+    return tokens, np.array(rows).reshape(draft_length, len(model(())))
+
+
+def _rule_finding(rule: Rule, case: Case, drawn: str) -> Finding:
+    step = rule_step(rule, case.target, case.draft, drawn)
+    bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
+    label = case.name if drawn == "sampled" else f"{case.name}, argmax"
+    return Finding(label, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0)
+
+
+def _exact_finding(function: Verifier, draw: Drawer, case: Case) -> Finding:
+    try:
+        step = _exact_step(function, draw, case)
+        bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
+        return Finding(case.name, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0)
+    except InvalidEmission as fault:
+        return Finding(case.name, "exact", 1.0, 0.0, EXACT_LIMIT, 1.0, note=str(fault))
+
+
+class InvalidEmission(Exception):
+    """The function returned something that is no emission at all."""
+
+
+def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
+    """One round of a user's code, drawing included, over every outcome of its rng."""
+
+    def step(prefix: Prefix, draft_length: int) -> Emission:
+        emitted: dict[Prefix, float] = defaultdict(float)
+
+        def run(path: Path) -> tuple[Prefix, float]:
+            rng = Chance(path)
+            return _one_round(function, draw, case, prefix, draft_length, rng), rng.weight
+
+        outcomes = []
+        for outcome in every_path(run):
+            outcomes.append(outcome)
+            if len(outcomes) > MAX_PATHS:
+                raise CannotEnumerate(f"more than {MAX_PATHS} outcomes")
+        again = list(itertools.islice(every_path(run), REPEATED_PATHS))
+        if again != outcomes[: len(again)]:
+            raise CannotEnumerate("randomness other than its rng")
+        for tokens, weight in outcomes:
+            emitted[tokens] += weight
+        return emitted
+
+    return step
+
+
+def _one_round(
+    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, draft_length: int, rng: Any
+) -> Prefix:
+    tokens, reported = draw(lambda path: case.draft(prefix + path), draft_length, rng)
+    drafted = tuple(int(token) for token in tokens)
+    target = path_rows(case.target, prefix, drafted, len(drafted) + 1)
+    reported = np.asarray(reported, dtype=np.float64).reshape(len(drafted), case.vocab_size)
+    answer = function(np.array(drafted, dtype=np.int64), reported, target, rng)
+    emitted = tuple(int(token) for token in answer)
+    if not 1 <= len(emitted) <= len(drafted) + 1:
+        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {len(drafted)}")
+    if not all(0 <= token < case.vocab_size for token in emitted):
+        raise InvalidEmission(f"emitted {list(emitted)} with a vocabulary of {case.vocab_size}")
+    return emitted
+
+
+def _bias(found: np.ndarray[Any, Any], case: Case) -> float:
+    """Total variation to the target's joint law; mass that went missing counts in full."""
+    wanted = target_law(case.target, case.length)
+    return float(np.abs(found - wanted).sum() / 2 + abs(found.sum() - 1) / 2)
+
+
+def _sampled_finding(
+    function: Verifier, draw: Drawer, case: Case, samples: int, seed: int
+) -> Finding:
+    """Compare frequencies with the target's joint law, with both error odds bounded.
+
+    Under losslessness the distance of n frequencies over m cells from their law exceeds
+    sqrt((m log 2 + log 1/alpha) / 2n) with probability alpha at most (Weissman et al.); a bias
+    larger than that by sqrt(log(1/beta) / 2n) stays below it with probability beta at most
+    (Hoeffding, on the set of cells where the laws differ most).
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.zeros((case.vocab_size,) * case.length)
+    try:
+        for _ in range(samples):
+            prefix: Prefix = ()
+            while len(prefix) < case.length:
+                length = case.draft_length
+                drafted = length(prefix) if callable(length) else length
+                prefix += _one_round(function, draw, case, prefix, drafted, rng)
+            counts[prefix[: case.length]] += 1
+    except InvalidEmission as fault:
+        return Finding(case.name, "sampled", 1.0, 0.0, 1.0, 1 - MISS, note=str(fault))
+    limit = math.sqrt((counts.size * math.log(2) + math.log(1 / FALSE_ALARM)) / (2 * samples))
+    margin = math.sqrt(math.log(1 / MISS) / (2 * samples))
+    bias = _bias(counts / samples, case)
+    return Finding(case.name, "sampled", bias, limit, limit + margin, 1 - MISS, samples)

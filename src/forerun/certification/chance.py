@@ -1,0 +1,155 @@
+"""A stand-in for numpy.random.Generator that follows every outcome of ordinary NumPy code.
+
+`rng.random()` gives an unknown number; what code does with it, in nearly every verifier ever
+written, is compare it.  Each comparison splits the interval the number may lie in, with the exact
+chances.  Code that looks at the number in any other way raises `CannotEnumerate`, and is
+tested by sampling instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forerun.branches import Path
+
+ROUNDING = 1e-15
+"""Chances this close to 0 or 1 are rounding: a path along them would lead nowhere real."""
+
+
+class CannotEnumerate(Exception):
+    """The code used randomness in a way whose outcomes cannot be listed."""
+
+
+class Chance:
+    """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weight = 1.0
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
+        """Unknown numbers in [0, 1)."""
+        if size is None:
+            return Unknown(self)
+        numbers = np.empty(size, dtype=object)
+        for index in np.ndindex(numbers.shape):
+            numbers[index] = Unknown(self)
+        return numbers
+
+    def choice(self, a: Any, size: None = None, replace: bool = True, p: Any = None) -> Any:
+        """One of a (or of range(a)), with chances p."""
+        if size is not None:
+            raise CannotEnumerate("choice with a size")
+        options = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
+        chances = np.full(len(options), 1 / len(options)) if p is None else np.asarray(p)
+        return options[self.pick(chances)]
+
+    def integers(self, low: int, high: int | None = None) -> int:
+        start, stop = (0, low) if high is None else (low, high)
+        return start + self.pick(np.full(stop - start, 1 / (stop - start)))
+
+    def pick(self, chances: np.ndarray[Any, Any]) -> int:
+        """An option, by its chance; impossible ones are not followed."""
+        possible = np.flatnonzero(chances > 0)
+        if not len(possible):
+            raise CannotEnumerate("a choice among options of chance 0")
+        index = int(possible[self.path.ask(len(possible))])
+        self.weight *= float(chances[index]) / float(np.sum(chances))
+        return index
+
+    def split(self, chance: float) -> bool:
+        """True with the given chance; no question is asked where the answer is certain."""
+        if chance <= ROUNDING or chance >= 1 - ROUNDING:
+            return chance > 0.5
+        answer = bool(self.path.ask(2))
+        self.weight *= chance if answer else 1 - chance
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        raise CannotEnumerate(name)
+
+
+class Unknown:
+    """f(u) for an unknown u in [low, high) and an increasing or decreasing f, known by inverse."""
+
+    __array_ufunc__ = None  # NumPy scalars hand comparisons and products over to this class
+
+    def __init__(
+        self,
+        chance: Chance,
+        interval: list[float] | None = None,
+        inverse: Callable[[float], float] = float,
+        rising: bool = True,
+    ) -> None:
+        self.chance = chance
+        self.interval = [0.0, 1.0] if interval is None else interval
+        self.inverse = inverse
+        self.rising = rising
+
+    def _below(self, value: Any) -> bool:
+        """Whether f(u) < value: split the interval at the place where they are equal."""
+        low, high = self.interval
+        cut = min(max(self.inverse(float(value)), low), high)
+        share = (cut - low) / (high - low)
+        left = self.chance.split(share)
+        self.interval[:] = [low, cut] if left else [cut, high]
+        return left if self.rising else not left
+
+    def _changed(self, undo: Callable[[float], float], rising: bool) -> Unknown:
+        before = self.inverse
+        return Unknown(
+            self.chance, self.interval, lambda value: before(undo(value)), self.rising == rising
+        )
+
+    def __lt__(self, value: Any) -> bool:
+        return self._below(value)
+
+    def __le__(self, value: Any) -> bool:
+        return self._below(value)
+
+    def __gt__(self, value: Any) -> bool:
+        return not self._below(value)
+
+    def __ge__(self, value: Any) -> bool:
+        return not self._below(value)
+
+    def __mul__(self, factor: Any) -> Any:
+        scale = float(factor)
+        if scale == 0:
+            return 0.0
+        return self._changed(lambda value: value / scale, scale > 0)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, factor: Any) -> Any:
+        return self * (1 / float(factor))
+
+    def __add__(self, other: Any) -> Unknown:
+        shift = float(other)
+        return self._changed(lambda value: value - shift, True)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Unknown:
+        return self + -float(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self * -1 + other
+
+    def log(self) -> Unknown:
+        return self._changed(lambda value: math.exp(min(value, 700.0)), True)
+
+    def __float__(self) -> float:
+        raise CannotEnumerate("the value of a random number")
+
+    def __bool__(self) -> bool:
+        raise CannotEnumerate("the truth of a random number")
+
+    def __eq__(self, other: object) -> bool:
+        raise CannotEnumerate("equality with a random number")
+
+    __hash__ = object.__hash__

@@ -1,0 +1,46 @@
+"""The `forerun` command: one file per subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from forerun.cli import certify, simulate
+from forerun.errors import ForerunError
+from forerun.version import __version__
+
+COMMANDS = (certify, simulate)
+
+EXAMPLES = """examples:
+  forerun certify
+  forerun certify --rule block
+  forerun simulate --acceptance 0.8 --draft-cost 0.05
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
+    parser = argparse.ArgumentParser(
+        prog="forerun",
+        description="Speculative decoding that provably keeps the target's distribution.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"forerun {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except ForerunError as error:
+        print(f"forerun {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,97 @@
+"""Philox-4x32-10: a counter in, four random 32-bit words out, the same bits on every library.
+
+A counter-based generator has no state, so a random number is addressed instead of consumed:
+nothing that happened before (rejections, other requests, another K) can shift it.
+Both halves of the round function are carried in one stacked array, which halves the number of
+array operations; words live in the widest integer the library multiplies without loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat as compat
+
+from forerun.arrays import Array, Namespace
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
+
+
+def word_dtype(xp: Namespace) -> Any:
+    """Integers that hold words: JAX has no 64-bit ones by default, Torch no unsigned ones."""
+    if compat.is_jax_namespace(xp):
+        return xp.uint32
+    return xp.int64 if compat.is_torch_namespace(xp) else xp.uint64
+
+
+def philox(xp: Namespace, counter: tuple[Array, ...], keys: Array) -> Array:
+    """Four words for every counter.
+
+    counter: four arrays of words that broadcast to a shape S; keys: (rounds, 2, *T) from
+    `round_keys`, with T broadcasting to S.  Returns (4, *S).
+    """
+    c0, c1, c2, c3 = xp.broadcast_arrays(*counter)
+    multiply = _multiplier(xp)
+    flipped = xp.stack([c0, c2])  # the two words that are multiplied
+    passed = xp.stack([c1, c3])  # the two that are only mixed in
+    multipliers = xp.asarray(MULTIPLIERS, dtype=flipped.dtype, device=compat.device(flipped))
+    multipliers = xp.reshape(multipliers, (2,) + (1,) * (flipped.ndim - 1))
+    for index in range(NUM_ROUNDS):
+        high, low = multiply(multipliers, flipped)
+        flipped = _swap(xp, high)
+        flipped ^= passed
+        flipped ^= keys[index, ...]
+        passed = _swap(xp, low)
+    return xp.stack([flipped[0, ...], passed[0, ...], flipped[1, ...], passed[1, ...]])
+
+
+def round_keys(xp: Namespace, low: Array, high: Array) -> Array:
+    """The key of every round, (rounds, 2, *T), from the low and high words of keys (T)."""
+    counts = xp.arange(NUM_ROUNDS, dtype=low.dtype, device=compat.device(low))
+    counts = xp.reshape(counts, (-1,) + (1,) * low.ndim)
+    first, second = KEY_STEPS
+    return xp.stack([(low + first * counts) & MASK, (high + second * counts) & MASK], axis=1)
+
+
+def _swap(xp: Namespace, pair: Array) -> Array:
+    """The two halves exchanged; a view where the library has reversed views."""
+    return pair[::-1, ...] if compat.is_numpy_namespace(xp) else xp.flip(pair, axis=0)
+
+
+def _constants(xp: Namespace, values: tuple[int, int], like: Array) -> Array:
+    words = xp.asarray(values, dtype=like.dtype, device=compat.device(like))
+    return xp.reshape(words, (2,) + (1,) * (like.ndim - 1))
+
+
+def _multiplier(xp: Namespace) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """The function that gives high and low half of a 64-bit product in this library."""
+    if compat.is_jax_namespace(xp):
+        return _multiply_narrow
+    return _multiply_signed if compat.is_torch_namespace(xp) else _multiply_unsigned
+
+
+def _multiply_unsigned(constant: Array, words: Array) -> tuple[Array, Array]:
+    product = constant * words
+    low = product & MASK
+    product >>= 32
+    return product, low
+
+
+def _multiply_signed(constant: Array, words: Array) -> tuple[Array, Array]:
+    """A signed product wraps to the same bits; only its shift drags the sign along."""
+    product = constant * words
+    return (product >> 32) & MASK, product & MASK
+
+
+def _multiply_narrow(constant: Array, words: Array) -> tuple[Array, Array]:
+    """The same from 16-bit limbs, where 32 bits is all there is."""
+    a_high, a_low = constant >> 16, constant & 0xFFFF
+    b_high, b_low = words >> 16, words & 0xFFFF
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> 16)
+    cross = a_low * b_high + (middle & 0xFFFF)
+    return a_high * b_high + (middle >> 16) + (cross >> 16), constant * words

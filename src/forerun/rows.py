@@ -1,0 +1,189 @@
+"""Probability rows that are read only where a rule asks.
+
+A round has (B, K + 1, V) target probabilities, and a rule needs very few of them: the drafted
+tokens' entries, and one whole row per sequence.  `Rows` is that interface; whatever is behind it
+(probabilities, logits, a sparse support, a point mass) becomes probabilities at the moment of
+reading, and is checked at that moment too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import array_api_compat as compat
+
+from forerun.arrays import Array, Namespace, is_half, scatter_rows, to_numpy, upcast
+from forerun.errors import InputError, explain
+
+SUM_TOLERANCE = 1e-3
+HALF_TOLERANCE = 2e-2
+
+
+class Rows(Protocol):
+    """(B, N, V) probabilities, by entry or by row."""
+
+    def at(self, tokens: Array, used: Array) -> Array:
+        """Probability of tokens (B, K), slot by slot; entries where used (B, K) is false are 0."""
+        ...
+
+    def take(self, rows: Array, slots: Array) -> Array:
+        """The rows (R, V) at the given (row, slot) pairs, each (R,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Rows of probabilities (B, N, V); `greedy` puts all of a row on its largest entry."""
+
+    xp: Namespace
+    probs: Array
+    name: str
+    greedy: bool = False
+
+    def at(self, tokens: Array, used: Array) -> Array:
+        if self.greedy:
+            return _entries(self, tokens, used)
+        drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is for the bonus
+        found = self.xp.take_along_axis(drafted, tokens[:, :, None], axis=2)[:, :, 0]
+        found = upcast(self.xp, found)
+        fine = ~used | ((found >= 0) & (found <= 1 + self.tolerance))
+        if not bool(self.xp.all(fine)):
+            row, slot = _first_false(fine)
+            wrong = f"{self.name} is not a probability at row {row}, slot {slot}."
+            cure = "Every entry must lie in [0, 1]; for logits pass them by that name."
+            raise InputError(explain(wrong, f"{float(found[row, slot])}", cure))
+        return self.xp.where(used, found, self.xp.zeros_like(found))
+
+    def take(self, rows: Array, slots: Array) -> Array:
+        found = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
+        check_rows(self.xp, found, rows, slots, self.name, self.tolerance)
+        return one_hot_argmax(self.xp, found) if self.greedy else found
+
+    @property
+    def tolerance(self) -> float:
+        return HALF_TOLERANCE if is_half(self.probs) else SUM_TOLERANCE
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Rows of softmax(logits / temperature), logits (B, N, V); temperature 0 is the argmax."""
+
+    xp: Namespace
+    logits: Array
+    temperature: float
+    name: str
+
+    def at(self, tokens: Array, used: Array) -> Array:
+        return _entries(self, tokens, used)
+
+    def take(self, rows: Array, slots: Array) -> Array:
+        xp = self.xp
+        found = upcast(xp, _take(xp, self.logits, rows, slots))
+        highest = xp.max(found, axis=1, keepdims=True)  # NaN if any entry is
+        fine = xp.isfinite(highest[:, 0])
+        if not bool(xp.all(fine)):
+            (bad,) = _first_false(fine)
+            wrong = f"{self.name} has NaN, +Inf or nothing finite at {_place(rows, slots, bad)}."
+            cure = "A row needs one finite logit at least; -Inf forbids a token, NaN is a bug."
+            raise InputError(explain(wrong, f"maximum {float(highest[bad, 0])}", cure))
+        if self.temperature == 0:
+            return one_hot_argmax(xp, found)
+        weights = xp.exp((found - highest) / self.temperature)
+        return weights / xp.sum(weights, axis=1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows given on their support: ids and probs (B, N, S)."""
+
+    xp: Namespace
+    ids: Array
+    probs: Array
+    vocab_size: int
+    name: str
+
+    def at(self, tokens: Array, used: Array) -> Array:
+        probs = upcast(self.xp, self.probs)
+        hit = self.ids == tokens[:, :, None]
+        found = self.xp.sum(self.xp.where(hit, probs, self.xp.zeros_like(probs)), axis=2)
+        return self.xp.where(used, found, self.xp.zeros_like(found))
+
+    def take(self, rows: Array, slots: Array) -> Array:
+        ids = _take(self.xp, self.ids, rows, slots)
+        values = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
+        tolerance = HALF_TOLERANCE if is_half(self.probs) else SUM_TOLERANCE
+        check_rows(self.xp, values, rows, slots, self.name, tolerance)
+        return scatter_rows(self.xp, ids, values, self.vocab_size)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Rows with all their mass on one token each, tokens (B, N)."""
+
+    xp: Namespace
+    tokens: Array
+    vocab_size: int
+    like: Array
+
+    def at(self, tokens: Array, used: Array) -> Array:
+        return self.xp.astype((self.tokens == tokens) & used, self.like.dtype)
+
+    def take(self, rows: Array, slots: Array) -> Array:
+        ids = _take(self.xp, self.tokens[:, :, None], rows, slots)
+        ones = self.xp.ones(ids.shape, dtype=self.like.dtype, device=compat.device(ids))
+        return scatter_rows(self.xp, ids, ones, self.vocab_size)
+
+
+def check_rows(
+    xp: Namespace, found: Array, rows: Array, slots: Array, name: str, tolerance: float
+) -> None:
+    """Refuse rows (R, V) that are no probability law; NaN fails every comparison and is caught."""
+    lowest, total = xp.min(found, axis=1), xp.sum(found, axis=1)
+    fine = (lowest >= 0) & (xp.abs(total - 1) <= tolerance)
+    if bool(xp.all(fine)):
+        return
+    (bad,) = _first_false(fine)
+    low, mass = float(lowest[bad]), float(total[bad])
+    fault = "is negative" if low < 0 else "does not sum to 1"
+    if mass != mass or low != low or mass in (float("inf"), float("-inf")):
+        fault = "has NaN or Inf"
+    wrong = f"{name} {fault} at {_place(rows, slots, bad)}."
+    received = f"a row with smallest entry {low:.6g} and sum {mass:.6g}"
+    cure = "Pass probabilities that sum to 1; for logits pass them by that name."
+    raise InputError(explain(wrong, received, cure))
+
+
+def one_hot_argmax(xp: Namespace, values: Array) -> Array:
+    """Temperature 0 as a law: all mass on the largest entry of each row, the lowest id on ties."""
+    ids = xp.argmax(values, axis=1)[:, None]
+    ones = xp.ones(ids.shape, dtype=values.dtype, device=compat.device(values))
+    return scatter_rows(xp, ids, ones, values.shape[1])
+
+
+def _entries(rows: Rows, tokens: Array, used: Array) -> Array:
+    """Entries of rows that must be read whole to know one of them, slot by slot."""
+    xp = compat.array_namespace(tokens)
+    num_rows, num_slots = tokens.shape
+    everyone = xp.arange(num_rows, dtype=tokens.dtype, device=compat.device(tokens))
+    columns = []
+    for slot in range(num_slots):
+        there = everyone[used[:, slot]]
+        whole = rows.take(there, xp.full_like(there, slot))
+        entry = xp.take_along_axis(whole, tokens[:, slot][used[:, slot]][:, None], axis=1)
+        columns.append(scatter_rows(xp, there[None, :], xp.permute_dims(entry, (1, 0)), num_rows))
+    return xp.concat(columns, axis=0).T
+
+
+def _take(xp: Namespace, table: Array, rows: Array, slots: Array) -> Array:
+    """Rows (R, ...) at (row, slot) pairs of a table (B, N, ...), without touching the others."""
+    flat = xp.reshape(table, (table.shape[0] * table.shape[1], *table.shape[2:]))
+    return xp.take(flat, rows * table.shape[1] + slots, axis=0)
+
+
+def _place(rows: Array, slots: Array, index: int) -> str:
+    return f"row {int(rows[index])}, slot {int(slots[index])}"
+
+
+def _first_false(fine: Array) -> tuple[int, ...]:
+    return tuple(int(axis[0]) for axis in (~to_numpy(fine)).nonzero())

@@ -1,0 +1,55 @@
+"""Acceptance rules, one per file, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from forerun.errors import InputError, explain
+from forerun.rules.base import Noise, Rule, Trial
+from forerun.rules.block import Block
+from forerun.rules.lenient import Lenient
+from forerun.rules.match import Match
+from forerun.rules.ratio import Ratio
+from forerun.rules.threshold import Threshold
+from forerun.rules.typical import Typical
+
+RULES: dict[str, Callable[..., Rule]] = {
+    "match": Match,
+    "ratio": Ratio,
+    "block": Block,
+    "lenient": Lenient,
+    "typical": Typical,
+    "threshold": Threshold,
+}
+
+
+def names(*, lossless: bool | None = None) -> list[str]:
+    """The rules' names; lossless=True or False keeps only those."""
+    return [name for name in RULES if lossless is None or get(name).lossless == lossless]
+
+
+def get(rule: str | Rule, **settings: Any) -> Rule:
+    """A rule by name, with its settings, or the rule itself."""
+    if not isinstance(rule, str):
+        return rule
+    if rule not in RULES:
+        cure = f"Use one of {', '.join(RULES)}, or pass a rule object."
+        raise InputError(explain("There is no rule of that name.", repr(rule), cure))
+    return RULES[rule](**settings)
+
+
+__all__ = [
+    "RULES",
+    "Block",
+    "Lenient",
+    "Match",
+    "Noise",
+    "Ratio",
+    "Rule",
+    "Threshold",
+    "Trial",
+    "Typical",
+    "get",
+    "names",
+]

@@ -1,0 +1,35 @@
+"""`lenient` (lossy): accept x with chance min(1, p(x) / (lenience q(x))).
+
+Longer runs for a law that is no longer the target's, but stays bounded: every token's
+probability is at most p / lenience.  lenience = 1 is the `ratio` rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.arrays import Array
+from forerun.errors import InputError, explain
+from forerun.rules.base import Noise, Trial, count_leading, residual
+from forerun.rules.ratio import ratios
+
+
+@dataclass(frozen=True)
+class Lenient:
+    lenience: float = 0.5
+    name: str = "lenient"
+    needs_draft_probs: bool = True
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            cure = "Use a number in (0, 1]; 1 is the lossless `ratio` rule."
+            raise InputError(explain("lenience is out of range.", self.lenience, cure))
+
+    def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        xp, found = trial.xp, ratios(trial) / self.lenience
+        chances = xp.minimum(found, xp.ones_like(found))
+        accepted = noise.coins(list(range(chances.shape[1])), chances) & trial.used
+        num_accepted = count_leading(xp, accepted)
+        scale = xp.ones_like(trial.target.take(trial.everyone, num_accepted)[:, 0]) / self.lenience
+        return num_accepted, noise.draw(residual(trial, num_accepted, scale))

@@ -1,0 +1,42 @@
+"""`threshold` (lossy): sample and match, with two dials that let more through.
+
+x is kept when p(x) >= single, or when a coin falls below p(x) / accumulated.  With both dials at
+1 this is the point-mass rule, which is lossless; below 1 it favours what was drafted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.arrays import Array
+from forerun.errors import InputError, explain
+from forerun.rows import Points
+from forerun.rules.base import Noise, Trial, count_leading, residual
+
+
+@dataclass(frozen=True)
+class Threshold:
+    single: float = 0.5
+    accumulated: float = 1.0
+    name: str = "threshold"
+    needs_draft_probs: bool = False
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("single", "accumulated"):
+            value = getattr(self, field)
+            if not 0 < value <= 1:
+                cure = "Use a number in (0, 1]; with both at 1 nothing is bent."
+                raise InputError(explain(f"{field} is out of range.", value, cure))
+
+    def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        xp, used = trial.xp, trial.used
+        found = trial.target.at(trial.tokens, used)
+        chances = xp.minimum(found / self.accumulated, xp.ones_like(found))
+        chances = xp.where(found >= self.single, xp.ones_like(found), chances)
+        accepted = noise.coins(list(range(chances.shape[1])), chances) & used
+        num_accepted = count_leading(xp, accepted)
+        whole = trial.target.take(trial.everyone, num_accepted)
+        refused = Points(xp, trial.tokens, whole.shape[1], whole)
+        as_points = Trial(xp, trial.tokens, trial.lengths, trial.target, refused)
+        return num_accepted, noise.draw(residual(as_points, num_accepted))

@@ -1,0 +1,49 @@
+"""`typical` (lossy): accept what the target finds plausible (Medusa).
+
+x is kept when p(x) > min(epsilon, delta * exp(-H(p))): the bar falls where the target itself is
+undecided.  No coins, no draft law, and no law of its own either: a sampler of nothing in
+particular that tends to greedy as the temperature falls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import array_api_compat as compat
+
+from forerun.arrays import Array
+from forerun.errors import InputError, explain
+from forerun.rules.base import Noise, Trial, count_leading
+
+
+@dataclass(frozen=True)
+class Typical:
+    epsilon: float = 0.09
+    delta: float = 0.3
+    name: str = "typical"
+    needs_draft_probs: bool = False
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("epsilon", "delta"):
+            value = getattr(self, field)
+            if not 0 < value <= 1:
+                cure = "Use a number in (0, 1]."
+                raise InputError(explain(f"{field} is out of range.", value, cure))
+
+    def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        xp, used = trial.xp, trial.used
+        found = trial.target.at(trial.tokens, used)  # (B, K)
+        bars = [self._bar(trial, slot) for slot in range(found.shape[1])]
+        accepted = used & (found > xp.stack(bars, axis=1)) if bars else used
+        num_accepted = count_leading(xp, accepted)
+        return num_accepted, noise.draw(trial.target.take(trial.everyone, num_accepted))
+
+    def _bar(self, trial: Trial, slot: int) -> Array:
+        """The probability a token has to pass at this slot, (B,)."""
+        xp, used = trial.xp, trial.used[:, slot]
+        slots = xp.where(used, xp.full_like(trial.lengths, slot), xp.zeros_like(trial.lengths))
+        law = trial.target.take(trial.everyone, slots)
+        logs = xp.log(xp.where(law > 0, law, xp.ones_like(law[:1, :1])))
+        bar = self.delta * xp.exp(xp.sum(law * logs, axis=1))
+        return xp.minimum(bar, xp.asarray(self.epsilon, dtype=bar.dtype, device=compat.device(bar)))

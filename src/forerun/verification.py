@@ -1,0 +1,278 @@
+"""The front door: arrays in, checks, one rule, a verdict out in the caller's own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat as compat
+
+from forerun import rules
+from forerun.arrays import (
+    Array,
+    Namespace,
+    as_indices,
+    device_of,
+    is_floating,
+    is_half,
+    is_integer,
+    namespace_of,
+    to_numpy,
+    upcast,
+)
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.noise import Key, Purpose, coin, draw, race, seed_key
+from forerun.rows import HALF_TOLERANCE, SUM_TOLERANCE, Dense, Logits, Points, Rows, SparseRows
+from forerun.rows import check_rows as check_law
+from forerun.rules.base import Rule, Trial
+from forerun.types import Draft, Drawn, Sparse, Verdict
+
+
+@dataclass(frozen=True)
+class CounterNoise:
+    """A round's noise, addressed by each row's seed and the position its round starts at.
+
+    Coins and residual draws are addressed by (first position of the round, slot) and not by the
+    slot's own position: a block-verified slot that was tested and dropped is tested again in the
+    next round, and must meet a fresh coin there.
+    """
+
+    xp: Namespace
+    key: Key
+    positions: Array  # (B,)
+
+    def coins(self, slots: list[int], chances: Array) -> Array:
+        unit = coin(self.xp, self.key, self.positions, slots, Purpose.ACCEPT)
+        return unit < self.xp.astype(chances, unit.dtype)
+
+    def draw(self, weights: Array) -> Array:
+        unit = coin(self.xp, self.key, self.positions, [0], Purpose.RESIDUAL)[:, 0]
+        return draw(self.xp, weights, unit)
+
+    def race(self, weights: Array, rows: Array, slots: Array) -> Array:
+        return race(
+            self.xp, weights, self.xp.take(self.key, rows, axis=2), self.positions[rows] + slots
+        )
+
+
+def verify(
+    draft: Draft,
+    target_probs: Array | None = None,
+    *,
+    target_logits: Array | None = None,
+    temperature: float = 1.0,
+    rule: str | Rule = "match",
+    seed: int | Sequence[int] = 0,
+    positions: Any = None,
+    check: str = "read",
+) -> Verdict:
+    """Decide how many draft tokens to keep, and the one token that follows them.
+
+    target_probs: (B, K + 1, V), or (K + 1, V) for one sequence; or target_logits of that shape.
+        Row i is the target's law after i draft tokens; the last one is for the bonus token.
+    temperature: divides target_logits (and draft logits); 0 is greedy, for probabilities too.
+    seed: one for all rows, or one per row.  positions: (B,) index in its sequence of the first
+        token that this round emits, so that every round of a sequence gets fresh noise.
+    check: "read" checks what the rule reads, "all" reads and checks everything first.
+    """
+    rule = rules.get(rule)
+    trial = prepare(draft, target_probs, target_logits, temperature, rule, check)
+    num_rows = trial.tokens.shape[0]
+    seeds = [seed] * num_rows if isinstance(seed, int) else [int(each) for each in seed]
+    device = compat.device(trial.tokens)
+    first = [0] * num_rows if positions is None else positions
+    first = as_indices(trial.xp, first, device)
+    if len(seeds) != num_rows or first.shape != (num_rows,):
+        received = f"{len(seeds)} seeds and positions of shape {tuple(first.shape)}"
+        cure = f"Pass one for each of the {num_rows} rows."
+        raise InputError(explain("Seeds or positions do not fit the batch.", received, cure))
+    noise = CounterNoise(trial.xp, seed_key(trial.xp, seeds, device), first)
+    num_accepted, extra = rule.decide(trial, noise)
+    return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless)
+
+
+def prepare(
+    draft: Draft,
+    target_probs: Array | None,
+    target_logits: Array | None,
+    temperature: float,
+    rule: Rule,
+    check: str = "read",
+) -> Trial:
+    """Check everything that can be checked without reading rows, and bind it to one library."""
+    if check not in ("read", "all"):
+        cure = "Use 'read' (what the rule reads) or 'all' (every row first)."
+        raise InputError(explain("check is not known.", repr(check), cure))
+    if (target_probs is None) == (target_logits is None):
+        received = "neither" if target_probs is None else "both"
+        cure = "Pass target_probs, or target_logits by name."
+        raise InputError(explain("One of the two target arrays is needed.", received, cure))
+    name, table = (
+        ("target_logits", target_logits) if target_probs is None else ("target_probs", target_probs)
+    )
+    if not compat.is_array_api_obj(table):
+        cure = "Convert it first, for example with numpy.asarray."
+        raise InputError(explain(f"{name} is not an array.", type(table).__name__, cure))
+    parts = {name: table, "draft tokens": draft.tokens, "draft lengths": draft.lengths}
+    parts |= _draft_arrays(draft)
+    from_list = {key for key in ("draft tokens",) if not _is_callers_array(parts[key], table)}
+    named = {key: value for key, value in parts.items() if key not in from_list}
+    xp, device = namespace_of(**named), device_of(**named)
+    table = _three_axes(xp, table, name)
+    if temperature < 0 or temperature != temperature:
+        raise InputError(
+            explain("temperature is negative.", temperature, "Use 0 for greedy, or more.")
+        )
+    if name == "target_probs" and temperature not in (0, 1):
+        cure = "Pass target_logits, or probabilities with their temperature already in."
+        raise InputError(explain("temperature applies to logits only.", temperature, cure))
+    target = (
+        Logits(xp, table, temperature, name)
+        if name == "target_logits"
+        else Dense(xp, table, name, greedy=temperature == 0)
+    )
+    tokens, lengths = _tokens(xp, device, draft, table)
+    trial = Trial(
+        xp, tokens, lengths, target, _draft_rows(xp, draft, table, tokens, temperature, rule)
+    )
+    if check == "all":
+        _check_all(trial, table, name, draft)
+    if trial.draft is not None:
+        _check_drawn(trial)
+    return trial
+
+
+def _is_callers_array(tokens: Any, table: Array) -> bool:
+    """Lists became NumPy arrays on the way in; those follow the target's library."""
+    return not (type(tokens).__module__ == "numpy" and not _is_numpy(table))
+
+
+def _is_numpy(table: Array) -> bool:
+    return type(table).__module__ == "numpy"
+
+
+def _draft_arrays(draft: Draft) -> dict[str, Any]:
+    if isinstance(draft.probs, Sparse):
+        return {"draft ids": draft.probs.ids, "draft probs": draft.probs.probs}
+    return {"draft probs": draft.probs, "draft logits": draft.logits}
+
+
+def _three_axes(xp: Namespace, table: Array, name: str) -> Array:
+    """(B, N, V) from (B, N, V) or (N, V), with a floating dtype and nothing empty."""
+    if not is_floating(xp, table):
+        cure = "Pass floating-point numbers; counts or ids are no probabilities."
+        raise InputError(explain(f"{name} must be floating point.", table.dtype, cure))
+    if table.ndim == 2:
+        table = table[None, ...]
+    if table.ndim != 3 or 0 in table.shape:
+        cure = "Use (B, N, V), or (N, V) for one sequence, with no axis of length 0."
+        raise InputError(explain(f"{name} has a wrong shape.", tuple(table.shape), cure))
+    return table
+
+
+def _tokens(xp: Namespace, device: Any, draft: Draft, table: Array) -> tuple[Array, Array]:
+    """Draft tokens (B, K) and lengths (B,) that fit the target's table (B, K + 1, V)."""
+    tokens = draft.tokens
+    if not compat.is_array_api_obj(tokens) or not _is_callers_array(tokens, table):
+        tokens = xp.asarray(to_numpy(tokens).tolist() or [[]], device=device)
+        tokens = as_indices(xp, tokens, device) if tokens.shape[-1] == 0 else tokens
+    if not is_integer(xp, tokens):
+        cure = "Pass integer token ids."
+        raise InputError(explain("Draft tokens must be integers.", tokens.dtype, cure))
+    tokens = as_indices(xp, tokens, device)
+    if tokens.ndim == 1:
+        tokens = tokens[None, :]
+    num_rows, num_slots, vocab_size = table.shape
+    if tokens.shape != (num_rows, num_slots - 1):
+        received = f"draft tokens {tuple(tokens.shape)} with a target of {tuple(table.shape)}"
+        cure = "K draft tokens need K + 1 target rows: tokens (B, K), target (B, K + 1, V)."
+        raise InputError(explain("Draft and target do not fit.", received, cure))
+    lengths = [num_slots - 1] * num_rows if draft.lengths is None else draft.lengths
+    lengths = as_indices(xp, lengths, device)
+    counts = to_numpy(lengths)
+    if counts.shape != (num_rows,) or (counts < 0).any() or (counts > num_slots - 1).any():
+        cure = f"Pass {num_rows} whole numbers from 0 to K = {num_slots - 1}."
+        raise InputError(explain("Draft lengths do not fit.", counts.tolist(), cure))
+    drafted = to_numpy(tokens)
+    inside = (drafted >= 0) & (drafted < vocab_size)
+    inside |= ~(counts[:, None] > range(num_slots - 1))
+    if not inside.all():
+        row, slot = (int(axis[0]) for axis in (~inside).nonzero())
+        wrong = f"A draft token is not in the vocabulary (row {row}, slot {slot})."
+        cure = f"Ids must lie in 0 .. {vocab_size - 1}; do draft and target share a tokenizer?"
+        raise InputError(explain(wrong, int(drafted[row, slot]), cure))
+    slots = xp.arange(num_slots - 1, dtype=lengths.dtype, device=device)
+    return xp.where(slots[None, :] < lengths[:, None], tokens, xp.zeros_like(tokens)), lengths
+
+
+def _draft_rows(
+    xp: Namespace, draft: Draft, table: Array, tokens: Array, temperature: float, rule: Rule
+) -> Rows | None:
+    """The draft's law for the rules that divide by it; None for those that do not ask."""
+    if not rule.needs_draft_probs:
+        return None
+    vocab_size = table.shape[2]
+    if draft.drawn is Drawn.SHARED:
+        wrong = f"The rule {rule.name!r} needs a draft drawn with noise of its own."
+        cure = "Use rule='match', or draw the draft independently and pass Draft.sampled."
+        raise UnsupportedError(explain(wrong, "Draft.shared", cure))
+    if draft.drawn is Drawn.POINT or tokens.shape[1] == 0:
+        return Points(xp, tokens, vocab_size, upcast(xp, table[:1, :1, :1]))
+    if isinstance(draft.probs, Sparse):
+        ids, probs = draft.probs.ids, _three_axes(xp, draft.probs.probs, "draft probs")
+        ids = as_indices(xp, ids[None, ...] if ids.ndim == 2 else ids, None)
+        _fits(tuple(ids.shape), (*tokens.shape, probs.shape[2]), "draft ids")
+        _fits(tuple(probs.shape), (*tokens.shape, ids.shape[2]), "draft probs")
+        return SparseRows(xp, ids, probs, vocab_size, "draft probs")
+    name, found = (
+        ("draft logits", draft.logits) if draft.probs is None else ("draft probs", draft.probs)
+    )
+    found = _three_axes(xp, found, name)
+    if found.shape[2] != vocab_size:
+        received = f"{found.shape[2]} and {vocab_size}"
+        cure = "Cut or pad both to one vocabulary, with probability 0 for the ids added."
+        raise InputError(explain("Draft and target vocabularies differ.", received, cure))
+    _fits(tuple(found.shape), (*tokens.shape, vocab_size), name)
+    return Logits(xp, found, temperature, name) if draft.probs is None else Dense(xp, found, name)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], name: str) -> None:
+    if shape != wanted:
+        cure = f"One row per draft token is needed: {wanted}."
+        raise InputError(explain(f"{name} has a wrong shape.", shape, cure))
+
+
+def _check_drawn(trial: Trial) -> None:
+    """A token that its own law calls impossible was not drawn from that law."""
+    assert trial.draft is not None
+    found = trial.draft.at(trial.tokens, trial.used)
+    lied = to_numpy(trial.used & ~(found > 0))
+    if lied.any():
+        row, slot = (int(axis[0]) for axis in lied.nonzero())
+        wrong = f"A drafted token has draft probability 0 (row {row}, slot {slot})."
+        received = f"token {int(trial.tokens[row, slot])}"
+        cure = (
+            "Pass the law the token was really drawn from, after its temperature and top-k; "
+            "if that is unknown use Draft.point, which is exact for any draft."
+        )
+        raise InputError(explain(wrong, received, cure))
+
+
+def _check_all(trial: Trial, table: Array, name: str, draft: Draft) -> None:
+    """Read every row that counts, so that each is checked."""
+    xp = trial.xp
+    for slot in range(table.shape[1]):
+        rows = trial.everyone[trial.lengths >= slot]
+        if rows.shape[0]:
+            trial.target.take(rows, xp.full_like(rows, slot))
+    probs = draft.probs
+    for slot in range(table.shape[1] - 1):
+        rows = trial.everyone[trial.lengths > slot]
+        if trial.draft is not None and rows.shape[0]:
+            trial.draft.take(rows, xp.full_like(rows, slot))
+        elif probs is not None and not isinstance(probs, Sparse) and rows.shape[0]:
+            whole = upcast(xp, probs[None, ...] if probs.ndim == 2 else probs)
+            tolerance = HALF_TOLERANCE if is_half(probs) else SUM_TOLERANCE
+            part = whole[:, slot, :][trial.lengths > slot]
+            check_law(xp, part, rows, xp.full_like(rows, slot), "draft probs", tolerance)
