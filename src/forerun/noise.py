@@ -111,28 +111,21 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     No token can arrive before its block's minimum allows, so the best of those times rules out
     nearly all the others, and only what is left draws noise.
     """
-    width = weights.shape[1]
-    wide, position = key[:, :, :, None], positions[:, None]
     likeliest, largest = argmax_blocks(xp, weights)  # both (R, num_blocks)
-    starts = xp.arange(num_blocks(width), dtype=positions.dtype, device=compat.device(weights))
-    minimum, lane = _block_minima(xp, wide, position, starts[None, :])
-    fastest = xp.minimum(starts * BLOCK + lane, xp.asarray(width - 1, dtype=lane.dtype))
-    likeliest_time = _time(xp, _lane_noise(xp, wide, position, likeliest, minimum, lane), largest)
-    fastest_time = _time(xp, minimum, xp.take_along_axis(weights, fastest, axis=1))
-    best = xp.min(xp.minimum(likeliest_time, fastest_time), axis=1, keepdims=True)  # (R, 1)
+    minimum, lane, noise = _opening(xp, key, positions, likeliest)
+    fastest_time = _time(xp, minimum, _fastest_weights(xp, weights, lane))
+    best = xp.min(xp.minimum(_time(xp, noise, largest), fastest_time), axis=1, keepdims=True)
 
     needed = xp.astype(minimum / best * SLACK, weights.dtype)  # the weight that could still win
-    needed = xp.repeat(xp.maximum(needed, _smallest(xp, weights.dtype)), BLOCK, axis=1)
-    possible = weights >= needed[:, :width]
-    counts = xp.count_nonzero(possible, axis=1)
-    flat = xp.nonzero(xp.reshape(possible, (-1,)))[0]
-    row, token = flat // width, flat % width
-    block = token // BLOCK
+    needed = xp.maximum(needed, _smallest(xp, weights.dtype))
+    row, block = xp.nonzero(largest >= needed)
+    tokens, values = take_blocks(xp, weights, row, block)  # both (M, BLOCK)
+    opened, column = xp.nonzero(values >= needed[row, block][:, None])
+    row, block, token = row[opened], block[opened], tokens[opened, column]
     noise = _lane_noise(
         xp, xp.take(key, row, axis=2), positions[row], token, minimum[row, block], lane[row, block]
     )
-    times = _time(xp, noise, weights[row, token])
-    first = _first_of_rows(xp, times, counts)
+    first = _first_of_rows(xp, _time(xp, noise, values[opened, column]), row, weights.shape[0])
     return token[first]
 
 

@@ -1,0 +1,76 @@
+"""One round with the caller's coins: Onlearn's "Draft-Target Speculative Decoding Simulation".
+
+Asked for: a round with nothing random in it.  The caller brings one coin per draft token, and
+where a sampler would draw (the correction from the residual, the bonus from the last row) the
+likeliest token is taken.  That makes a round checkable by hand.  It also makes it *lossy*: the
+argmax of a residual is not a sample of it (`certify` lists it as "argmax correction").
+
+So this is the `ratio` rule on noise of another kind: coins that are given, draws that are argmax.
+A coin accepts when it is below min(1, p / q), strictly, so that p = 0 is never accepted.  A draft
+token with q = 0 was not drawn from q, and is refused with an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import Array
+from forerun.classic.rows import Row, as_table
+from forerun.errors import InputError, explain
+from forerun.rules import Ratio
+from forerun.types import Draft
+from forerun.verification import prepare
+
+
+@dataclass(frozen=True)
+class GivenNoise:
+    """Coins that were tossed beforehand, (1, K), and draws that take the likeliest token."""
+
+    tossed: Array
+
+    def coins(self, slots: list[int], chances: Array) -> Array:
+        return self.tossed[:, slots] < chances
+
+    def draw(self, weights: Array) -> Array:
+        return np.argmax(weights, axis=1)
+
+    def race(self, weights: Array, rows: Array, slots: Array) -> Array:
+        return np.argmax(weights, axis=1)
+
+
+def speculative_decode(
+    draft_probs: list[Row],
+    target_probs: list[Row],
+    draft_tokens: list[int],
+    random_coins: list[float],
+) -> dict[str, Any]:
+    """`accepted_tokens` (the extra one included), `num_generated` and `acceptance_rate`.
+
+    draft_probs: K rows (V,).  target_probs: K + 1 rows.  draft_tokens: K ids.  random_coins: K
+    numbers in [0, 1).  The rate is accepted / K to four decimals, 0.0 for K = 0.
+    """
+    target = as_table("target_probs", target_probs)
+    draft = as_table("draft_probs", draft_probs, target.shape[1] or None)
+    tossed = _coins(random_coins, len(draft_tokens))
+    rule = Ratio()
+    guess = Draft.sampled([list(draft_tokens)], draft[None])
+    trial = prepare(guess, target, None, 1.0, rule)
+    num_accepted, extra = (int(part[0]) for part in rule.decide(trial, GivenNoise(tossed)))
+    emitted = [*(int(token) for token in draft_tokens[:num_accepted]), extra]
+    return {
+        "accepted_tokens": emitted,
+        "num_generated": len(emitted),
+        "acceptance_rate": round(num_accepted / max(1, len(draft_tokens)), 4),
+    }
+
+
+def _coins(given: list[float], num_drafted: int) -> Array:
+    """One number from [0, 1] per draft token; 1 itself is let through, since it only refuses."""
+    tossed = np.array(given, dtype=np.float64)
+    if tossed.shape != (num_drafted,) or not np.all((tossed >= 0) & (tossed <= 1)):
+        cure = f"Pass {num_drafted} numbers from [0, 1), one per draft token."
+        raise InputError(explain("random_coins do not fit the draft.", given, cure))
+    return tossed[None, :]

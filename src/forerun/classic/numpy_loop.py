@@ -1,0 +1,82 @@
+"""Speculative sampling as one loop over two model functions: `speculative_sampling`.
+
+Asked for: extend ids x by N tokens.  Each round drafts K tokens one by one, scores them all in
+one call of the target, and keeps what the `ratio` rule accepts plus one extra token.  A model is
+a function from ids (L,) to probabilities (L, V), whose row i is the law of the token after
+x[: i + 1].
+
+What differs: the published loop can return up to K tokens too many, because its last round may
+accept more than is still wanted.  Here a round drafts at most what is missing, less one for the
+extra token, so that exactly N come out and no draft is wasted.  Shortening is exact: it
+looks at the number of tokens, never at the tokens themselves.
+
+One seed is taken from NumPy's global generator per call; every number after that is a function of
+it, of the position where the round starts, and of the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import namespace_of
+from forerun.classic.numpy_verify import fresh_seed
+from forerun.classic.rows import as_table
+from forerun.errors import InputError, explain
+from forerun.noise import Purpose, draw, uniform
+from forerun.theory.checks import as_count, as_law
+from forerun.types import Draft
+from forerun.verification import verify
+
+Ids = np.ndarray[Any, Any]
+Rows = np.ndarray[Any, Any]
+ModelFunction = Callable[[Ids], Rows]
+"""ids (L,) -> probabilities (L, V)."""
+
+
+def speculative_sampling(
+    x: Ids, draft_model: ModelFunction, target_model: ModelFunction, N: int, K: int
+) -> Ids:
+    """x, extended by exactly N tokens that follow the target's law; at most K drafted a round."""
+    x = _prompt(x)
+    end = len(x) + as_count("N", N)
+    longest = as_count("K", K)
+    seed = fresh_seed()
+    while len(x) < end:
+        x_draft, rows = x, list[Rows]()
+        for slot in range(min(longest, end - len(x) - 1)):
+            rows.append(_last_rows(draft_model, x_draft, 1, "draft_model")[0])
+            x_draft = np.append(x_draft, _sample(rows[-1], seed, len(x), slot))
+        target = _last_rows(target_model, x_draft, len(rows) + 2, "target_model")
+        draft = as_table("draft_model", rows, target.shape[1])
+        guess = Draft.sampled(x_draft[len(x) :], draft[None])
+        verdict = verify(guess, target, rule="ratio", seed=seed, positions=[len(x)])
+        x = np.append(x, verdict.tokens()[0])
+    return x
+
+
+def _sample(row: Rows, seed: int, first: int, slot: int) -> int:
+    """A draft token from its row (V,), with noise of the drafter's own."""
+    unit = np.reshape(uniform(seed, first, slot, Purpose.DRAFT), (1,))
+    return int(draw(namespace_of(), row[None, :], unit)[0])
+
+
+def _last_rows(model: ModelFunction, ids: Ids, count: int, name: str) -> Rows:
+    """The last `count` rows of what a model says about ids, checked and normalised."""
+    found = np.asarray(model(ids))
+    if found.ndim != 2 or len(found) != len(ids):
+        wrong = f"{name} must return one row of probabilities per id."
+        cure = f"For {len(ids)} ids that is ({len(ids)}, V), row i for the token after id i."
+        raise InputError(explain(wrong, f"shape {found.shape}", cure))
+    return np.asarray(as_law(name, found[-count:]))
+
+
+def _prompt(x: Ids) -> Ids:
+    ids = np.asarray(x)
+    if ids.ndim != 1 or len(ids) == 0 or ids.dtype.kind not in "iu":
+        cure = "Pass at least one id: a model says nothing about the token after no tokens."
+        received = f"{ids.dtype} of shape {ids.shape}"
+        raise InputError(explain("x must be a list of token ids.", received, cure))
+    return ids.astype(np.int64)

@@ -1,0 +1,42 @@
+"""Rows as the write-ups pass them become the table that the core reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import Array, namespace_of
+from forerun.errors import InputError, explain
+
+Row = np.ndarray[Any, Any]
+Table = np.ndarray[Any, Any]
+
+
+def as_table(name: str, rows: Sequence[Row] | Table, vocab_size: int | None = None) -> Table:
+    """(N, V) float64 from N rows (V,); a list without rows is (0, V)."""
+    if len(rows) == 0:
+        return np.empty((0, vocab_size or 0))
+    try:
+        table = np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        cure = "Pass one array of V probabilities per position."
+        received = f"{len(rows)} rows that do not stack"
+        raise InputError(explain(f"{name} is no table of numbers.", received, cure)) from error
+    if table.ndim != 2 or vocab_size not in (None, table.shape[1]):
+        wanted = "(N, V)" if vocab_size is None else f"(N, {vocab_size})"
+        cure = f"Pass one row per position, {wanted} in all."
+        raise InputError(explain(f"{name} has a wrong shape.", table.shape, cure))
+    return table
+
+
+def with_bonus_row(target: Array, num_drafted: int) -> Array:
+    """K + 1 rows for the core, which always emits a bonus after full acceptance.
+
+    Where only K were given the last one stands in.  It is read after full acceptance alone, so
+    it changes nothing else, and the caller drops the token drawn from it.
+    """
+    if len(target) != num_drafted:
+        return target[: num_drafted + 1]
+    return namespace_of(target=target).concat([target, target[-1:]])

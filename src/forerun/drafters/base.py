@@ -1,0 +1,76 @@
+"""What a drafter is: something that, given the texts so far, guesses how they go on.
+
+Hyper-parameters are frozen fields of the drafter; what evolves is the state it returns from
+`start`, so one drafter serves many engines.  A drafter speaks for a whole batch at once, because
+a model that drafts should run one pass for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from forerun.models.base import LanguageModel
+from forerun.sampling import Sampling
+from forerun.types import Drawn
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A row whose continuation is wanted: its text, and the noise addresses of this round."""
+
+    row: int
+    tokens: Sequence[int]  # the text so far, prompt included
+    num_prompt: int
+    budget: int  # at most so many tokens, 0 included
+    sampling: Sampling
+    seed: int
+    position: int  # index in the output of the first token to be guessed
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The guessed tokens of one row, and how they were drawn."""
+
+    tokens: list[int] = field(default_factory=list)
+    drawn: Drawn = Drawn.POINT
+    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V) where drawn is SAMPLED
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a guess: how much was accepted, and the row's text afterwards."""
+
+    row: int
+    num_accepted: int
+    tokens: Sequence[int]
+
+
+class Drafter(Protocol):
+    """Three verbs and a farewell; each is called with all rows that take part in a round."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Any:
+        """Called once per engine: refuse a target that does not fit, and make the state."""
+        ...
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        """Guess at most `budget` tokens per turn.
+
+        shared_noise: the rule is `match`, so the target's own noise should draw the guesses;
+        otherwise they need noise of their own, and their probabilities if they are sampled.
+        """
+        ...
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        """Called after every round with what became of each guess."""
+        ...
+
+    def release(self, state: Any, row: int) -> None:
+        """The row's request is over; the next one in it has nothing to do with it."""
+        ...

@@ -1,0 +1,100 @@
+"""A drafter with another tokenizer: it reads and writes text, the target's tokenizer re-encodes.
+
+The guesses are plain tokens of no known law, so the rule that judges them never trusts the
+drafter: whatever is lost in translation costs acceptance, not correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import to_numpy
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel, State
+from forerun.models.load import wrap
+
+LOOK_BEHIND = 4
+"""Tokens at the end of a text that are not committed: more text may re-tokenize them."""
+
+
+@dataclass
+class Translation:
+    """The drafting model's rows, and the text of each row in its own tokens."""
+
+    rows: State
+    target_tokenizer: Any
+    stored: list[list[int]]
+
+
+class ThroughText:
+    """Draft greedily with a model whose tokenizer differs from the target's."""
+
+    def __init__(self, model: Any) -> None:
+        self.model: LanguageModel = wrap(model)
+        self.tokenizer: Any = getattr(self.model, "tokenizer", None)
+        if self.tokenizer is None:
+            cure = "Wrap it with its tokenizer: forerun.wrap(model, tokenizer)."
+            wrong = "Drafting through text needs the drafter's tokenizer."
+            raise InputError(explain(wrong, self.model.name, cure))
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name} (through text)"
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Translation:
+        tokenizer = getattr(target, "tokenizer", None)
+        if tokenizer is None:
+            cure = "Wrap it with its tokenizer: forerun.wrap(model, tokenizer)."
+            wrong = "Drafting through text needs the target's tokenizer."
+            raise InputError(explain(wrong, target.name, cure))
+        limit = self.model.max_context or 4 * capacity
+        rows = self.model.start(num_rows, min(limit, 4 * capacity))
+        return Translation(rows, tokenizer, [[] for _ in range(num_rows)])
+
+    def propose(
+        self, state: Translation, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
+        return [Guess(self._guess(state, turn)) for turn in turns]
+
+    def observe(self, state: Translation, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to do: the text is read afresh at the next proposal."""
+
+    def release(self, state: Translation, row: int) -> None:
+        self.model.release(state.rows, row)
+        state.stored[row] = []
+
+    def _guess(self, state: Translation, turn: Turn) -> list[int]:
+        """Translate the text, draft, and translate back what the text certainly says."""
+        row, budget = turn.row, turn.budget
+        text = state.target_tokenizer.decode(list(turn.tokens), skip_special_tokens=False)
+        ours = self.tokenizer.encode(text, add_special_tokens=False)
+        limit = self.model.max_context
+        if budget == 0 or not ours or (limit is not None and len(ours) + budget > limit):
+            return []
+        if state.stored[row] != ours[: state.rows.lengths[row]]:
+            self.release(state, row)
+        pending = ours[state.rows.lengths[row] :]
+        drafted: list[int] = []
+        while len(drafted) < budget:
+            found = self.model.score(state.rows, [row], [pending + drafted], [1])
+            drafted.append(int(np.argmax(to_numpy(found)[0, 0])))
+        kept = max(0, len(pending) - LOOK_BEHIND)
+        self.model.commit(state.rows, [row], [kept])
+        state.stored[row] = ours[: state.rows.lengths[row]]
+        return self._translate(state.target_tokenizer, turn.tokens, ours + drafted, budget)
+
+    def _translate(
+        self, tokenizer: Any, tokens: Sequence[int], ours: list[int], budget: int
+    ) -> list[int]:
+        """The target's tokens for the drafted text, without those that more text could change."""
+        whole = self.tokenizer.decode(ours, skip_special_tokens=False)
+        said = tokenizer.decode(list(tokens), skip_special_tokens=False)
+        if not whole.startswith(said) or whole.endswith("�"):
+            return []
+        guess = list(tokenizer.encode(whole[len(said) :], add_special_tokens=False))
+        return guess[:budget]

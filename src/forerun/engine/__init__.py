@@ -1,0 +1,1 @@
+"""The engine: rounds over a batch of slots."""

@@ -1,0 +1,284 @@
+"""`generate` and `stream`: two faces of the engine's loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun import rules
+from forerun.drafters.base import Drafter
+from forerun.engine.engine import Engine
+from forerun.engine.prompts import encode, is_one
+from forerun.engine.request import Request
+from forerun.engine.results import Generation, Piece
+from forerun.engine.text import TextStream
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import LanguageModel
+from forerun.models.load import wrap
+from forerun.noise import fold
+from forerun.rules.base import Rule
+from forerun.sampling import Bans, Sampling
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def generate(
+    target: Any,
+    prompt: Any,
+    *,
+    drafter: Drafter | None = None,
+    draft_length: int = 5,
+    rule: str | Rule = "match",
+    sampling: Sampling | Sequence[Sampling] = GREEDY,
+    max_new_tokens: int | Sequence[int] = 128,
+    stop: str | Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    batch_size: int = 8,
+) -> Any:
+    """Generate from one prompt (a `Generation`) or from a list of them (a list).
+
+    target: a model from `forerun.load` or `forerun.wrap`, a transformers model, or a function.
+    prompt: text, token ids, or chat messages; or a list of any of these.
+    drafter: what guesses ahead; None is plain decoding through the same loop.
+    sampling, max_new_tokens: for all prompts, or one for each.  With sampling.n above 1 each
+        prompt gives a list of n generations.
+    stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
+        the model's own unless ignore_eos.
+    logprobs: report each token's log-probability and those of that many likeliest tokens.
+    batch_size: how many requests share a pass.
+    """
+    run = _Run(
+        target, prompt, drafter, draft_length, rule, sampling, max_new_tokens, stop, stop_tokens,
+        ignore_eos, logprobs, batch_size,
+    )  # fmt: skip
+    while run.engine.busy:
+        run.engine.step()
+    return run.results()
+
+
+def stream(
+    target: Any,
+    prompt: Any,
+    *,
+    drafter: Drafter | None = None,
+    draft_length: int = 5,
+    rule: str | Rule = "match",
+    sampling: Sampling | Sequence[Sampling] = GREEDY,
+    max_new_tokens: int | Sequence[int] = 128,
+    stop: str | Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    batch_size: int = 8,
+) -> Generator[Piece, None, Any]:
+    """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
+
+    Pieces of several prompts interleave and carry the prompt's index.  The generator returns what
+    `generate` would have; stopping early cancels the rest.
+    """
+    run = _Run(
+        target, prompt, drafter, draft_length, rule, sampling, max_new_tokens, stop, stop_tokens,
+        ignore_eos, logprobs, batch_size,
+    )  # fmt: skip
+    return _pieces(run)
+
+
+def _pieces(run: _Run) -> Generator[Piece, None, Any]:
+    try:
+        while run.engine.busy:
+            for request, gained in run.engine.step():
+                ended = request.finish_reason is not None
+                text = request.text.release(final=ended) if request.text is not None else ""
+                yield Piece(
+                    text,
+                    request.tokens[len(request.tokens) - gained :],
+                    request.fates[len(request.fates) - gained :],
+                    request.index,
+                    request.finish_reason,
+                )
+    finally:
+        run.engine.cancel()
+    return run.results()
+
+
+class _Run:
+    """One call: its requests in an engine, and the shape its results are wanted in."""
+
+    def __init__(
+        self,
+        target: Any,
+        prompt: Any,
+        drafter: Drafter | None,
+        draft_length: int,
+        rule: str | Rule,
+        sampling: Sampling | Sequence[Sampling],
+        max_new_tokens: int | Sequence[int],
+        stop: str | Sequence[str],
+        stop_tokens: Sequence[int],
+        ignore_eos: bool,
+        logprobs: int | None,
+        batch_size: int,
+    ) -> None:
+        model = wrap(target)
+        _check_counts(draft_length, logprobs, batch_size)
+        self.one = is_one(prompt)
+        prompts = [prompt] if self.one else list(prompt)
+        samplings = _each(sampling, len(prompts), "sampling", Sampling)
+        limits = _each(max_new_tokens, len(prompts), "max_new_tokens", int)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        endings = tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model))
+        self.counts = [each.n for each in samplings]
+        self.requests: list[Request] = []
+        for index, (one, wanted, limit) in enumerate(zip(prompts, samplings, limits, strict=True)):
+            tokens = encode(model, one)
+            seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
+            for sample in range(wanted.n):
+                self.requests.append(
+                    make_request(
+                        model,
+                        tokens,
+                        replace(wanted, seed=fold(seed, sample)),
+                        index=index,
+                        max_new_tokens=limit,
+                        stops=stops,
+                        endings=endings,
+                        num_logprobs=logprobs,
+                    )
+                )
+        longest = max((len(each.prompt) + each.limit for each in self.requests), default=1)
+        self.engine = Engine(
+            model,
+            drafter=drafter,
+            draft_length=draft_length,
+            rule=rules.get(rule),
+            num_slots=max(1, min(batch_size, len(self.requests))),
+            capacity=longest,
+        )
+        for request in self.requests:
+            self.engine.submit(request)
+
+    def results(self) -> Any:
+        """Generations in the shape of the call."""
+        done = iter([request.generation() for request in self.requests])
+        grouped: list[Generation | list[Generation]] = []
+        for count in self.counts:
+            group = [next(done) for _ in range(count)]
+            grouped.append(group[0] if count == 1 else group)
+        return grouped[0] if self.one else grouped
+
+
+def make_request(
+    model: LanguageModel,
+    prompt: list[int],
+    sampling: Sampling,
+    *,
+    index: int = 0,
+    max_new_tokens: int,
+    stops: Sequence[str] = (),
+    endings: Sequence[int] = (),
+    num_logprobs: int | None = None,
+) -> Request:
+    """A request that fits the model, or the reason why it does not."""
+    if max_new_tokens < 1:
+        raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
+    if any(stop == "" for stop in stops):
+        cure = "Leave it out, or pass the text that should end the answer."
+        raise InputError(explain("A stop string is empty.", list(stops), cure))
+    tokenizer = getattr(model, "tokenizer", None)
+    if stops and tokenizer is None:
+        cure = "Use stop_tokens, or wrap the model with its tokenizer."
+        raise InputError(explain("Stop strings need a tokenizer.", list(stops), cure))
+    room = max_new_tokens if model.max_context is None else model.max_context - len(prompt)
+    if room < 1:
+        received = f"{len(prompt)} tokens for a context of {model.max_context}"
+        cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
+        raise InputError(explain("The prompt leaves no room in the context.", received, cure))
+    _refuse_processors(sampling)
+    _check_ids(sampling, model)
+    return Request(
+        index=index,
+        prompt=prompt,
+        sampling=sampling,
+        seed=sampling.seed or 0,
+        limit=min(max_new_tokens, room),
+        limit_reason="length" if max_new_tokens <= room else "context",
+        endings=tuple(endings),
+        bans=Bans(_bad_words(sampling, model), tuple(endings)),
+        num_logprobs=num_logprobs,
+        text=None if tokenizer is None else TextStream(tokenizer, stops),
+    )
+
+
+def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
+    """The ids with which the model itself ends a text."""
+    found: set[int] = set()
+    inner = getattr(model, "model", None)
+    for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
+        ids = getattr(config, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return tuple(sorted(found))
+
+
+def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
+    """Bad words as ids; a word given as text is banned with and without a space before it."""
+    words: set[tuple[int, ...]] = set()
+    tokenizer = getattr(model, "tokenizer", None)
+    for word in sampling.bad_words:
+        if not isinstance(word, str):
+            words.add(tuple(int(token) for token in word))
+        elif tokenizer is None:
+            cure = "Pass it as token ids, or wrap the model with its tokenizer."
+            raise InputError(explain("A bad word given as text needs a tokenizer.", word, cure))
+        else:
+            for form in (word, " " + word):
+                words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
+    return tuple(sorted(words))
+
+
+def _refuse_processors(sampling: Sampling) -> None:
+    """A processor that runs a model of its own has a cache that cannot be put back."""
+    for processor in sampling.processors:
+        if not callable(processor):
+            cure = "Pass transformers LogitsProcessor objects."
+            raise InputError(explain("A processor is not callable.", repr(processor), cure))
+        parts = getattr(processor, "__dict__", {}).values()
+        if any(hasattr(part, "forward") for part in parts):
+            wrong = "A processor that runs a model of its own cannot be rolled back exactly."
+            cure = "Leave it out; everything else is honoured at every draft position."
+            raise UnsupportedError(explain(wrong, type(processor).__name__, cure))
+
+
+def _check_ids(sampling: Sampling, model: LanguageModel) -> None:
+    ids = [*sampling.logit_bias]
+    ids += [token for word in sampling.bad_words if not isinstance(word, str) for token in word]
+    outside = [token for token in ids if not 0 <= token < model.vocab_size]
+    if outside:
+        cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
+        wrong = "logit_bias or bad_words name tokens outside the vocabulary."
+        raise InputError(explain(wrong, outside[:5], cure))
+
+
+def _check_counts(draft_length: int, logprobs: int | None, batch_size: int) -> None:
+    for name, value, least in (
+        ("draft_length", draft_length, 0),
+        ("logprobs", logprobs, 0),
+        ("batch_size", batch_size, 1),
+    ):
+        if value is not None and (not isinstance(value, int) or value < least):
+            cure = f"Use a whole number from {least} on."
+            raise InputError(explain(f"{name} is out of range.", repr(value), cure))
+
+
+def _each(value: Any, count: int, name: str, kind: type) -> list[Any]:
+    """One value for all prompts, or a list with one for each."""
+    if isinstance(value, kind):
+        return [value] * count
+    found = list(value) if isinstance(value, Sequence) else []
+    if len(found) != count or not all(isinstance(each, kind) for each in found):
+        cure = f"Pass one {kind.__name__}, or {count} of them."
+        raise InputError(explain(f"{name} does not fit the prompts.", repr(value)[:80], cure))
+    return found

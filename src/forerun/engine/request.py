@@ -1,0 +1,109 @@
+"""One request: what was asked, and how far it has got."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.engine.results import Fate, Generation, Stats, TokenLogprob
+from forerun.engine.text import TextStream
+from forerun.sampling import Bans, Sampling, weights
+
+Row = np.ndarray[Any, Any]
+
+
+@dataclass
+class Request:
+    """A prompt on its way to an answer."""
+
+    index: int  # its place among the prompts of the call
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    limit: int  # tokens to generate at most
+    limit_reason: str  # "length" or "context"
+    endings: tuple[int, ...]  # tokens that end the text
+    bans: Bans
+    num_logprobs: int | None = None
+    text: TextStream | None = None
+
+    tokens: list[int] = field(default_factory=list)  # prompt and output
+    fates: list[Fate] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.processors = [copy.deepcopy(processor) for processor in self.sampling.processors]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    def law(self, logits: Row, drafted: Sequence[int]) -> Row:
+        """The law after the text and the given draft tokens, (V,), largest entry 1."""
+        output = [*self.output, *drafted]
+        return weights(self.sampling, logits, self.prompt, output, self.bans, self.processors)
+
+    def commit(
+        self, tokens: Sequence[int], num_accepted: int, num_drafted: int, laws: Sequence[Row]
+    ) -> int:
+        """Append a round's tokens up to where plain decoding would have stopped.
+
+        laws: the processed law of each token's position, where log-probabilities are wanted.
+        Returns how many tokens were kept.
+        """
+        last = Fate.CORRECTION if num_accepted < num_drafted else Fate.BONUS
+        for slot, token in enumerate(tokens):
+            self.tokens.append(token)
+            self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)
+            if self.num_logprobs is not None:
+                self.logprobs.append(_logprob(token, laws[slot], self.num_logprobs))
+            stopped = self.text is not None and self.text.push(token)
+            self.finish_reason = self._ended(token, stopped)
+            if self.finish_reason is not None:
+                return slot + 1
+        return len(tokens)
+
+    def _ended(self, token: int, stopped: bool) -> str | None:
+        """Why the text ends with this token, if it does."""
+        if token in self.endings:
+            return "stop"
+        if stopped:
+            return "stop_string"
+        return self.limit_reason if self.num_output >= self.limit else None
+
+    def generation(self) -> Generation:
+        """The answer as it stands; partial if the request was cancelled or failed."""
+        if self.text is not None:
+            self.text.release(final=True)
+        return Generation(
+            prompt_tokens=self.prompt,
+            tokens=self.output,
+            text=None if self.text is None else self.text.shown,
+            finish_reason=self.finish_reason or "cancelled",
+            seed=self.seed,
+            stats=self.stats,
+            fates=self.fates,
+            logprobs=None if self.num_logprobs is None else self.logprobs,
+            error=self.error,
+        )
+
+
+def _logprob(token: int, law: Row, num_top: int) -> TokenLogprob:
+    """The token's log-probability in a law (V,), and those of the likeliest tokens."""
+    total = float(law.sum(dtype=np.float64))
+    order = np.argsort(-law, kind="stable")[:num_top]
+    top = tuple((int(i), math.log(law[i] / total)) for i in order if law[i] > 0)
+    return TokenLogprob(token, math.log(float(law[token]) / total), top)

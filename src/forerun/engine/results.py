@@ -1,0 +1,128 @@
+"""What a generation gives back: text, tokens, why it ended, and what speculation did for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Fate(Enum):
+    """How a token came about."""
+
+    ACCEPTED = "accepted"  # drafted, and kept
+    CORRECTION = "correction"  # the target's own, after a refusal
+    BONUS = "bonus"  # the target's own, after full acceptance or without a draft
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability under the target's processed law, and the likeliest others."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Seconds:
+    """Wall clock of the rounds a request took part in, by stage; requests in a batch share it."""
+
+    draft: float = 0.0
+    score: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.score + self.verify + self.commit
+
+
+@dataclass
+class Stats:
+    """Counts of one request.
+
+    A slot counts as drafted when it was put before the rule; it is *reached* when all slots
+    before it were accepted, and only then can it be accepted.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    reached_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    seconds: Seconds = field(default_factory=Seconds)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts over drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Acceptance of each draft slot, given that it was reached."""
+        pairs = zip(self.accepted_by_position, self.reached_by_position, strict=True)
+        return [accepted / reached if reached else 0.0 for accepted, reached in pairs]
+
+    def count_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Add one round; num_emitted is what was left of it after stops and limits."""
+        self.rounds += 1
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.emitted += num_emitted
+        missing = num_drafted - len(self.reached_by_position)
+        self.reached_by_position += [0] * missing
+        self.accepted_by_position += [0] * missing
+        for slot in range(min(num_accepted + 1, num_drafted)):
+            self.reached_by_position[slot] += 1
+            self.accepted_by_position[slot] += slot < num_accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "tokens_per_round": self.tokens_per_round,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_by_position": self.acceptance_by_position,
+            "seconds": vars(self.seconds),
+            "notes": self.notes,
+        }
+
+
+@dataclass
+class Generation:
+    """The answer to one prompt.
+
+    tokens holds what was generated, the ending token included; text leaves out special tokens
+    and the stop string.  finish_reason is "stop" (an ending token), "stop_string", "length",
+    "context", "cancelled" or "error".
+    """
+
+    prompt_tokens: list[int]
+    tokens: list[int]
+    text: str | None
+    finish_reason: str
+    seed: int
+    stats: Stats
+    fates: list[Fate]
+    logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A step of a stream: new text, and the tokens whose arrival released it."""
+
+    text: str
+    tokens: list[int]
+    fates: list[Fate]
+    index: int = 0  # which prompt of the call
+    finish_reason: str | None = None

@@ -1,0 +1,72 @@
+"""Does a strategy reproduce a fresh pass on this very model?
+
+Architectures are too many and change too often for a list of names to be trusted. A few tiny
+passes answer for the object at hand: two rows of different length are filled, continued by one
+token, by a draft that is partly refused, and by several tokens, and every score is compared with
+the model run from scratch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from forerun.models.forward import Forward
+
+# Per round and row: how many tokens of the text are fed, then how many wrong ones that are refused.
+ROUNDS = (((3, 0), (2, 0)), ((1, 0), (1, 0)), ((2, 2), (1, 2)), ((3, 0), (3, 0)))
+TEXT_LENGTH = 9
+# Share of the logits' spread by which two evaluations of one text may differ. Wrong positions,
+# masks or states move logits by about their whole spread; rounding stays far below these. Float64
+# is held to no more than float32, since many layers compute parts of it in float32.
+TOLERANCE = 1e-4
+TF32_TOLERANCE = 1e-2  # what float32 may silently become on an accelerator
+LOW_PRECISION_TOLERANCE = 0.15  # float16 and bfloat16
+
+
+class Probe:
+    """Two texts of different length and their logits (N, V) from scratch."""
+
+    def __init__(self, forward: Forward, vocab_size: int) -> None:
+        text = [(7 + 7919 * (i + 1) ** 2) % vocab_size for i in range(TEXT_LENGTH)]
+        self.texts = [text, text[2:]]
+        self.fresh = [
+            forward(forward.tokens(text), len(text), use_cache=False)[0][0] for text in self.texts
+        ]
+        self.wrong = text
+        self.forward = forward
+
+    def agrees_with(self, rows: Any) -> bool:
+        """Whether two empty `rows` of some strategy score the texts alike.
+
+        Scores of a prefix are compared with a pass over the whole text, so a model that looks
+        ahead disagrees with every strategy.
+        """
+        known = [0, 0]
+        for plan in ROUNDS:
+            ends = [known[r] + plan[r][0] for r in (0, 1)]
+            pending = [self.texts[r][rows.lengths[r] : ends[r]] for r in (0, 1)]
+            tokens = [pending[r] + self.wrong[: plan[r][1]] for r in (0, 1)]
+            logits = rows.score([0, 1], tokens, [sum(plan[r]) for r in (0, 1)])  # (2, max N, V)
+            for r in (0, 1):
+                expected = self.fresh[r][known[r] : ends[r]]
+                if not _agree(logits[r, : plan[r][0]], expected, self.forward):
+                    return False
+            rows.commit([0, 1], [len(row_pending) for row_pending in pending])
+            known = ends
+        return True
+
+
+def _agree(ours: Any, fresh: Any, forward: Forward) -> bool:
+    """Compare (N, V) position by position; a NaN on either side is a disagreement.
+
+    In low precision the median position decides, because there a mixture of experts may send one
+    token elsewhere on a near-tie.
+    """
+    ours, fresh = ours.double(), fresh.double()
+    error = (ours - fresh).pow(2).mean(-1).sqrt() / fresh.std(-1)  # (N,)
+    if forward.dtype not in (torch.float32, torch.float64):
+        return bool(error.median() <= LOW_PRECISION_TOLERANCE)
+    is_on_cpu = forward.device.type == "cpu"
+    return bool(error.max() <= (TOLERANCE if is_on_cpu else TF32_TOLERANCE))

@@ -1,0 +1,129 @@
+"""What the engine needs from a model: rows that are scored, then committed.
+
+A batch is a set of rows. Each row stores a prefix of one request's text and has a length of its
+own; requests enter and leave rows between rounds. `score` then `commit` is the only way a row
+changes, so rolling back is committing less.
+
+A model may store fewer tokens than were committed. The engine reads `state.lengths` and feeds
+`text[length:]`, the *pending* tokens, in front of the next draft. That one rule covers all three
+strategies: *crop* stores everything that was kept, *snapshot* goes back to an earlier state and
+replays, *recompute* stores nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from forerun.errors import InputError, explain
+
+
+class State(Protocol):
+    """What a model keeps for a batch; only the model that made it looks further inside."""
+
+    lengths: list[int]  # tokens stored per row, as of the last commit
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """Any model that can score the continuation of several texts at once."""
+
+    name: str
+    vocab_size: int
+    max_context: int | None  # longest text whose scores can be trusted; None: no such limit
+
+    def start(self, num_rows: int, capacity: int) -> State:
+        """Make empty rows, each to hold at most `capacity` tokens."""
+        ...
+
+    def score(
+        self,
+        state: Any,
+        rows: Sequence[int],  # (R,), distinct
+        tokens: Sequence[Sequence[int]],  # (R, ragged): pending tokens, then the draft
+        num_logits: Sequence[int],  # (R,), each from 1 to the number of tokens
+    ) -> Any:
+        """Feed `tokens[r]` after what `rows[r]` stores; nothing is kept until `commit`.
+
+        Returns logits (R, max(num_logits), V): the ones after each of the last `num_logits[r]`
+        tokens, left-aligned. Entries past `num_logits[r]` are undefined.
+
+        Scoring again before a commit replaces the earlier score. Where the new tokens begin with
+        the old ones, that beginning is not computed again, so a drafter can grow its draft token
+        by token with `num_logits` 1 and commit what was accepted at the end of the round.
+        """
+        ...
+
+    def commit(self, state: Any, rows: Sequence[int], kept: Sequence[int]) -> None:
+        """Keep the first `kept[r]` of the tokens just scored in `rows[r]`; forget the rest."""
+        ...
+
+    def release(self, state: Any, row: int) -> None:
+        """Empty a row for the next request."""
+        ...
+
+
+def check_score(
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+    num_logits: Sequence[int],
+    vocab_size: int,
+) -> None:
+    """Refuse a batch that has no meaning before it reaches a device that reports it badly."""
+    if not 0 < len(rows) == len(tokens) == len(num_logits):
+        raise InputError(
+            explain(
+                "Rows, tokens and num_logits must have one entry per scored row.",
+                f"{len(rows)} rows, {len(tokens)} token lists and {len(num_logits)} counts",
+                "Pass the same number of each, at least one.",
+            )
+        )
+    if len(set(rows)) < len(rows) or not (min(rows) >= 0 and max(rows) < len(lengths)):
+        raise InputError(
+            explain(
+                f"Rows must be distinct and within the {len(lengths)} rows of this state.",
+                list(rows),
+                "Name each row once.",
+            )
+        )
+    for row, row_tokens, count in zip(rows, tokens, num_logits, strict=True):
+        if not 1 <= count <= len(row_tokens):
+            raise InputError(
+                explain(
+                    f"Row {row} must ask for at least one and at most all of its logits.",
+                    f"num_logits {count} for {len(row_tokens)} tokens",
+                    "Feed the pending tokens again, or ask for fewer logits.",
+                )
+            )
+        if min(row_tokens) < 0 or max(row_tokens) >= vocab_size:
+            raise InputError(
+                explain(
+                    f"Row {row} holds a token that is not in the vocabulary of {vocab_size}.",
+                    f"tokens from {min(row_tokens)} to {max(row_tokens)}",
+                    "Check that drafter and target share one tokenizer.",
+                )
+            )
+
+
+def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[int]) -> None:
+    """Refuse to keep what was never scored: it would silently extend a row with garbage."""
+    for row, most, count in zip(rows, scored, kept, strict=True):
+        if not 0 <= count <= most:
+            raise InputError(
+                explain(
+                    f"Row {row} can keep at most the {most} tokens scored since its last commit.",
+                    f"kept {count}",
+                    "Score before each commit and keep a prefix of what was scored.",
+                )
+            )
+
+
+def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:
+    """How many leading tokens two sequences share, counting at most `most`."""
+    count = 0
+    for ours, theirs in zip(old, new[:most], strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count

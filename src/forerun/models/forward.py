@@ -1,0 +1,58 @@
+"""One call of a transformers model, with only the arguments its class understands.
+
+Causal models differ in what they call their cache and in whether they can project just some
+positions to the vocabulary. Those differences are read from the signature once and end here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# In order of preference: attention and hybrid models, Mamba and xLSTM, RWKV.
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
+
+
+class Forward:
+    """Calls `model` on token ids and returns logits of chosen columns, and the cache."""
+
+    def __init__(self, model: Any) -> None:
+        parameters = inspect.signature(model.forward).parameters
+        self.model = model
+        self.takes_positions = "position_ids" in parameters
+        self.takes_columns = "logits_to_keep" in parameters
+        self.cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), "")
+
+    @property
+    def device(self) -> Any:
+        return self.model.device
+
+    @property
+    def dtype(self) -> Any:
+        return self.model.dtype
+
+    def tokens(self, tokens: Sequence[int]) -> Any:
+        """One text as ids (1, N) on the model's device."""
+        return torch.tensor([tokens], dtype=torch.long, device=self.device)
+
+    def __call__(
+        self,
+        ids: Any,  # (R, N)
+        columns: int | Any,  # the last so many columns, or their indices (C,)
+        cache: Any = None,
+        use_cache: bool = True,
+        **arguments: Any,
+    ) -> tuple[Any, Any]:
+        """Logits (R, C, V) and the cache after the pass, None if the model returns none."""
+        if cache is not None:
+            arguments[self.cache_argument] = cache
+        if self.takes_columns:
+            arguments["logits_to_keep"] = columns
+        output = self.model(input_ids=ids, use_cache=use_cache, **arguments)
+        logits = output.logits
+        if not self.takes_columns:
+            logits = logits[:, -columns:] if isinstance(columns, int) else logits[:, columns]
+        return logits, getattr(output, self.cache_argument, None)

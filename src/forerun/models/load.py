@@ -1,0 +1,91 @@
+"""From a name, a transformers model or a function to something the engine can score with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import InputError, MissingExtraError, explain
+from forerun.models.base import LanguageModel
+from forerun.models.function import FunctionModel
+
+if TYPE_CHECKING:
+    from forerun.models.huggingface import HuggingFaceModel
+
+
+def load(
+    name_or_path: str, device: Any = None, dtype: Any = None, **from_pretrained_kwargs: Any
+) -> HuggingFaceModel:
+    """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
+
+    `dtype=None` keeps the precision the weights were saved in. Further arguments go to
+    `AutoModelForCausalLM.from_pretrained`.
+    """
+    wrapper = huggingface_model()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shared = {
+        name: from_pretrained_kwargs[name]
+        for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+        if name in from_pretrained_kwargs
+    }
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **shared)
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_path, dtype=dtype or "auto", **from_pretrained_kwargs
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(
+            explain(
+                "No causal language model could be loaded: it was looked for as a directory and "
+                f"on the Hugging Face hub. The loader says: {_first_line(error)}",
+                repr(name_or_path),
+                "Check the spelling, the connection, and that the directory holds config.json, "
+                "weights and tokenizer.",
+            )
+        ) from error
+    if device is not None:
+        model = model.to(device)
+    return wrapper(model.eval(), tokenizer)
+
+
+def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
+    """Whatever the caller has, as a `LanguageModel`.
+
+    A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
+    callable is taken for a function from token ids to laws.
+    """
+    if isinstance(model, LanguageModel):
+        return model
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        return huggingface_model()(model, tokenizer)
+    if callable(model):
+        return FunctionModel(model)
+    raise InputError(
+        explain(
+            "A model must be a transformers causal model, a function of token ids, or an object "
+            "with the methods of LanguageModel.",
+            f"{type(model).__name__}",
+            "To load one by name, use forerun.load(name).",
+        )
+    )
+
+
+def huggingface_model() -> type[HuggingFaceModel]:
+    """The adapter class, imported on first use: torch and transformers are an optional extra."""
+    try:
+        from forerun.models.huggingface import HuggingFaceModel
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("torch", "transformers"):
+            raise
+        raise MissingExtraError(
+            explain(
+                "Hugging Face models need torch and transformers.",
+                f"an environment without {error.name}",
+                'Install them with: pip install "forerun[hf]"',
+            )
+        ) from error
+    return HuggingFaceModel
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

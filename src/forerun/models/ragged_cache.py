@@ -1,0 +1,107 @@
+"""Keys and values of rows that differ in length, behind the cache interface of transformers.
+
+Each layer holds one tensor for all rows. A pass writes every row at its own offset, and a row's
+length is a number kept outside, so committing and rolling back move no data: what lies past the
+length is masked until it is overwritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from forerun.models.attention import LayerKind
+
+BLOCK = 64  # tokens: the unit of allocation
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one pass reads and writes; the same for every layer."""
+
+    rows: Any  # a slice of consecutive rows, or their indices (R,)
+    shortest: int  # tokens stored in the shortest of these rows
+    longest: int  # and in the longest
+    end: int  # one past the last slot that is written
+    row_index: Any = None  # (R, 1) with slots (R, N), or None when all rows write
+    slots: Any = None  # the same slots, shortest to end
+
+
+class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys (rows, heads, slots, head size) and values of one layer."""
+
+    keys: Any
+    values: Any
+    is_initialized: bool
+
+    def __init__(self, cache: RaggedCache, kind: LayerKind) -> None:
+        super().__init__()
+        self.cache = cache
+        self.kind = kind
+        self.is_sliding = kind.window is not None
+
+    def update(
+        self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Write (R, heads, N, head size) and return all that the rows may attend to."""
+        at = self.cache.placement
+        if not self.is_initialized or self.keys.shape[2] < at.end:
+            self.lazy_initialization(key_states, value_states)
+        first = self.kind.first_visible(at.shortest)
+        visible = []
+        for stored, new in ((self.keys, key_states), (self.values, value_states)):
+            if at.slots is None:
+                stored[at.rows, :, at.shortest : at.end] = new
+            else:
+                index = at.row_index.to(stored.device), slice(None), at.slots.to(stored.device)
+                stored[index] = new.transpose(1, 2)
+            rows = at.rows if isinstance(at.rows, slice) else at.rows.to(stored.device)
+            visible.append(stored[rows, :, first : at.end])  # a view if rows are consecutive
+        return visible[0], visible[1]
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Allocate, or reallocate at least twice as large, up to the capacity asked for.
+
+        Padding may reach a little past the capacity, hence the blocks. Zeros, because a masked
+        slot still multiplies its value by a weight of zero.
+        """
+        old = (self.keys, self.values) if self.is_initialized else (None, None)
+        slots = 0 if old[0] is None else old[0].shape[2]
+        needed = -(-self.cache.placement.end // BLOCK) * BLOCK
+        slots_now = max(needed, min(2 * slots, self.cache.capacity))
+        grown = []
+        for stored, new in zip(old, (key_states, value_states), strict=True):
+            larger = new.new_zeros((self.cache.num_rows, new.shape[1], slots_now, new.shape[3]))
+            if stored is not None:
+                larger[:, :, :slots] = stored
+            grown.append(larger)
+        self.keys, self.values = grown
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        return self.cache.placement.longest
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys are returned and which is the first: asked when no mask is passed."""
+        at = self.cache.placement
+        first = self.kind.first_visible(at.shortest)
+        return at.end - first, first
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+
+
+class RaggedCache(Cache):  # type: ignore[misc]
+    """All layers, and the placement of the pass under way."""
+
+    placement: Placement
+
+    def __init__(self, kinds: list[LayerKind], num_rows: int, capacity: int) -> None:
+        super().__init__(layers=[RaggedLayer(self, kind) for kind in kinds])
+        self.num_rows = num_rows
+        self.capacity = capacity

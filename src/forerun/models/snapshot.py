@@ -1,0 +1,167 @@
+"""The snapshot strategy: recurrent and hybrid models, whose state cannot be cropped.
+
+Each row has a cache of its own, made and updated by the model itself. The state is saved before
+every pass; if some of a draft is refused it goes back to the last save that saw nothing refused,
+and the kept tokens after it are pending again: they are replayed inside the next pass, not in one
+of their own. Rows are scored one by one, since padding would be absorbed into the state.
+
+Some recurrent layers (Mamba's, in transformers 5.22) continue from a state correctly by one token
+only. For those, rows are fed token by token: a draft then saves nothing, but plain decoding keeps
+its usual price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from forerun.models.base import check_commit, shared_prefix
+from forerun.models.forward import Forward
+
+MOST_REPLAYED = 8  # pending tokens that ride along with a draft before they get a pass of their own
+
+
+@dataclass
+class _Row:
+    cache: Any = None  # what the model made; None: nothing stored
+    fed: list[int] = field(default_factory=list)  # tokens scored since the last commit
+    saves: list[tuple[int, Any]] = field(default_factory=list)  # (how many of `fed`, state)
+
+
+class SnapshotRows:
+    """Rows of any model that returns a cache."""
+
+    def __init__(self, forward: Forward, num_rows: int, token_by_token: bool = False) -> None:
+        self.lengths = [0] * num_rows
+        self._rows = [_Row() for _ in range(num_rows)]
+        self._forward = forward
+        self._token_by_token = token_by_token
+
+    def score(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> Any:
+        logits = [
+            self._score_row(row, row_tokens, count)
+            for row, row_tokens, count in zip(rows, tokens, num_logits, strict=True)
+        ]
+        return join_rows(logits)
+
+    def commit(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+        check_commit(rows, [len(self._rows[row].fed) for row in rows], kept)
+        for row, count in zip(rows, kept, strict=True):
+            self._commit_row(row, count)
+
+    def release(self, row: int) -> None:
+        self._rows[row] = _Row()
+        self.lengths[row] = 0
+
+    def _score_row(self, row: int, tokens: Sequence[int], num_logits: int) -> Any:
+        """Logits (1, num_logits, V).
+
+        All but the last `num_logits - 1` tokens are committed text. Left to ride along they would
+        be replayed after every refusal and grow, so past a bound they get a pass of their own,
+        with a save after it.
+        """
+        mine = self._rows[row]
+        known = len(mine.fed)
+        if shared_prefix(mine.fed, tokens, len(tokens) - num_logits) < known:
+            self._commit_row(row, 0)  # a score that was never committed did not happen
+            known = 0
+        settled = len(tokens) - num_logits + 1
+        if num_logits == 1 or settled - known <= MOST_REPLAYED or is_croppable(mine.cache):
+            return self._feed(row, tokens[known:], num_logits)
+        text = self._feed(row, tokens[known:settled], 1)
+        return torch.cat([text, self._feed(row, tokens[settled:], num_logits - 1)], dim=1)
+
+    def _feed(self, row: int, tokens: Sequence[int], num_logits: int) -> Any:
+        """Advance a row's cache; logits (1, num_logits, V)."""
+        mine = self._rows[row]
+        ids = self._forward.tokens(tokens)  # (1, N)
+        # Passed even though a batch of one needs none: some models count from zero every pass.
+        start = self.lengths[row] + len(mine.fed)
+        positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
+        step = 1 if self._token_by_token and mine.cache is not None else len(tokens)
+        parts = []
+        for begin in range(0, len(tokens), step):
+            now = slice(begin, begin + step)
+            arguments = {"position_ids": positions[:, now]} if self._forward.takes_positions else {}
+            mine.saves.append((len(mine.fed), save(mine.cache)))
+            wanted = min(num_logits, step)
+            logits, mine.cache = self._forward(ids[:, now], wanted, mine.cache, **arguments)
+            mine.fed += tokens[now]
+            parts.append(logits)
+        return parts[0] if len(parts) == 1 else torch.cat(parts[-num_logits:], dim=1)
+
+    def _commit_row(self, row: int, kept: int) -> None:
+        mine = self._rows[row]
+        if kept < len(mine.fed) and is_croppable(mine.cache):
+            crop(mine.cache, self.lengths[row] + kept)
+        elif kept < len(mine.fed):
+            kept, saved = next(entry for entry in reversed(mine.saves) if entry[0] <= kept)
+            mine.cache = restore(mine.cache, saved)
+        self.lengths[row] += kept
+        mine.fed, mine.saves = [], []
+
+
+def join_rows(logits: Sequence[Any]) -> Any:
+    """Stack rows (1, N_r, V) into (R, max N, V)."""
+    if len(logits) == 1:
+        return logits[0]
+    most = max(part.shape[1] for part in logits)
+    joined = logits[0].new_zeros((len(logits), most, logits[0].shape[2]))
+    for index, part in enumerate(logits):
+        joined[index, : part.shape[1]] = part[0]
+    return joined
+
+
+def is_croppable(cache: Any) -> bool:
+    """Whether the cache is keys and values of every token and nothing else."""
+    return type(cache) is DynamicCache and all(type(x) is DynamicLayer for x in cache.layers)
+
+
+def crop(cache: Any, length: int) -> None:
+    """Forget all but the first `length` tokens; views, so nothing is copied."""
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+
+
+def save(cache: Any) -> Any:
+    """A copy of the state that survives the next pass."""
+    if type(cache) is not DynamicCache:
+        return deepcopy(cache)
+    return [] if is_croppable(cache) else [_save_layer(layer) for layer in cache.layers]
+
+
+def restore(cache: Any, saved: Any) -> Any:
+    """The cache as it was when `saved` was taken; `saved` must not be used again."""
+    if type(cache) is not DynamicCache or saved is None:
+        return saved
+    for layer, attributes in zip(cache.layers, saved, strict=True):
+        vars(layer).update(attributes)
+    return cache
+
+
+def _save_layer(layer: Any) -> dict[str, Any]:
+    """Recurrent and convolution states are updated in place and copied; keys and values of
+    dynamic layers are replaced by longer ones, so holding on to the old ones is enough."""
+    is_appended = isinstance(layer, DynamicLayer)
+    return {
+        name: value if is_appended and name in ("keys", "values") else _copy(value)
+        for name, value in vars(layer).items()
+    }
+
+
+def _copy(value: Any) -> Any:
+    """What `deepcopy` does, at a tenth of its price for what cache layers hold."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value if isinstance(value, int | str | torch.dtype | torch.device) else deepcopy(value)

@@ -1,0 +1,191 @@
+"""Sampling options, and the law they make of a row of logits.
+
+One function, `weights`, turns logits at a position into the law that plain decoding would sample
+there, given the text so far *including the draft tokens before that position*.  The engine calls
+it for every position that a rule reads, so penalties, bans and grammars hold inside a draft
+exactly as they do outside one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import InputError, explain
+
+Row = np.ndarray[Any, Any]
+Mask = Callable[[Sequence[int]], Any]
+"""Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.  The defaults sample the model's own law; temperature 0 is greedy.
+
+    The order is: bias, penalties, bans, grammar, processors, temperature, top_k, top_p, min_p.
+    seed=None takes a fresh one, which the generation reports.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    presence_penalty: float = 0.0  # over the output, as in the OpenAI API
+    frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str | Sequence[int]] = ()
+    min_tokens: int = 0
+    processors: Sequence[Any] = ()  # transformers LogitsProcessor objects
+    grammar: Mask | None = None
+    n: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.temperature >= 0, "temperature", self.temperature, "Use 0 for greedy, or more.")
+        top_k = self.top_k is None or self.top_k >= 1
+        _check(top_k, "top_k", self.top_k, "Use 1 or more, or None to keep every token.")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "Use a number in (0, 1].")
+        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "Use a number in [0, 1].")
+        penalty = self.repetition_penalty
+        _check(penalty > 0, "repetition_penalty", penalty, "Use a number above 0; 1 is none.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(np.isfinite(value), name, value, "Use a finite number; 0 is none.")
+        biases = self.logit_bias.values()
+        fine = all(not np.isnan(bias) and bias != np.inf for bias in biases)
+        _check(fine, "logit_bias", dict(self.logit_bias), "Use finite numbers, or -inf to forbid.")
+        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "Use 0 or more.")
+        _check(self.n >= 1, "n", self.n, "Use 1 or more.")
+        _check(self.seed is None or 0 <= self.seed < 1 << 64, "seed", self.seed, "Use 64 bits.")
+        empty = [word for word in self.bad_words if len(word) == 0]
+        _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
+
+
+@dataclass(frozen=True)
+class Bans:
+    """What a request forbids, as token ids: bad words, and the tokens that may not end it yet."""
+
+    words: tuple[tuple[int, ...], ...] = ()
+    endings: tuple[int, ...] = ()
+
+
+def weights(
+    sampling: Sampling,
+    logits: Row,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    bans: Bans,
+    processors: Sequence[Any] = (),
+) -> Row:
+    """The law after prompt + output, (V,), unnormalised and largest at 1.
+
+    Raises ValueError where no token is possible or a logit is NaN.
+    """
+    scores = _adjusted(sampling, logits, prompt, output, bans, processors)
+    best = scores.max()
+    if not np.isfinite(best):
+        kind = "NaN" if np.isnan(best) else "no finite value"
+        raise ValueError(f"the logits hold {kind} at output position {len(output)}")
+    if sampling.temperature == 0:
+        greedy = np.zeros_like(scores)
+        greedy[int(np.argmax(scores))] = 1.0
+        return greedy
+    if sampling.top_k is not None and sampling.top_k < len(scores):
+        kth = np.partition(scores, -sampling.top_k)[-sampling.top_k]
+        scores = np.where(scores >= kth, scores, -np.inf)
+    law = np.exp((scores - best) / sampling.temperature)
+    if sampling.top_p < 1:
+        law = _nucleus(law, sampling.top_p)
+    if sampling.min_p > 0:
+        law = np.where(law >= sampling.min_p, law, 0.0).astype(law.dtype)  # the largest is 1
+    return np.asarray(law)
+
+
+def _nucleus(law: Row, top_p: float) -> Row:
+    """Keep the fewest likeliest tokens that hold top_p of the mass, ties at the edge included.
+
+    Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
+    complete before any of them: only the others are sorted.
+    """
+    total = law.sum(dtype=np.float64)
+    top = np.sort(law[law >= (1 - top_p) * total / len(law)])[::-1]
+    reached = np.cumsum(top, dtype=np.float64) >= top_p * total
+    edge = top[int(np.argmax(reached))] if reached.any() else top[-1]
+    return np.where(law >= edge, law, 0).astype(law.dtype)
+
+
+def _adjusted(
+    sampling: Sampling,
+    logits: Row,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    bans: Bans,
+    processors: Sequence[Any],
+) -> Row:
+    """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
+    scores = logits.astype(np.float32 if logits.dtype == np.float16 else logits.dtype, copy=True)
+    if sampling.logit_bias:
+        ids = np.fromiter(sampling.logit_bias, dtype=np.int64)
+        scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
+    if sampling.repetition_penalty != 1:
+        seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
+        found, penalty = scores[seen], sampling.repetition_penalty
+        scores[seen] = np.where(found < 0, found * penalty, found / penalty)
+    if output and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(output)
+        ids = np.fromiter(counts, dtype=np.int64)
+        times = np.fromiter(counts.values(), dtype=scores.dtype)
+        scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    if len(output) < sampling.min_tokens and bans.endings:
+        scores[list(bans.endings)] = -np.inf
+    for word in bans.words:
+        if _ends_with(prompt, output, word[:-1]):
+            scores[word[-1]] = -np.inf
+    if sampling.grammar is not None:
+        scores[~_allowed(sampling.grammar(output), len(scores))] = -np.inf
+    return _processed(processors, scores, prompt, output) if processors else scores
+
+
+def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ...]) -> bool:
+    if not word:
+        return True
+    tail = (*prompt[-len(word) :], *output)[-len(word) :]
+    return tuple(tail) == word
+
+
+def _allowed(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
+    """A grammar's answer as a boolean row."""
+    if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
+        answer = np.fromiter(answer, dtype=np.int64)
+    found = np.asarray(answer)
+    if found.dtype == bool:
+        if found.shape != (vocab_size,):
+            cure = f"Return {vocab_size} booleans, or the allowed ids."
+            raise InputError(explain("The grammar's mask has a wrong shape.", found.shape, cure))
+        return found
+    allowed = np.zeros(vocab_size, dtype=bool)
+    allowed[found.astype(np.int64)] = True
+    return allowed
+
+
+def _processed(
+    processors: Sequence[Any], scores: Row, prompt: Sequence[int], output: Sequence[int]
+) -> Row:
+    """What transformers' processors make of the scores; they want batches of tensors."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *output]])
+    found = torch.from_numpy(scores)[None, :]
+    for processor in processors:
+        found = processor(ids, found)
+    return np.asarray(found[0].numpy(), dtype=scores.dtype)
+
+
+def _check(fine: bool, name: str, value: object, cure: str) -> None:
+    if not fine:
+        raise InputError(explain(f"{name} is out of range.", value, cure))
