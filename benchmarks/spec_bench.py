@@ -1,0 +1,70 @@
+"""Spec-Bench prompts by task group, and what every benchmark records about its machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def read(path: str, per_group: int) -> list[tuple[str, str]]:
+    """(task group, first turn), the first `per_group` of each group; MT-Bench takes one a topic."""
+    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    picked: list[tuple[str, str]] = []
+    for group in GROUPS:
+        own = [row for row in rows if _group(row) == group]
+        step = max(1, len(own) // per_group)
+        picked += [(group, row["turns"][0]) for row in own[::step][:per_group]]
+    return picked
+
+
+def _group(row: dict[str, Any]) -> str:
+    return row["category"] if row["category"] in GROUPS else "mt_bench"
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a figure was made."""
+    import numpy
+    import torch
+    import transformers
+
+    import forerun
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [ln for ln in cpuinfo.read_text().splitlines() if ln.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return {
+        "cpu": model,
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "forerun": forerun.__version__,
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    if len(values) < 2:
+        return {"median": values[0], "low": values[0], "high": values[0], "runs": len(values)}
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "low": low, "high": high, "runs": len(values)}
+
+
+def save(script: str, results: dict[str, Any]) -> None:
+    """Write the JSON beside the script that made it."""
+    path = Path(script).with_suffix(".json")
+    path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")
+    print(f"wrote {path.name}")

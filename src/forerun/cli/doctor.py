@@ -1,0 +1,116 @@
+"""`forerun doctor`: is speculation on this model the same text as plain decoding?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from forerun.doctor import diagnose
+from forerun.drafters import Model, NGram
+from forerun.engine.generate import generate
+from forerun.errors import InputError, explain
+from forerun.models.load import load
+from forerun.sampling import Sampling
+
+EXAMPLES = """examples:
+  forerun doctor --target ./my-model --drafter ngram --prompts prompts.jsonl
+  forerun doctor --target ./my-model --drafter ./my-draft --draft-length 4 --temperature 0.8
+  forerun doctor --prompts prompts.txt --limit 10 --json
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="compare speculative with plain text, and explain every difference",
+        description="Generate each prompt plainly and with a drafter, from the same seed.  Every "
+        "difference is traced to a near-tie of float arithmetic, or called a bug.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--target", help="a model's name or folder (default: SmolLM2-135M)")
+    parser.add_argument("--drafter", default="ngram", help="ngram, or a model (default: ngram)")
+    parser.add_argument("--prompts", help="a file: one prompt per line, or JSONL")
+    parser.add_argument("--limit", type=int, default=8, help="prompts to use (default: 8)")
+    parser.add_argument("--draft-length", type=int, default=5, help="K (default: 5)")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="(default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="(default: 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--batch", type=int, default=1, help="requests per pass (default: 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON line per prompt")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
+    prompts = read_prompts(args.prompts)[: args.limit] if args.prompts else list(SAMPLES)
+    target: Any = load(args.target) if args.target else _default()
+    drafter = NGram() if args.drafter == "ngram" else Model(load(args.drafter))
+    shared: dict[str, Any] = {"sampling": sampling, "max_new_tokens": args.max_new_tokens}
+    bugs = ties = 0
+    for number, prompt in enumerate(prompts):
+        plain = generate(target, prompt, **shared)
+        batch = [prompt] * args.batch
+        guessed = generate(
+            target,
+            batch,
+            drafter=drafter,
+            draft_length=args.draft_length,
+            batch_size=args.batch,
+            **shared,
+        )[0]
+        found = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
+        ties += found is not None and found.is_near_tie
+        bugs += found is not None and not found.is_near_tie
+        verdict = "identical" if found is None else str(found)
+        if args.json:
+            row = {"prompt": number, "verdict": verdict, "identical": found is None}
+            print(json.dumps(row | {"stats": guessed.stats.to_dict()}), flush=True)
+        else:
+            per_round = guessed.stats.tokens_per_round
+            print(f"{number:>4}  {per_round:5.2f} tokens/round  {verdict}", flush=True)
+    if not args.json:
+        same = len(prompts) - ties - bugs
+        print(f"\n{same} identical, {ties} near-ties, {bugs} bugs in {len(prompts)} prompts.")
+    return 1 if bugs else 0
+
+
+SAMPLES = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "To make bread you need flour, water, salt and yeast. To make bread you need",
+)
+
+
+def read_prompts(name: str) -> list[str]:
+    """The prompts of a file: JSONL with "prompt" or Spec-Bench's "turns", else one per line."""
+    path = Path(name)
+    if not path.is_file():
+        cure = "Pass a text file with one prompt per line, or a JSONL file."
+        raise InputError(explain("The prompt file cannot be read.", name, cure))
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise InputError(explain("The prompt file is empty.", name, "Put a prompt on each line."))
+    if not lines[0].lstrip().startswith("{"):
+        return lines
+    return [_prompt(line, number, name) for number, line in enumerate(lines, start=1)]
+
+
+def _prompt(line: str, number: int, name: str) -> str:
+    try:
+        row = json.loads(line)
+        return str(row["prompt"] if "prompt" in row else row["turns"][0])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        wrong = f"Line {number} of {name} is no prompt ({error})."
+        cure = 'Each line must be JSON with "prompt", or with "turns" as in Spec-Bench.'
+        raise InputError(explain(wrong, line[:60], cure)) from error
+
+
+def _default() -> Any:
+    from forerun.models.default import default_model
+
+    return default_model()

@@ -1,0 +1,145 @@
+"""Two outputs that should be the same are not: float arithmetic, or a bug?
+
+A pass over five tokens multiplies matrices of another shape than a pass over one, so its logits
+differ in the last bits; where two tokens are as good as tied, that decides.  The doctor finds
+the first difference, scores that position in several shapes, measures how far apart the passes
+are and how small a change of the logits turns one choice into the other, and compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.arrays import to_numpy
+from forerun.engine.generate import GREEDY, ending_tokens, make_request
+from forerun.engine.prompts import encode
+from forerun.engine.request import Request
+from forerun.models.base import LanguageModel
+from forerun.models.load import wrap
+from forerun.noise import race, seed_key
+from forerun.sampling import Sampling
+
+XP = compat.array_namespace(np.empty(0))
+TRIALS = 64
+EXCUSED = 8.0
+"""A tie may be this many times wider than the difference seen between passes."""
+Row = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why two outputs part at `index`, in the first of the two differing tokens."""
+
+    index: int  # position in the output
+    tokens: tuple[int | None, int | None]
+    gap: float  # how large a change of the logits turns one choice into the other
+    float_noise: float  # how far apart the logits of equal texts are between passes
+    reproduced: bool  # whether passes of different shape really chose both tokens
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.reproduced or self.gap <= EXCUSED * self.float_noise
+
+    def __str__(self) -> str:
+        first, second = self.tokens
+        where = f"output token {self.index} ({first} or {second})"
+        if self.is_near_tie:
+            shown = ", and both choices were reproduced" if self.reproduced else ""
+            return (
+                f"near-tie of {self.gap:.1e} logits in float arithmetic at {where}: passes of "
+                f"different shape differ by {self.float_noise:.1e}{shown}"
+            )
+        return (
+            f"bug: at {where} the logits would have to change by {self.gap:.1e}, but passes of "
+            f"different shape differ by {self.float_noise:.1e} only"
+        )
+
+
+def diagnose(
+    target: Any,
+    prompt: Any,
+    first: Sequence[int],
+    second: Sequence[int],
+    *,
+    sampling: Sampling = GREEDY,
+    stop_tokens: Sequence[int] = (),
+) -> Diagnosis | None:
+    """Compare two outputs of one request, token by token; None if they are the same.
+
+    sampling must be the one that made them, seed included.
+    """
+    model = wrap(target)
+    first, second = list(first), list(second)
+    if first == second:
+        return None
+    index = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
+    tokens = tuple(each[index] if index < len(each) else None for each in (first, second))
+    request = make_request(
+        model,
+        encode(model, prompt),
+        sampling,
+        max_new_tokens=index + 1,
+        endings=(*stop_tokens, *ending_tokens(model)),
+    )
+    request.tokens = [*request.prompt, *first[:index]]
+    rows = _score_in_shapes(model, request.tokens, first[index:], second[index:])
+    spread = max(float(np.max(_difference(rows[0], row))) for row in rows)
+    choices = {_choose(request, row) for row in rows}
+    wanted = (tokens[0], tokens[1])
+    gap = _gap(request, rows[0], wanted, max(spread, 1e-12))
+    return Diagnosis(index, wanted, gap, spread, {tokens[0], tokens[1]} <= choices)
+
+
+def _score_in_shapes(
+    model: LanguageModel, text: list[int], first: Sequence[int], second: Sequence[int]
+) -> list[Row]:
+    """The logits after the text, from passes that should all give the same."""
+    state = model.start(1, len(text) + 8)
+    rows = [to_numpy(model.score(state, [0], [text], [1]))[0, 0].astype(np.float64)]
+    if len(text) > 1:
+        model.commit(state, [0], [len(text) - 1])
+    for draft in ([], [*first[:1]], [*first[:3]], [*first[:5]], [*second[:5]]):
+        pending = text[state.lengths[0] :]
+        found = model.score(state, [0], [[*pending, *draft]], [len(draft) + 1])
+        rows.append(to_numpy(found)[0, 0].astype(np.float64))
+        model.commit(state, [0], [0])
+    return rows
+
+
+def _difference(one: Row, other: Row) -> Row:
+    both = np.isfinite(one) & np.isfinite(other)
+    return np.where(both, np.abs(np.where(both, one, 0) - np.where(both, other, 0)), 0.0)
+
+
+def _choose(request: Request, logits: Row) -> int:
+    """The token plain decoding picks from these logits."""
+    law = request.law(logits, ())[None, :]
+    position = np.array([request.num_output])
+    return int(race(XP, law, seed_key(XP, [request.seed], None), position)[0])
+
+
+def _gap(
+    request: Request, logits: Row, tokens: tuple[int | None, int | None], start: float
+) -> float:
+    """The smallest size of random changes, doubling from `start`, under which both are chosen."""
+    rng = np.random.default_rng(0)
+    size = start
+    wanted = {token for token in tokens if token is not None}
+    if len(wanted) < 2:
+        return float("inf")
+    while size < 100:
+        seen = {_choose(request, logits)}
+        for _ in range(TRIALS):
+            seen.add(_choose(request, logits + rng.uniform(-size, size, len(logits))))
+            if wanted <= seen:
+                return size
+        size *= 2
+    return float("inf")
