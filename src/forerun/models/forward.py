@@ -7,7 +7,8 @@ positions to the vocabulary. Those differences are read from the signature once 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,8 +52,24 @@ class Forward:
             arguments[self.cache_argument] = cache
         if self.takes_columns:
             arguments["logits_to_keep"] = columns
-        output = self.model(input_ids=ids, use_cache=use_cache, **arguments)
+        with without_cudnn_attention():
+            output = self.model(input_ids=ids, use_cache=use_cache, **arguments)
         logits = output.logits
         if not self.takes_columns:
             logits = logits[:, -columns:] if isinstance(columns, int) else logits[:, columns]
         return logits, getattr(output, self.cache_argument, None)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Keep fused attention away from cuDNN, which plans anew for every number of keys.
+
+    Texts have a new length in every round, and a plan costs tens of milliseconds: several times
+    a pass. The other kernels are compiled once.
+    """
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)

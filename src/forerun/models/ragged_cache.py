@@ -93,7 +93,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+    get_max_cache_shape = get_max_length  # what earlier transformers 5 call it
 
 
 class RaggedCache(Cache):  # type: ignore[misc]

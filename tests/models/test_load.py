@@ -1,0 +1,77 @@
+"""Loading by name and wrapping what the caller already has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import VOCAB_SIZE, Architecture
+
+from forerun.errors import InputError, MissingExtraError
+from forerun.models import FunctionModel, HuggingFaceModel, TableModel, load, wrap
+
+
+def test_import_is_light_and_numpy_models_stay_so() -> None:
+    code = """
+import sys
+import forerun.models as models
+table = models.TableModel.random(3, 1, seed=0)
+table.score(table.start(1, 4), [0], [[1, 2]], [2])
+models.wrap(lambda ids: [0.5, 0.5])
+heavy = {"torch", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+assert models.HuggingFaceModel.__name__ == "HuggingFaceModel"
+assert "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "forerun.models.huggingface", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "forerun\[hf\]"'):
+        load("anything")
+
+
+def test_an_unknown_model_says_what_was_tried(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"as a directory and on the Hugging Face hub.*nowhere"):
+        load(missing, local_files_only=True)
+
+
+def test_a_saved_model_loads_with_its_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    saved = Architecture("llama", "crop").build().float()
+    saved.save_pretrained(tmp_path)
+    words = WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(tmp_path)
+    model = load(str(tmp_path), device="cpu", dtype="float64")
+    assert str(model.model.dtype) == "torch.float64"
+    assert model.tokenizer.convert_ids_to_tokens([3]) == ["w3"]
+    assert model.name == str(tmp_path)
+    assert model.start(1, 8).lengths == [0]
+
+
+def test_wrap_takes_what_there_is() -> None:
+    table = TableModel.random(3, 1, seed=0)
+    assert wrap(table) is table
+    model = Architecture("llama", "crop").build()
+    wrapped = wrap(model, tokenizer="tokens")
+    assert isinstance(wrapped, HuggingFaceModel)
+    assert (wrapped.model, wrapped.tokenizer) == (model, "tokens")
+    assert isinstance(wrap(lambda ids: np.full((len(ids), 2), 0.5)), FunctionModel)
+    with pytest.raises(InputError, match="Received int"):
+        wrap(3)
+
+
+def test_unknown_names_of_the_package_are_unknown() -> None:
+    import forerun.models
+
+    with pytest.raises(AttributeError, match="NoSuchModel"):
+        _ = forerun.models.NoSuchModel
