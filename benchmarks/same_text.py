@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 import forerun as fr
 from forerun.doctor import diagnose
-from spec_bench import read, save
-from tiny_draft import first_layers
+from spec_bench import device_name, read, save
+from tiny_draft import noisy_copy
 
 SAMPLING = fr.Sampling(temperature=0.8, top_p=0.95, seed=7)
 
@@ -24,12 +24,14 @@ SAMPLING = fr.Sampling(temperature=0.8, top_p=0.95, seed=7)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts")
+    parser.add_argument("--target", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--per-group", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     args = parser.parse_args()
-    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+    target = fr.load(args.target, device=args.device, dtype="float32")
     chats = [[{"role": "user", "content": text}] for _, text in read(args.prompts, args.per_group)]
-    drafters = {"ngram": fr.drafters.NGram(), "first 8 layers": first_layers(target, 8)}
+    drafters = {"ngram": fr.drafters.NGram(), "noisy copy": noisy_copy(target, 0.1)}
     shared = {"sampling": SAMPLING, "max_new_tokens": args.max_new_tokens}
     configurations = [("plain", None, 0, 8)] + [
         (name, drafter, length, batch)
@@ -65,7 +67,15 @@ def main() -> None:
             }
         )
         tqdm.write(str(rows[-1]))
-    save(__file__, {"prompts": len(chats), "sampling": str(SAMPLING), "rows": rows})
+    save(
+        __file__,
+        {
+            "prompts": len(chats),
+            "device": device_name(args.device),
+            "sampling": str(SAMPLING),
+            "rows": rows,
+        },
+    )
 
 
 if __name__ == "__main__":

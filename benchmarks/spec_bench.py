@@ -51,8 +51,14 @@ def machine() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(Path(each).name for each in sys.argv)]),
     }
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
 
 
 def summary(values: list[float]) -> dict[str, float]:

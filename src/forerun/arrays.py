@@ -46,6 +46,13 @@ def device_of(**named: object) -> Any:
     return next(iter(devices.values()), None)
 
 
+def on_host(xp: Namespace, device: Any) -> bool:
+    """Whether Python can look at single numbers cheaply: NumPy, or Torch on the CPU."""
+    if compat.is_torch_namespace(xp):
+        return str(device) == "cpu"
+    return bool(compat.is_numpy_namespace(xp))
+
+
 def is_floating(xp: Namespace, x: Array) -> bool:
     return bool(xp.isdtype(x.dtype, "real floating")) or "bfloat16" in str(x.dtype)
 
@@ -55,8 +62,8 @@ def is_integer(xp: Namespace, x: Array) -> bool:
 
 
 def is_half(x: Array) -> bool:
-    """Whether `x` is float16 or bfloat16, which are upcast before any arithmetic."""
-    return str(x.dtype).split(".")[-1] in {"float16", "bfloat16"}
+    """Whether the floating array is float16 or bfloat16, which are upcast before any arithmetic."""
+    return getattr(x.dtype, "itemsize", 0) == 2  # the standard, and so its strict twin, has none
 
 
 def upcast(xp: Namespace, x: Array) -> Array:
@@ -89,10 +96,10 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
         return x
     if compat.is_torch_array(x):
         host = x.detach().cpu()
-        return np.asarray(host.float() if is_half(host) else host)
+        return np.asarray(host.float() if "bfloat16" in str(host.dtype) else host)
     try:
         return np.asarray(x)
-    except (TypeError, ValueError, BufferError):
+    except (TypeError, ValueError, BufferError, RuntimeError):
         return np.from_dlpack(x)
 
 
@@ -107,9 +114,16 @@ def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:
         out = np.zeros((ids.shape[0], width), dtype=values.dtype)
         np.put_along_axis(out, ids, values, axis=1)
         return out
-    columns = xp.arange(width, dtype=ids.dtype)
+    columns = xp.arange(width, dtype=ids.dtype, device=compat.device(ids))
     hit = xp.astype(ids[:, :, None] == columns[None, None, :], values.dtype)
     return xp.sum(hit * values[:, :, None], axis=1)
+
+
+def positive_part(xp: Namespace, x: Array) -> Array:
+    """max(x, 0), entry by entry; x is given up and overwritten where the library can do that."""
+    if compat.is_numpy_namespace(xp):
+        return np.maximum(x, 0.0, out=x)
+    return x.clamp_(min=0.0) if compat.is_torch_namespace(xp) else xp.maximum(x, 0.0)
 
 
 def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
@@ -140,25 +154,33 @@ def reduce_blocks(xp: Namespace, reduce: Any, x: Array) -> Array:
 
 def argmax_blocks(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """The largest entry of each block of x (R, V): (column, value), both (R, num_blocks)."""
-    width = x.shape[1]
-    lanes = reduce_blocks(xp, xp.argmax, x)
-    starts = xp.arange(lanes.shape[1], dtype=lanes.dtype, device=compat.device(x)) * BLOCK
-    columns = xp.minimum(lanes + starts[None, :], xp.asarray(width - 1, dtype=lanes.dtype))
-    return columns, xp.take_along_axis(x, columns, axis=1)
+    columns = in_blocks(xp, reduce_blocks(xp, xp.argmax, x))
+    return columns, take_columns(xp, x, columns)
 
 
-def take_blocks(xp: Namespace, x: Array, blocks: Array) -> tuple[Array, Array]:
-    """The given blocks (R, M) of x (R, V): (token ids, values), both (R, M, BLOCK).
+def in_blocks(xp: Namespace, lanes: Array) -> Array:
+    """Columns of a row out of lanes (R, num_blocks), one in each block."""
+    starts = xp.arange(lanes.shape[1], dtype=lanes.dtype, device=compat.device(lanes)) * BLOCK
+    return lanes + starts[None, :]
+
+
+def take_columns(xp: Namespace, x: Array, columns: Array) -> Array:
+    """Entries of x (R, V) at columns (R, N): take_along_axis, without its overhead."""
+    rows = xp.arange(x.shape[0], dtype=columns.dtype, device=compat.device(x))
+    return x[rows[:, None], columns]
+
+
+def take_blocks(xp: Namespace, x: Array, rows: Array, blocks: Array) -> tuple[Array, Array]:
+    """Blocks of x (R, V) at (row, block) pairs, each (M,): (token ids, values), both (M, BLOCK).
 
     Columns past the vocabulary get value 0 and id V - 1, so they can never be chosen.
     """
     num_rows, width = x.shape
     lanes = xp.arange(BLOCK, dtype=blocks.dtype, device=compat.device(x))
-    tokens = blocks[:, :, None] * BLOCK + lanes[None, None, :]
+    tokens = blocks[:, None] * BLOCK + lanes[None, :]
     if width % BLOCK == 0:
-        rows = xp.arange(num_rows, dtype=blocks.dtype, device=compat.device(x))
-        return tokens, xp.reshape(x, (num_rows, -1, BLOCK))[rows[:, None], blocks, ...]
+        flat = xp.reshape(x, (num_rows * width // BLOCK, BLOCK))
+        return tokens, xp.take(flat, rows * (width // BLOCK) + blocks, axis=0)
     inside = tokens < width
     tokens = xp.where(inside, tokens, width - 1)
-    values = xp.take_along_axis(x, xp.reshape(tokens, (num_rows, -1)), axis=1)
-    return tokens, xp.where(inside, xp.reshape(values, tokens.shape), xp.zeros_like(values[:1, :1]))
+    return tokens, xp.where(inside, x[rows[:, None], tokens], 0.0)

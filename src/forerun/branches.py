@@ -18,6 +18,10 @@ from forerun.arrays import Array
 Result = TypeVar("Result")
 
 
+class CannotEnumerate(Exception):
+    """The code used randomness in a way whose outcomes cannot be listed."""
+
+
 @dataclass
 class Path:
     """One path through the tree: the answers to give, and how many options each question had."""
@@ -30,6 +34,8 @@ class Path:
         index = len(self.options)
         if index == len(self.script):
             self.script.append(0)
+        if self.script[index] >= num_options:
+            raise CannotEnumerate("randomness other than its rng")
         self.options.append(num_options)
         return self.script[index]
 
@@ -67,7 +73,7 @@ class BranchingNoise:
         return np.broadcast_to(heads, chances.shape)
 
     def draw(self, weights: Array) -> Array:
-        return self._choose(weights, np.arange(len(self.weights)))
+        return self._choose(np.asarray(weights), np.arange(len(self.weights)))
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
         return self._choose(weights, rows)

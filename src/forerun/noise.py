@@ -18,6 +18,7 @@ a row of 128,256 tokens needs 501 numbers and a few opened blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -31,19 +32,27 @@ from forerun.arrays import (
     Namespace,
     argmax_blocks,
     as_indices,
-    num_blocks,
+    in_blocks,
+    on_host,
     reduce_blocks,
     take_blocks,
+    take_columns,
     widest_float,
 )
 from forerun.errors import InputError, explain
-from forerun.philox import MASK, philox, round_keys, word_dtype
+from forerun.philox import MASK, as_words, philox, philox_one, round_keys, word_dtype
 
 Key = Array
 """Philox keys, (rounds, 2, R): one per row."""
+Words = Sequence[Array]
+"""What Philox gives: four arrays of one shape."""
 
 SLACK = 1 - 1e-6
 """Widens the set of tokens that could still win, so that rounding cannot leave out the winner."""
+
+
+FEW = 16
+"""So many numbers are drawn faster one by one than as an array."""
 
 
 class Purpose(IntEnum):
@@ -74,9 +83,10 @@ def uniform(
 ) -> Array:
     """The number in (0, 1) at this address, to 32 bits; position and token broadcast."""
     xp = xp or compat.array_namespace(np.empty(0))
-    position, token = as_indices(xp, position, None), as_indices(xp, token, None)
+    position, token = xp.broadcast_arrays(*(as_indices(xp, x, None) for x in (position, token)))
     key = seed_key(xp, [seed], compat.device(token))
-    return _uniform(xp, key[:, :, 0], position, token, purpose)
+    key = xp.reshape(key, (*key.shape[:2], *(1 for _ in token.shape)))
+    return _uniform(xp, key, position, token, purpose)
 
 
 def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> Array:
@@ -84,7 +94,7 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
     xp = compat.array_namespace(np.empty(0))
     quads = xp.arange(-(-num_tokens // 4), dtype=word_dtype(xp))
     words = _words(xp, seed_key(xp, [seed], None), xp.asarray([position]), quads, purpose)
-    return _to_unit(xp, words.T.reshape(-1)[:num_tokens])
+    return _to_unit(xp, np.stack(words, axis=-1).reshape(-1)[:num_tokens])
 
 
 def fold(seed: int, index: int) -> int:
@@ -94,7 +104,7 @@ def fold(seed: int, index: int) -> int:
     xp = compat.array_namespace(np.empty(0))
     key = seed_key(xp, [seed], None)
     words = _words(xp, key, xp.asarray([0]), xp.asarray([index]), Purpose.FOLD)
-    return int(words[0, 0]) | int(words[1, 0]) << 32
+    return int(words[0][0]) | int(words[1][0]) << 32
 
 
 def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Array:
@@ -107,40 +117,65 @@ def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Ar
 def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     """The winner of each row's race, (R,): a sample of weights (R, V), which need no normaliser.
 
-    Two tokens of every block are timed first: its likeliest, and the one that has the minimum.
+    A few tokens are timed first: the row's likeliest, and the one with the minimum in each block.
     No token can arrive before its block's minimum allows, so the best of those times rules out
     nearly all the others, and only what is left draws noise.
     """
+    if compat.is_jax_namespace(xp):  # would compile anew for every number of tokens left
+        return _whole_race(xp, weights, key, positions)
     likeliest, largest = argmax_blocks(xp, weights)  # both (R, num_blocks)
-    minimum, lane, noise = _opening(xp, key, positions, likeliest)
-    fastest_time = _time(xp, minimum, _fastest_weights(xp, weights, lane))
-    best = xp.min(xp.minimum(_time(xp, noise, largest), fastest_time), axis=1, keepdims=True)
+    blocks = xp.arange(largest.shape[1], dtype=positions.dtype, device=compat.device(weights))
+    minimum, lane = _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
 
-    needed = xp.astype(minimum / best * SLACK, weights.dtype)  # the weight that could still win
+    def arrivals(row: Array, block: Array, token: Array) -> Array:
+        """When tokens (C,) of the given rows and blocks, each (C,), arrive."""
+        noise = _lane_noise(
+            xp,
+            xp.take(key, row, axis=2),
+            positions[row],
+            token,
+            minimum[row, block],
+            lane[row, block],
+        )
+        return _time(xp, noise, weights[row, token])
+
+    rows = xp.arange(weights.shape[0], dtype=positions.dtype, device=compat.device(weights))
+    top = xp.argmax(largest, axis=1)
+    fastest = _time(xp, minimum, _fastest_weights(xp, weights, lane))
+    best = xp.minimum(arrivals(rows, top, likeliest[rows, top]), xp.min(fastest, axis=1))
+
+    needed = xp.astype(minimum / best[:, None] * SLACK, weights.dtype)  # to arrive before the best
     needed = xp.maximum(needed, _smallest(xp, weights.dtype))
     row, block = xp.nonzero(largest >= needed)
     tokens, values = take_blocks(xp, weights, row, block)  # both (M, BLOCK)
     opened, column = xp.nonzero(values >= needed[row, block][:, None])
     row, block, token = row[opened], block[opened], tokens[opened, column]
-    noise = _lane_noise(
-        xp, xp.take(key, row, axis=2), positions[row], token, minimum[row, block], lane[row, block]
-    )
-    first = _first_of_rows(xp, _time(xp, noise, values[opened, column]), row, weights.shape[0])
-    return token[first]
+    return token[_first_of_rows(xp, arrivals(row, block, token), row, weights.shape[0])]
+
+
+def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
+    """The same winners from noise for every token."""
+    tokens = xp.arange(weights.shape[1], dtype=positions.dtype, device=compat.device(weights))
+    noise = exponentials(xp, key, positions, xp.broadcast_to(tokens, weights.shape))
+    return xp.argmin(_time(xp, noise, weights), axis=1)
 
 
 def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
     """Inverse-CDF sample of weights (R, V) from one number each, unit (R,), in two levels.
 
-    Block sums first, then lanes: exact where the weights are, and free of the drift that a
+    Blocks first, then lanes: exact where the sums of blocks are, and free of the drift that a
     running float32 sum over a large vocabulary has.
     """
-    sums = reduce_blocks(xp, _sum_wide(xp, weights), weights)  # (R, num_blocks)
-    total = xp.sum(sums, axis=1)
-    block, rest = _search(xp, sums, xp.astype(unit, total.dtype) * total)
-    tokens, lanes = (part[:, 0, :] for part in take_blocks(xp, weights, block[:, None]))
-    lane, _ = _search(xp, xp.astype(lanes, sums.dtype), rest)
-    return xp.take_along_axis(tokens, lane[:, None], axis=1)[:, 0]
+    dtype = widest_float(xp, compat.device(weights))
+    sums = xp.astype(reduce_blocks(xp, xp.sum, weights), dtype)  # (R, num_blocks)
+    running = xp.cumulative_sum(sums, axis=1)
+    aim = xp.astype(unit, dtype) * running[:, -1]
+    block = _search(xp, running, aim)
+    rows = xp.arange(weights.shape[0], dtype=block.dtype, device=compat.device(weights))
+    rest = aim - (running[rows, block] - sums[rows, block])
+    tokens, lanes = take_blocks(xp, weights, rows, block)
+    lane = _search(xp, xp.cumulative_sum(xp.astype(lanes, dtype), axis=1), rest)
+    return tokens[rows, lane]
 
 
 def coin(xp: Namespace, key: Key, positions: Array, slots: Any, purpose: Purpose) -> Array:
@@ -149,32 +184,37 @@ def coin(xp: Namespace, key: Key, positions: Array, slots: Any, purpose: Purpose
     return _uniform(xp, key[:, :, :, None], positions[:, None], slots[None, :], purpose)
 
 
-def _first_of_rows(xp: Namespace, times: Array, counts: Array) -> Array:
-    """Where each row's smallest entry is, for times (C,) listed row after row, counts (R,) each."""
-    if counts.shape[0] == 1:
+def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
+    """The weight of the token with each block's minimum; 0 if that is past the vocabulary."""
+    width = weights.shape[1]
+    tokens = in_blocks(xp, lane)
+    if width % BLOCK == 0:
+        return take_columns(xp, weights, tokens)
+    found = take_columns(xp, weights, xp.minimum(tokens, width - 1))
+    return xp.where(tokens < width, found, 0.0)
+
+
+def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Array:
+    """Where in times (C,) each row has its smallest; row (C,) says whose each is, in order."""
+    if num_rows == 1:
         return xp.argmin(times, keepdims=True)
-    columns = xp.arange(int(xp.max(counts)), dtype=counts.dtype, device=compat.device(times))
-    starts = (xp.cumulative_sum(counts) - counts)[:, None]
+    edges = xp.arange(num_rows + 1, dtype=row.dtype, device=compat.device(row))
+    edges = xp.searchsorted(row, edges)
+    starts, counts = edges[:-1, None], edges[1:] - edges[:-1]
+    columns = xp.arange(int(xp.max(counts)), dtype=edges.dtype, device=compat.device(row))
     there = columns[None, :] < counts[:, None]
-    where = xp.where(there, starts + columns[None, :], 0)
-    padded = xp.where(there, times[where], xp.full_like(times[:1], float("inf")))
+    padded = xp.where(there, times[xp.where(there, starts + columns[None, :], 0)], float("inf"))
     return starts[:, 0] + xp.argmin(padded, axis=1)
 
 
-def _search(xp: Namespace, weights: Array, aim: Array) -> tuple[Array, Array]:
-    """First column whose running sum passes aim (R,), and what of aim is left at its start."""
-    running = xp.cumulative_sum(weights, axis=1)
-    index = xp.count_nonzero(running <= aim[:, None], axis=1)
-    columns = xp.arange(weights.shape[1], dtype=index.dtype, device=compat.device(weights))
-    last = xp.max(xp.where(weights > 0, columns[None, :], 0), axis=1)
-    index = xp.minimum(index, last)  # rounding may carry aim past the end, or onto an empty block
-    here = xp.take_along_axis(running - weights, index[:, None], axis=1)[:, 0]
-    return index, xp.maximum(aim - here, xp.zeros_like(aim))
+def _search(xp: Namespace, running: Array, aim: Array) -> Array:
+    """First column whose running sum (R, N) passes aim (R,), or the last one that adds to it.
 
-
-def _sum_wide(xp: Namespace, weights: Array) -> Any:
-    dtype = widest_float(xp, compat.device(weights))
-    return lambda x, **kwargs: xp.sum(x, dtype=dtype, **kwargs)
+    Rounding may carry the aim past the end; a weight of 0 is not chosen even then.
+    """
+    passed = xp.count_nonzero(running <= aim[:, None], axis=1)
+    last = xp.count_nonzero(running < running[:, -1:], axis=1)
+    return xp.minimum(passed, last)
 
 
 def _lane_noise(
@@ -191,16 +231,20 @@ def _time(xp: Namespace, noise: Array, weights: Array) -> Array:
     return noise / xp.maximum(weights, _smallest(xp, noise.dtype))
 
 
-def _smallest(xp: Namespace, dtype: Any) -> Array:
+def _smallest(xp: Namespace, dtype: Any) -> float:
     """A weight that loses to any real one, yet divides without overflow."""
-    return xp.asarray(xp.finfo(dtype).smallest_normal * 16, dtype=dtype)
+    return float(xp.finfo(dtype).smallest_normal * 16)
 
 
 def _block_minima(xp: Namespace, key: Key, position: Array, block: Array) -> tuple[Array, Array]:
     """Each block's smallest exponential and the lane that has it; all arguments broadcast."""
-    words = _words(xp, key, position, block, Purpose.TARGET_BLOCK)
-    minimum = _exponential(xp, _to_unit(xp, words[0, ...])) / BLOCK
-    return minimum, xp.astype(words[1, ...] & (BLOCK - 1), block.dtype)
+    return _minimum(xp, _words(xp, key, position, block, Purpose.TARGET_BLOCK), block.dtype)
+
+
+def _minimum(xp: Namespace, words: Words, dtype: Any) -> tuple[Array, Array]:
+    """An Exp(BLOCK) out of the first of four words, and a lane out of the second."""
+    minimum = _exponential(xp, _to_unit(xp, words[0])) / BLOCK
+    return minimum, xp.astype(words[1] & (BLOCK - 1), dtype)
 
 
 def _exponential(xp: Namespace, unit: Array) -> Array:
@@ -210,24 +254,44 @@ def _exponential(xp: Namespace, unit: Array) -> Array:
 
 def _uniform(xp: Namespace, key: Key, position: Array, token: Array, purpose: Purpose) -> Array:
     position, token = xp.broadcast_arrays(position, token)
-    words = _words(xp, key, position, token >> 2, purpose)
-    lane = (token & 3)[None, ...]
-    return _to_unit(xp, xp.take_along_axis(words, lane, axis=0)[0, ...])
+    if math.prod(token.shape) <= FEW and on_host(xp, compat.device(token)):
+        return _uniform_few(xp, key, position, token, purpose)
+    return _pick(xp, _words(xp, key, position, token >> 2, purpose), token)
 
 
-def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: Purpose) -> Array:
+def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose: int) -> Array:
+    """The same numbers one by one in plain integers."""
+    seeds = xp.broadcast_to(key[0, ...], (2, *token.shape))
+    columns = (seeds[0, ...], seeds[1, ...], position, token)
+    addresses = zip(*(xp.reshape(column, (-1,)).tolist() for column in columns), strict=True)
+    units = [
+        (philox_one((t >> 2, at & MASK, at >> 32, int(purpose)), (low, high))[t & 3] + 0.5) / 2**32
+        for low, high, at, t in addresses
+    ]
+    return xp.reshape(xp.asarray(units, dtype=xp.float64), token.shape)
+
+
+def _pick(xp: Namespace, words: Words, token: Array) -> Array:
+    """The number in (0, 1) out of the one of four words that is the token's own."""
+    odd, late = token % 2 == 1, token % 4 >= 2
+    return _to_unit(
+        xp, xp.where(late, xp.where(odd, words[3], words[2]), xp.where(odd, words[1], words[0]))
+    )
+
+
+def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int) -> Words:
     """The four words at counter (index, position low, position high, purpose)."""
     dtype = word_dtype(xp)
     index = xp.astype(index, dtype, copy=False)
     position = xp.astype(position, dtype, copy=False)
-    wide = dtype != getattr(xp, "uint32", None)
-    high = (position >> 32) if wide else position * 0
-    constant = xp.asarray(int(purpose), dtype=dtype, device=compat.device(index))
-    return philox(xp, (index, position & MASK, high, constant), key)
+    low, high = position, position * 0
+    if xp.iinfo(dtype).bits > 32:
+        low, high = position & MASK, position >> 32
+    return philox(xp, (index, low, high, as_words(xp, int(purpose), index)), key)
 
 
 def _to_unit(xp: Namespace, words: Array) -> Array:
     """(k + 1/2) / 2**32: in (0, 1), and kept below 1 where float32 would round up to it."""
     dtype = widest_float(xp, compat.device(words))
     unit = (xp.astype(words, dtype) + 0.5) * 2.0**-32
-    return unit if dtype == xp.float64 else xp.minimum(unit, xp.asarray(1 - 2.0**-24, dtype=dtype))
+    return unit if dtype == xp.float64 else xp.minimum(unit, 1 - 2.0**-24)

@@ -9,11 +9,11 @@ reading, and is checked at that moment too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, Namespace, is_half, scatter_rows, to_numpy, upcast
+from forerun.arrays import Array, Namespace, is_half, on_host, scatter_rows, to_numpy, upcast
 from forerun.errors import InputError, explain
 
 SUM_TOLERANCE = 1e-3
@@ -43,7 +43,7 @@ class Dense:
 
     def at(self, tokens: Array, used: Array) -> Array:
         if self.greedy:
-            return _entries(self, tokens, used)
+            return _entries(self.xp, self, tokens, used)
         drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is for the bonus
         found = self.xp.take_along_axis(drafted, tokens[:, :, None], axis=2)[:, :, 0]
         found = upcast(self.xp, found)
@@ -53,7 +53,7 @@ class Dense:
             wrong = f"{self.name} is not a probability at row {row}, slot {slot}."
             cure = "Every entry must lie in [0, 1]; for logits pass them by that name."
             raise InputError(explain(wrong, f"{float(found[row, slot])}", cure))
-        return self.xp.where(used, found, self.xp.zeros_like(found))
+        return self.xp.where(used, found, 0.0)
 
     def take(self, rows: Array, slots: Array) -> Array:
         found = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
@@ -62,7 +62,7 @@ class Dense:
 
     @property
     def tolerance(self) -> float:
-        return HALF_TOLERANCE if is_half(self.probs) else SUM_TOLERANCE
+        return _tolerance(self.probs)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Logits:
     name: str
 
     def at(self, tokens: Array, used: Array) -> Array:
-        return _entries(self, tokens, used)
+        return _entries(self.xp, self, tokens, used)
 
     def take(self, rows: Array, slots: Array) -> Array:
         xp = self.xp
@@ -104,17 +104,29 @@ class SparseRows:
     name: str
 
     def at(self, tokens: Array, used: Array) -> Array:
+        self._check_ids(used)
         probs = upcast(self.xp, self.probs)
         hit = self.ids == tokens[:, :, None]
-        found = self.xp.sum(self.xp.where(hit, probs, self.xp.zeros_like(probs)), axis=2)
-        return self.xp.where(used, found, self.xp.zeros_like(found))
+        found = self.xp.sum(self.xp.where(hit, probs, 0.0), axis=2)
+        return self.xp.where(used, found, 0.0)
 
     def take(self, rows: Array, slots: Array) -> Array:
         ids = _take(self.xp, self.ids, rows, slots)
         values = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
-        tolerance = HALF_TOLERANCE if is_half(self.probs) else SUM_TOLERANCE
-        check_rows(self.xp, values, rows, slots, self.name, tolerance)
+        check_rows(self.xp, values, rows, slots, self.name, _tolerance(self.probs))
         return scatter_rows(self.xp, ids, values, self.vocab_size)
+
+    def _check_ids(self, used: Array) -> None:
+        """Every id of a support is a token, and is there once."""
+        xp, ordered = self.xp, self.xp.sort(self.ids, axis=2)
+        twice = xp.any(ordered[:, :, 1:] == ordered[:, :, :-1], axis=2)
+        fine = ~twice & (ordered[:, :, 0] >= 0) & (ordered[:, :, -1] < self.vocab_size)
+        if not bool(xp.all(fine | ~used)):
+            row, slot = _first_false(fine | ~used)
+            wrong = f"The ids of {self.name} are no support at row {row}, slot {slot}."
+            received = to_numpy(self.ids[row, slot, :]).tolist()
+            cure = f"Ids must be distinct and lie in 0 .. {self.vocab_size - 1}."
+            raise InputError(explain(wrong, received, cure))
 
 
 @dataclass(frozen=True)
@@ -124,14 +136,14 @@ class Points:
     xp: Namespace
     tokens: Array
     vocab_size: int
-    like: Array
+    dtype: Any
 
     def at(self, tokens: Array, used: Array) -> Array:
-        return self.xp.astype((self.tokens == tokens) & used, self.like.dtype)
+        return self.xp.astype((self.tokens == tokens) & used, self.dtype)
 
     def take(self, rows: Array, slots: Array) -> Array:
         ids = _take(self.xp, self.tokens[:, :, None], rows, slots)
-        ones = self.xp.ones(ids.shape, dtype=self.like.dtype, device=compat.device(ids))
+        ones = self.xp.ones(ids.shape, dtype=self.dtype, device=compat.device(ids))
         return scatter_rows(self.xp, ids, ones, self.vocab_size)
 
 
@@ -161,9 +173,8 @@ def one_hot_argmax(xp: Namespace, values: Array) -> Array:
     return scatter_rows(xp, ids, ones, values.shape[1])
 
 
-def _entries(rows: Rows, tokens: Array, used: Array) -> Array:
-    """Entries of rows that must be read whole to know one of them, slot by slot."""
-    xp = compat.array_namespace(tokens)
+def _entries(xp: Namespace, rows: Rows, tokens: Array, used: Array) -> Array:
+    """Entries (B, K) of rows that must be read whole to know one of them, slot by slot."""
     num_rows, num_slots = tokens.shape
     everyone = xp.arange(num_rows, dtype=tokens.dtype, device=compat.device(tokens))
     columns = []
@@ -172,13 +183,20 @@ def _entries(rows: Rows, tokens: Array, used: Array) -> Array:
         whole = rows.take(there, xp.full_like(there, slot))
         entry = xp.take_along_axis(whole, tokens[:, slot][used[:, slot]][:, None], axis=1)
         columns.append(scatter_rows(xp, there[None, :], xp.permute_dims(entry, (1, 0)), num_rows))
-    return xp.concat(columns, axis=0).T
+    return xp.concat(columns, axis=0).T if columns else xp.astype(tokens, xp.float32)
 
 
 def _take(xp: Namespace, table: Array, rows: Array, slots: Array) -> Array:
-    """Rows (R, ...) at (row, slot) pairs of a table (B, N, ...), without touching the others."""
+    """Rows (R, ...) at (row, slot) pairs of a table (B, N, ...); a single one is not copied."""
+    if rows.shape[0] == 1 and on_host(xp, compat.device(rows)):
+        row, slot = int(rows[0]), int(slots[0])
+        return table[row : row + 1, slot, ...]
     flat = xp.reshape(table, (table.shape[0] * table.shape[1], *table.shape[2:]))
     return xp.take(flat, rows * table.shape[1] + slots, axis=0)
+
+
+def _tolerance(probs: Array) -> float:
+    return HALF_TOLERANCE if is_half(probs) else SUM_TOLERANCE
 
 
 def _place(rows: Array, slots: Array, index: int) -> str:

@@ -19,7 +19,10 @@ from forerun.errors import InputError, explain
 
 Row = np.ndarray[Any, Any]
 Mask = Callable[[Sequence[int]], Any]
-"""Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids."""
+"""Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids.
+
+It is asked about drafts as well, so its answer may depend on nothing but those tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Sampling:
     """How tokens are chosen.  The defaults sample the model's own law; temperature 0 is greedy.
 
     The order is: bias, penalties, bans, grammar, processors, temperature, top_k, top_p, min_p.
+    Before min_tokens tokens neither an ending token nor a stop string ends the text.
     seed=None takes a fresh one, which the generation reports.
     """
 
@@ -40,28 +44,30 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: Sequence[str | Sequence[int]] = ()
     min_tokens: int = 0
-    processors: Sequence[Any] = ()  # transformers LogitsProcessor objects
+    processors: Sequence[Any] = ()  # transformers LogitsProcessor objects; copied, state and all
     grammar: Mask | None = None
     n: int = 1
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.temperature >= 0, "temperature", self.temperature, "Use 0 for greedy, or more.")
-        top_k = self.top_k is None or self.top_k >= 1
+        cure = "Use 0 for greedy, or a finite number above it."
+        _check(0 <= self.temperature < np.inf, "temperature", self.temperature, cure)
+        top_k = self.top_k is None or _is_count(self.top_k, 1)
         _check(top_k, "top_k", self.top_k, "Use 1 or more, or None to keep every token.")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "Use a number in (0, 1].")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "Use a number in [0, 1].")
         penalty = self.repetition_penalty
-        _check(penalty > 0, "repetition_penalty", penalty, "Use a number above 0; 1 is none.")
+        _check(0 < penalty < np.inf, "repetition_penalty", penalty, "Use a number above 0.")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(np.isfinite(value), name, value, "Use a finite number; 0 is none.")
         biases = self.logit_bias.values()
         fine = all(not np.isnan(bias) and bias != np.inf for bias in biases)
         _check(fine, "logit_bias", dict(self.logit_bias), "Use finite numbers, or -inf to forbid.")
-        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "Use 0 or more.")
-        _check(self.n >= 1, "n", self.n, "Use 1 or more.")
-        _check(self.seed is None or 0 <= self.seed < 1 << 64, "seed", self.seed, "Use 64 bits.")
+        _check(_is_count(self.min_tokens, 0), "min_tokens", self.min_tokens, "Use 0 or more.")
+        _check(_is_count(self.n, 1), "n", self.n, "Use 1 or more.")
+        seed = self.seed is None or (_is_count(self.seed, 0) and self.seed < 1 << 64)
+        _check(seed, "seed", self.seed, "Use a whole number from 0 to 2**64 - 1.")
         empty = [word for word in self.bad_words if len(word) == 0]
         _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
 
@@ -89,8 +95,8 @@ def weights(
     scores = _adjusted(sampling, logits, prompt, output, bans, processors)
     best = scores.max()
     if not np.isfinite(best):
-        kind = "NaN" if np.isnan(best) else "no finite value"
-        raise ValueError(f"the logits hold {kind} at output position {len(output)}")
+        wrong = "no token is possible" if best == -np.inf else f"the logits hold {best}"
+        raise ValueError(wrong.replace("nan", "NaN"))
     if sampling.temperature == 0:
         greedy = np.zeros_like(scores)
         greedy[int(np.argmax(scores))] = 1.0
@@ -98,7 +104,8 @@ def weights(
     if sampling.top_k is not None and sampling.top_k < len(scores):
         kth = np.partition(scores, -sampling.top_k)[-sampling.top_k]
         scores = np.where(scores >= kth, scores, -np.inf)
-    law = np.exp((scores - best) / sampling.temperature)
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
+        law = np.exp((scores - best) / max(sampling.temperature, np.finfo(scores.dtype).tiny))
     if sampling.top_p < 1:
         law = _nucleus(law, sampling.top_p)
     if sampling.min_p > 0:
@@ -161,13 +168,16 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
 def _allowed(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
     """A grammar's answer as a boolean row."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
-        answer = np.fromiter(answer, dtype=np.int64)
+        answer = list(answer) or np.empty(0, dtype=np.int64)
     found = np.asarray(answer)
     if found.dtype == bool:
         if found.shape != (vocab_size,):
             cure = f"Return {vocab_size} booleans, or the allowed ids."
             raise InputError(explain("The grammar's mask has a wrong shape.", found.shape, cure))
         return found
+    if found.size and not (found.min() >= 0 and found.max() < vocab_size):
+        cure = f"Ids must lie in 0 .. {vocab_size - 1}."
+        raise InputError(explain("The grammar allows unknown tokens.", found.tolist()[:5], cure))
     allowed = np.zeros(vocab_size, dtype=bool)
     allowed[found.astype(np.int64)] = True
     return allowed
@@ -184,6 +194,10 @@ def _processed(
     for processor in processors:
         found = processor(ids, found)
     return np.asarray(found[0].numpy(), dtype=scores.dtype)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= least)
 
 
 def _check(fine: bool, name: str, value: object, cure: str) -> None:

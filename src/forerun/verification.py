@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import array_api_compat as compat
+import numpy as np
 
 from forerun import rules
 from forerun.arrays import (
@@ -15,18 +17,20 @@ from forerun.arrays import (
     as_indices,
     device_of,
     is_floating,
-    is_half,
     is_integer,
     namespace_of,
+    on_host,
     to_numpy,
     upcast,
 )
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.noise import Key, Purpose, coin, draw, race, seed_key
-from forerun.rows import HALF_TOLERANCE, SUM_TOLERANCE, Dense, Logits, Points, Rows, SparseRows
-from forerun.rows import check_rows as check_law
-from forerun.rules.base import Rule, Trial
+from forerun.rows import Dense, Logits, Points, Rows, SparseRows
+from forerun.rules.base import Residual, Rule, Trial, slices
 from forerun.types import Draft, Drawn, Sparse, Verdict
+
+CACHE_BYTES = 2**19
+"""Rows of so many bytes are computed with at a time on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,10 @@ class CounterNoise:
         unit = coin(self.xp, self.key, self.positions, slots, Purpose.ACCEPT)
         return unit < self.xp.astype(chances, unit.dtype)
 
-    def draw(self, weights: Array) -> Array:
+    def draw(self, weights: Residual) -> Array:
         unit = coin(self.xp, self.key, self.positions, [0], Purpose.RESIDUAL)[:, 0]
-        return draw(self.xp, weights, unit)
+        runs = slices(unit.shape[0], weights.trial.at_a_time)
+        return self.xp.concat([draw(self.xp, weights.take(some), unit[some]) for some in runs])
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
         return race(
@@ -78,18 +83,25 @@ def verify(
     """
     rule = rules.get(rule)
     trial = prepare(draft, target_probs, target_logits, temperature, rule, check)
-    num_rows = trial.tokens.shape[0]
-    seeds = [seed] * num_rows if isinstance(seed, int) else [int(each) for each in seed]
-    device = compat.device(trial.tokens)
-    first = [0] * num_rows if positions is None else positions
-    first = as_indices(trial.xp, first, device)
-    if len(seeds) != num_rows or first.shape != (num_rows,):
-        received = f"{len(seeds)} seeds and positions of shape {tuple(first.shape)}"
-        cure = f"Pass one for each of the {num_rows} rows."
-        raise InputError(explain("Seeds or positions do not fit the batch.", received, cure))
-    noise = CounterNoise(trial.xp, seed_key(trial.xp, seeds, device), first)
+    num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
+    key = seed_key(trial.xp, _whole_numbers(seed, num_rows, "seed"), device)
+    first = _whole_numbers(0 if positions is None else positions, num_rows, "positions")
+    if min(first) < 0:
+        raise InputError(explain("A position is negative.", min(first), "Count them from 0."))
+    noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
     num_accepted, extra = rule.decide(trial, noise)
     return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless)
+
+
+def _whole_numbers(values: Any, num_rows: int, name: str) -> list[int]:
+    """One whole number per row, out of one for all or a sequence."""
+    if isinstance(values, Integral):
+        return [int(values)] * num_rows
+    found = to_numpy(values) if compat.is_array_api_obj(values) else np.asarray(values)
+    if found.shape != (num_rows,) or found.dtype.kind not in "iu":
+        cure = f"Pass one whole number, or one for each of the {num_rows} rows."
+        raise InputError(explain(f"{name} does not fit the batch.", values, cure))
+    return [int(each) for each in found]
 
 
 def prepare(
@@ -111,11 +123,7 @@ def prepare(
     name, table = (
         ("target_logits", target_logits) if target_probs is None else ("target_probs", target_probs)
     )
-    if not compat.is_array_api_obj(table):
-        cure = "Convert it first, for example with numpy.asarray."
-        raise InputError(explain(f"{name} is not an array.", type(table).__name__, cure))
-    parts = {name: table, "draft tokens": draft.tokens, "draft lengths": draft.lengths}
-    parts |= _draft_arrays(draft)
+    parts = {name: table, "draft tokens": draft.tokens} | _draft_arrays(draft)
     from_list = {key for key in ("draft tokens",) if not _is_callers_array(parts[key], table)}
     named = {key: value for key, value in parts.items() if key not in from_list}
     xp, device = namespace_of(**named), device_of(**named)
@@ -133,13 +141,17 @@ def prepare(
         else Dense(xp, table, name, greedy=temperature == 0)
     )
     tokens, lengths = _tokens(xp, device, draft, table)
-    trial = Trial(
-        xp, tokens, lengths, target, _draft_rows(xp, draft, table, tokens, temperature, rule)
-    )
-    if check == "all":
-        _check_all(trial, table, name, draft)
-    if trial.draft is not None:
+    law = None
+    if rule.needs_draft_probs or (check == "all" and draft.drawn is Drawn.SAMPLED):
+        law = _draft_rows(xp, draft, table, tokens, temperature, rule)
+    at_a_time = None
+    if on_host(xp, device):
+        at_a_time = max(1, CACHE_BYTES // (table.shape[2] * table.dtype.itemsize))
+    trial = Trial(xp, tokens, lengths, target, law, at_a_time)
+    if law is not None:
         _check_drawn(trial)
+    if check == "all":
+        _check_all(trial)
     return trial
 
 
@@ -160,6 +172,9 @@ def _draft_arrays(draft: Draft) -> dict[str, Any]:
 
 def _three_axes(xp: Namespace, table: Array, name: str) -> Array:
     """(B, N, V) from (B, N, V) or (N, V), with a floating dtype and nothing empty."""
+    if not compat.is_array_api_obj(table):
+        cure = "Convert it first, for example with numpy.asarray."
+        raise InputError(explain(f"{name} is not an array.", type(table).__name__, cure))
     if not is_floating(xp, table):
         cure = "Pass floating-point numbers; counts or ids are no probabilities."
         raise InputError(explain(f"{name} must be floating point.", table.dtype, cure))
@@ -188,39 +203,40 @@ def _tokens(xp: Namespace, device: Any, draft: Draft, table: Array) -> tuple[Arr
         received = f"draft tokens {tuple(tokens.shape)} with a target of {tuple(table.shape)}"
         cure = "K draft tokens need K + 1 target rows: tokens (B, K), target (B, K + 1, V)."
         raise InputError(explain("Draft and target do not fit.", received, cure))
-    lengths = [num_slots - 1] * num_rows if draft.lengths is None else draft.lengths
-    lengths = as_indices(xp, lengths, device)
-    counts = to_numpy(lengths)
-    if counts.shape != (num_rows,) or (counts < 0).any() or (counts > num_slots - 1).any():
-        cure = f"Pass {num_rows} whole numbers from 0 to K = {num_slots - 1}."
+    given = num_slots - 1 if draft.lengths is None else draft.lengths
+    counts = np.asarray(_whole_numbers(given, num_rows, "draft lengths"))
+    if (counts < 0).any() or (counts > num_slots - 1).any():
+        cure = f"Pass whole numbers from 0 to K = {num_slots - 1}."
         raise InputError(explain("Draft lengths do not fit.", counts.tolist(), cure))
+    lengths = as_indices(xp, counts.tolist(), device)
     drafted = to_numpy(tokens)
     inside = (drafted >= 0) & (drafted < vocab_size)
-    inside |= ~(counts[:, None] > range(num_slots - 1))
+    inside |= np.arange(num_slots - 1) >= counts[:, None]
     if not inside.all():
         row, slot = (int(axis[0]) for axis in (~inside).nonzero())
         wrong = f"A draft token is not in the vocabulary (row {row}, slot {slot})."
         cure = f"Ids must lie in 0 .. {vocab_size - 1}; do draft and target share a tokenizer?"
         raise InputError(explain(wrong, int(drafted[row, slot]), cure))
     slots = xp.arange(num_slots - 1, dtype=lengths.dtype, device=device)
-    return xp.where(slots[None, :] < lengths[:, None], tokens, xp.zeros_like(tokens)), lengths
+    return xp.where(slots[None, :] < lengths[:, None], tokens, 0), lengths
 
 
 def _draft_rows(
     xp: Namespace, draft: Draft, table: Array, tokens: Array, temperature: float, rule: Rule
-) -> Rows | None:
-    """The draft's law for the rules that divide by it; None for those that do not ask."""
-    if not rule.needs_draft_probs:
-        return None
+) -> Rows:
+    """The law the draft was drawn from, for the rules that divide by it."""
     vocab_size = table.shape[2]
     if draft.drawn is Drawn.SHARED:
         wrong = f"The rule {rule.name!r} needs a draft drawn with noise of its own."
         cure = "Use rule='match', or draw the draft independently and pass Draft.sampled."
         raise UnsupportedError(explain(wrong, "Draft.shared", cure))
     if draft.drawn is Drawn.POINT or tokens.shape[1] == 0:
-        return Points(xp, tokens, vocab_size, upcast(xp, table[:1, :1, :1]))
+        return Points(xp, tokens, vocab_size, upcast(xp, table[:1, :1, :1]).dtype)
     if isinstance(draft.probs, Sparse):
         ids, probs = draft.probs.ids, _three_axes(xp, draft.probs.probs, "draft probs")
+        if not compat.is_array_api_obj(ids) or not is_integer(xp, ids):
+            received = getattr(ids, "dtype", type(ids).__name__)
+            raise InputError(explain("draft ids must be integers.", received, "Pass token ids."))
         ids = as_indices(xp, ids[None, ...] if ids.ndim == 2 else ids, None)
         _fits(tuple(ids.shape), (*tokens.shape, probs.shape[2]), "draft ids")
         _fits(tuple(probs.shape), (*tokens.shape, ids.shape[2]), "draft probs")
@@ -245,9 +261,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], name: str) -> None:
 
 def _check_drawn(trial: Trial) -> None:
     """A token that its own law calls impossible was not drawn from that law."""
-    assert trial.draft is not None
-    found = trial.draft.at(trial.tokens, trial.used)
-    lied = to_numpy(trial.used & ~(found > 0))
+    lied = to_numpy(trial.used & ~(trial.draft_at > 0))
     if lied.any():
         row, slot = (int(axis[0]) for axis in lied.nonzero())
         wrong = f"A drafted token has draft probability 0 (row {row}, slot {slot})."
@@ -259,20 +273,11 @@ def _check_drawn(trial: Trial) -> None:
         raise InputError(explain(wrong, received, cure))
 
 
-def _check_all(trial: Trial, table: Array, name: str, draft: Draft) -> None:
+def _check_all(trial: Trial) -> None:
     """Read every row that counts, so that each is checked."""
-    xp = trial.xp
-    for slot in range(table.shape[1]):
-        rows = trial.everyone[trial.lengths >= slot]
-        if rows.shape[0]:
-            trial.target.take(rows, xp.full_like(rows, slot))
-    probs = draft.probs
-    for slot in range(table.shape[1] - 1):
-        rows = trial.everyone[trial.lengths > slot]
-        if trial.draft is not None and rows.shape[0]:
-            trial.draft.take(rows, xp.full_like(rows, slot))
-        elif probs is not None and not isinstance(probs, Sparse) and rows.shape[0]:
-            whole = upcast(xp, probs[None, ...] if probs.ndim == 2 else probs)
-            tolerance = HALF_TOLERANCE if is_half(probs) else SUM_TOLERANCE
-            part = whole[:, slot, :][trial.lengths > slot]
-            check_law(xp, part, rows, xp.full_like(rows, slot), "draft probs", tolerance)
+    for slot in range(trial.tokens.shape[1] + 1):
+        scored, drafted = trial.lengths >= slot, trial.lengths > slot
+        for table, rows in ((trial.target, scored), (trial.draft, drafted)):
+            there = trial.everyone[rows]
+            if table is not None and there.shape[0]:
+                table.take(there, trial.xp.full_like(there, slot))

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from forerun import rules
-from forerun.branches import Path, every_path
+from forerun.branches import CannotEnumerate, Path, every_path
 from forerun.certification.cases import Case, standard_cases
 from forerun.certification.certificate import Certificate, Finding
-from forerun.certification.chance import CannotEnumerate, Chance
+from forerun.certification.chance import Chance
 from forerun.errors import InputError, explain
 from forerun.law import Emission, Model, Prefix, Step, joint, path_rows, rule_step, target_law
 from forerun.rules.base import Rule
@@ -77,11 +77,11 @@ def certify(
     if method != "sampled":
         try:
             return Certificate(label, tuple(_exact_finding(function, drawer, c) for c in chosen))
-        except CannotEnumerate as reason:
+        except Exception as reason:  # code that fails for another reason fails when sampled too
             if method == "exact":
                 cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
                 wrong = "The function's outcomes cannot be listed."
-                raise InputError(explain(wrong, f"use of {reason}", cure)) from None
+                raise InputError(explain(wrong, f"use of {reason}", cure)) from reason
     some = [case for case in chosen if case.sampled] or chosen
     found = [_sampled_finding(function, drawer, case, samples, seed) for case in some]
     return Certificate(label, tuple(found))

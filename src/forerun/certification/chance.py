@@ -9,19 +9,29 @@ tested by sampling instead.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from forerun.branches import Path
+from forerun.branches import CannotEnumerate, Path
+
+OPERATORS: dict[Any, Callable[..., Any]] = {
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.negative: operator.neg,
+}
+"""What NumPy may do with an unknown number."""
 
 ROUNDING = 1e-15
 """Chances this close to 0 or 1 are rounding: a path along them would lead nowhere real."""
-
-
-class CannotEnumerate(Exception):
-    """The code used randomness in a way whose outcomes cannot be listed."""
 
 
 class Chance:
@@ -44,21 +54,21 @@ class Chance:
         """One of a (or of range(a)), with chances p."""
         if size is not None:
             raise CannotEnumerate("choice with a size")
-        options = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
-        chances = np.full(len(options), 1 / len(options)) if p is None else np.asarray(p)
+        options = range(int(a)) if np.ndim(a) == 0 else a
+        chances = [1 / len(options)] * len(options) if p is None else np.asarray(p).tolist()
         return options[self.pick(chances)]
 
     def integers(self, low: int, high: int | None = None) -> int:
         start, stop = (0, low) if high is None else (low, high)
-        return start + self.pick(np.full(stop - start, 1 / (stop - start)))
+        return start + self.pick([1 / (stop - start)] * (stop - start))
 
-    def pick(self, chances: np.ndarray[Any, Any]) -> int:
+    def pick(self, chances: list[float]) -> int:
         """An option, by its chance; impossible ones are not followed."""
-        possible = np.flatnonzero(chances > 0)
-        if not len(possible):
+        possible = [index for index, chance in enumerate(chances) if chance > 0]
+        if not possible:
             raise CannotEnumerate("a choice among options of chance 0")
-        index = int(possible[self.path.ask(len(possible))])
-        self.weight *= float(chances[index]) / float(np.sum(chances))
+        index = possible[self.path.ask(len(possible))]
+        self.weight *= chances[index] / sum(chances)
         return index
 
     def split(self, chance: float) -> bool:
@@ -75,8 +85,6 @@ class Chance:
 
 class Unknown:
     """f(u) for an unknown u in [low, high) and an increasing or decreasing f, known by inverse."""
-
-    __array_ufunc__ = None  # NumPy scalars hand comparisons and products over to this class
 
     def __init__(
         self,
@@ -139,6 +147,17 @@ class Unknown:
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy scalars and np.log hand over to the operators here."""
+        if ufunc is np.log:
+            return self.log()
+        if ufunc not in OPERATORS:
+            raise CannotEnumerate(ufunc.__name__)
+        return OPERATORS[ufunc](*(x if isinstance(x, Unknown) else float(x) for x in inputs))
 
     def log(self) -> Unknown:
         return self._changed(lambda value: math.exp(min(value, 700.0)), True)

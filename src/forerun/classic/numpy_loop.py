@@ -49,7 +49,7 @@ def speculative_sampling(
         for slot in range(min(longest, end - len(x) - 1)):
             rows.append(_last_rows(draft_model, x_draft, 1, "draft_model")[0])
             x_draft = np.append(x_draft, _sample(rows[-1], seed, len(x), slot))
-        target = _last_rows(target_model, x_draft, len(rows) + 2, "target_model")
+        target = _last_rows(target_model, x_draft, len(rows) + 1, "target_model")
         draft = as_table("draft_model", rows, target.shape[1])
         guess = Draft.sampled(x_draft[len(x) :], draft[None])
         verdict = verify(guess, target, rule="ratio", seed=seed, positions=[len(x)])

@@ -7,16 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forerun.cli import certify, simulate
+from forerun.cli import certify, demo, doctor, generate, simulate
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (certify, simulate)
+COMMANDS = (generate, doctor, certify, simulate, demo)
 
 EXAMPLES = """examples:
+  forerun generate "What is the capital of France?" --stats
+  forerun doctor --temperature 0.8
   forerun certify
   forerun certify --rule block
   forerun simulate --acceptance 0.8 --draft-cost 0.05
+  forerun demo
 """
 
 

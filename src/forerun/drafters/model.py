@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import array_api_compat as compat
@@ -20,6 +21,7 @@ from forerun.sampling import Bans, Sampling, weights
 from forerun.types import Drawn
 
 XP = compat.array_namespace(np.empty(0))
+Row = np.ndarray[Any, Any]
 
 
 @dataclass
@@ -39,9 +41,9 @@ class Model:
     """
 
     def __init__(self, model: Any, *, temperature: float | None = None) -> None:
-        if temperature is not None and not temperature >= 0:
+        if temperature is not None and not 0 <= temperature < np.inf:
             cure = "Use 0 for greedy, more, or None to follow the request."
-            raise InputError(explain("The draft temperature is negative.", temperature, cure))
+            raise InputError(explain("The draft temperature is out of range.", temperature, cure))
         self.model: LanguageModel = wrap(model)
         self.temperature = temperature
 
@@ -57,23 +59,28 @@ class Model:
 
     def propose(self, state: Drafting, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         guesses = [Guess([], Drawn.SHARED if shared_noise else Drawn.SAMPLED) for _ in turns]
-        laws: list[list[np.ndarray[Any, Any]]] = [[] for _ in turns]
+        laws: list[list[Row]] = [[] for _ in turns]
         state.fed = {}
         room = [self._room(turn) for turn in turns]
-        for slot in range(max(room, default=0)):
+        for slot in count():
             busy = [i for i in range(len(turns)) if slot < room[i]]
+            if not busy:
+                break
             logits = self._score(state, [turns[i] for i in busy], [guesses[i].tokens for i in busy])
-            found = np.stack(
-                [
-                    self._law(turns[i], guesses[i].tokens, logits[at], state.vocab_size)
-                    for at, i in enumerate(busy)
-                ]
-            )
-            tokens = _choose(found, [turns[i] for i in busy], slot, shared_noise)
-            for at, i in enumerate(busy):
-                guesses[i].tokens.append(int(tokens[at]))
+            made = [
+                self._law(turns[i], guesses[i].tokens, logits[at], state.vocab_size)
+                for at, i in enumerate(busy)
+            ]
+            found = {i: law for i, law in zip(busy, made, strict=True) if law is not None}
+            room = [room[i] if i in found else min(room[i], slot) for i in range(len(turns))]
+            if not found:
+                continue
+            rows = np.stack(list(found.values()))
+            tokens = _choose(rows, [turns[i] for i in found], slot, shared_noise)
+            for (i, law), token in zip(found.items(), tokens, strict=True):
+                guesses[i].tokens.append(int(token))
                 if not shared_noise:
-                    laws[i].append(found[at])
+                    laws[i].append(law)
         if shared_noise:
             return guesses
         return [
@@ -98,9 +105,7 @@ class Model:
         limit = self.model.max_context
         return turn.budget if limit is None else min(turn.budget, limit - len(turn.tokens) + 1)
 
-    def _score(
-        self, state: Drafting, turns: Sequence[Turn], drafted: Sequence[list[int]]
-    ) -> np.ndarray[Any, Any]:
+    def _score(self, state: Drafting, turns: Sequence[Turn], drafted: Sequence[list[int]]) -> Row:
         """The drafting model's logits after each row's text and draft, (R, V)."""
         feeds = []
         for turn, tokens in zip(turns, drafted, strict=True):
@@ -110,10 +115,14 @@ class Model:
         found = self.model.score(state.rows, rows, feeds, [1] * len(rows))
         return to_numpy(found)[:, 0]
 
-    def _law(
-        self, turn: Turn, drafted: list[int], logits: np.ndarray[Any, Any], vocab_size: int
-    ) -> np.ndarray[Any, Any]:
-        """The law to draw the next guess from, (V of the target,), normalised."""
+    def _law(self, turn: Turn, drafted: list[int], logits: Row, vocab_size: int) -> Row | None:
+        """The law to draw the next guess from, (V of the target,), normalised.
+
+        None where the request's options leave no token, or a grammar has no answer to a text that
+        only this draft has come to.
+        """
+        if np.isnan(logits).any():
+            raise ValueError("its logits hold NaN")
         sampling: Sampling = turn.sampling
         if self.temperature is not None:
             sampling = replace(sampling, temperature=self.temperature)
@@ -121,7 +130,10 @@ class Model:
         fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
         size = min(vocab_size, len(logits))
         fitted[:size] = logits[:size]
-        found = weights(sampling, fitted, prompt, [*output, *drafted], Bans())
+        try:
+            found = weights(sampling, fitted, prompt, [*output, *drafted], Bans())
+        except Exception:
+            return None
         return np.asarray(found / found.sum(dtype=np.float64))
 
     def _kept(self, state: Drafting, outcome: Outcome) -> int:
@@ -130,9 +142,7 @@ class Model:
         return min(state.fed[outcome.row], len(outcome.tokens) - 1 - stored)
 
 
-def _choose(
-    laws: np.ndarray[Any, Any], turns: Sequence[Turn], slot: int, shared_noise: bool
-) -> np.ndarray[Any, Any]:
+def _choose(laws: Row, turns: Sequence[Turn], slot: int, shared_noise: bool) -> Row:
     """One token per row of laws (R, V): the race the target will run, or a draw of its own."""
     key = seed_key(XP, [turn.seed for turn in turns], None)
     positions = np.array([turn.position for turn in turns])

@@ -18,6 +18,7 @@ from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
 from forerun.models.load import wrap
 
+UNFINISHED = "�"
 LOOK_BEHIND = 4
 """Tokens at the end of a text that are not committed: more text may re-tokenize them."""
 
@@ -74,7 +75,8 @@ class ThroughText:
         text = state.target_tokenizer.decode(list(turn.tokens), skip_special_tokens=False)
         ours = self.tokenizer.encode(text, add_special_tokens=False)
         limit = self.model.max_context
-        if budget == 0 or not ours or (limit is not None and len(ours) + budget > limit):
+        is_cut = text.endswith(UNFINISHED)  # no text of the drafter's begins inside a character
+        if budget == 0 or not ours or is_cut or (limit is not None and len(ours) + budget > limit):
             return []
         if state.stored[row] != ours[: state.rows.lengths[row]]:
             self.release(state, row)
@@ -91,10 +93,10 @@ class ThroughText:
     def _translate(
         self, tokenizer: Any, tokens: Sequence[int], ours: list[int], budget: int
     ) -> list[int]:
-        """The target's tokens for the drafted text, without those that more text could change."""
-        whole = self.tokenizer.decode(ours, skip_special_tokens=False)
+        """The target's tokens for the drafted text, less a character that is not complete."""
+        whole = self.tokenizer.decode(ours, skip_special_tokens=False).rstrip(UNFINISHED)
         said = tokenizer.decode(list(tokens), skip_special_tokens=False)
-        if not whole.startswith(said) or whole.endswith("�"):
+        if not whole.startswith(said):
             return []
         guess = list(tokenizer.encode(whole[len(said) :], add_special_tokens=False))
         return guess[:budget]

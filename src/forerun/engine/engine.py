@@ -7,9 +7,12 @@ say, is plain decoding: the draft is simply empty.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -95,10 +98,11 @@ class Engine:
                 self.slots[row] = self.waiting.popleft()
 
     def _leave(self, row: int) -> None:
-        self.slots[row] = None
-        self.target.release(self._state, row)
         if self.drafter is not None:
-            self.drafter.release(self._drafting, row)
+            with self._distrust():
+                self.drafter.release(self._drafting, row)
+        self.target.release(self._state, row)
+        self.slots[row] = None
 
     def _propose(self, rows: Sequence[int], requests: Sequence[Request]) -> list[Guess]:
         """The drafter's guesses, cut to what is useful; a drafter that fails is done without."""
@@ -117,35 +121,48 @@ class Engine:
             for row, request in zip(rows, requests, strict=True)
         ]
         shared = not self.rule.needs_draft_probs
-        try:
+        guesses = [Guess() for _ in requests]
+        with self._distrust():
             found = self.drafter.propose(self._drafting, turns, shared_noise=shared)
-            for turn, guess in zip(turns, found, strict=True):
-                self._check(turn, guess)
-            return found
-        except Exception as error:
-            self._abandon_drafter(error, requests)
-            return [Guess() for _ in requests]
+            guesses[:] = [self._checked(*each) for each in zip(turns, found, strict=True)]
+        return guesses
 
-    def _check(self, turn: Turn, guess: Guess) -> None:
+    def _checked(self, turn: Turn, guess: Guess) -> Guess:
         """A guess that breaks its promise would break the target far from here."""
         size = self.target.vocab_size
-        outside = [token for token in guess.tokens if not 0 <= token < size]
+        tokens = [operator.index(token) for token in guess.tokens]
+        outside = [token for token in tokens if not 0 <= token < size]
         if outside:
             wrong = "it proposed tokens that are not in the target's vocabulary."
             raise UnsupportedError(explain(wrong, outside, f"Ids must lie in 0 .. {size - 1}."))
-        if len(guess.tokens) > turn.budget:
+        if len(tokens) > turn.budget:
             wrong = "it proposed more tokens than it was asked for."
-            raise UnsupportedError(explain(wrong, len(guess.tokens), f"At most {turn.budget}."))
+            raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
         if guess.drawn is Drawn.SHARED and self.rule.needs_draft_probs:
             wrong = f"it used the target's noise under the rule {self.rule.name!r}."
             raise UnsupportedError(explain(wrong, "shared noise", "Draw with noise of its own."))
+        if tokens and guess.probs is not None:
+            shape, wanted = guess.probs.shape, (len(tokens), size)
+            if shape != wanted:
+                wrong = "its probabilities have a wrong shape."
+                raise UnsupportedError(explain(wrong, shape, f"They must be {wanted}."))
+            if not (guess.probs[range(len(tokens)), tokens] > 0).all():
+                wrong = "it proposed tokens that its own probabilities call impossible."
+                raise UnsupportedError(explain(wrong, tokens, "Pass the law they were drawn from."))
+        return replace(guess, tokens=tokens)
 
-    def _abandon_drafter(self, error: Exception, requests: Sequence[Request]) -> None:
-        name = self.drafter.name if self.drafter is not None else "drafter"
-        note = f"{name} failed and was done without: {type(error).__name__}: {error}"
-        for request in (*requests, *self.waiting):
-            request.stats.notes.append(note)
-        self.drafter, self._drafting = None, None
+    @contextmanager
+    def _distrust(self) -> Iterator[None]:
+        """A drafter that raises is done without from then on; no request ends because of it."""
+        try:
+            yield
+        except Exception as error:
+            name = self.drafter.name if self.drafter is not None else "drafter"
+            note = f"{name} failed and was done without: {type(error).__name__}: {error}"
+            for request in (*self.slots, *self.waiting):
+                if request is not None:
+                    request.stats.notes.append(note)
+            self.drafter, self._drafting = None, None
 
     def _score(
         self, rows: Sequence[int], requests: Sequence[Request], guesses: Sequence[Guess]
@@ -208,5 +225,6 @@ class Engine:
                 Outcome(row, len(tokens) - 1, request.tokens)
                 for row, request, tokens in zip(rows, requests, emitted, strict=True)
             ]
-            self.drafter.observe(self._drafting, outcomes)
+            with self._distrust():
+                self.drafter.observe(self._drafting, outcomes)
         return gained

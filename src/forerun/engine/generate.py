@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,35 +75,58 @@ def stream(
     ignore_eos: bool = False,
     logprobs: int | None = None,
     batch_size: int = 8,
-) -> Generator[Piece, None, Any]:
+) -> Stream:
     """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
 
-    Pieces of several prompts interleave and carry the prompt's index.  The generator returns what
-    `generate` would have; stopping early cancels the rest.
+    Pieces of several prompts interleave and carry the prompt's index, and the sample's.
     """
     run = _Run(
         target, prompt, drafter, draft_length, rule, sampling, max_new_tokens, stop, stop_tokens,
         ignore_eos, logprobs, batch_size,
     )  # fmt: skip
-    return _pieces(run)
+    return Stream(run)
+
+
+class Stream(Iterator[Piece]):
+    """Pieces as they come; dropping or closing it cancels the rest."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._pieces = _pieces(run)
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        self._pieces.close()
+
+    def results(self) -> Any:
+        """What `generate` would have returned, as far as it got; this ends the stream."""
+        self.close()
+        return self._run.results()
 
 
 def _pieces(run: _Run) -> Generator[Piece, None, Any]:
     try:
         while run.engine.busy:
             for request, gained in run.engine.step():
-                ended = request.finish_reason is not None
-                text = request.text.release(final=ended) if request.text is not None else ""
-                yield Piece(
-                    text,
-                    request.tokens[len(request.tokens) - gained :],
-                    request.fates[len(request.fates) - gained :],
-                    request.index,
-                    request.finish_reason,
-                )
+                yield _piece(request, gained)
     finally:
         run.engine.cancel()
     return run.results()
+
+
+def _piece(request: Request, gained: int) -> Piece:
+    ended = request.finish_reason is not None
+    found = [] if request.text is None else request.text.release_parts(final=ended)
+    return Piece(
+        [(part, request.fates[token]) for token, part in found],
+        request.tokens[len(request.tokens) - gained :],
+        request.fates[len(request.fates) - gained :],
+        request.index,
+        request.sample,
+        request.finish_reason,
+    )
 
 
 class _Run:
@@ -129,7 +153,11 @@ class _Run:
         prompts = [prompt] if self.one else list(prompt)
         samplings = _each(sampling, len(prompts), "sampling", Sampling)
         limits = _each(max_new_tokens, len(prompts), "max_new_tokens", int)
+        if drafter is not None and not hasattr(drafter, "propose"):
+            cure = "Pass a drafter, for example forerun.drafters.Model(model)."
+            raise InputError(explain("That does not draft.", type(drafter).__name__, cure))
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        _check_ids("stop_tokens", stop_tokens, model)
         endings = tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model))
         self.counts = [each.n for each in samplings]
         self.requests: list[Request] = []
@@ -143,6 +171,7 @@ class _Run:
                         tokens,
                         replace(wanted, seed=fold(seed, sample)),
                         index=index,
+                        sample=sample,
                         max_new_tokens=limit,
                         stops=stops,
                         endings=endings,
@@ -177,6 +206,7 @@ def make_request(
     sampling: Sampling,
     *,
     index: int = 0,
+    sample: int = 0,
     max_new_tokens: int,
     stops: Sequence[str] = (),
     endings: Sequence[int] = (),
@@ -198,7 +228,9 @@ def make_request(
         cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
     _refuse_processors(sampling)
-    _check_ids(sampling, model)
+    _check_ids("logit_bias", sampling.logit_bias, model)
+    for word in sampling.bad_words:
+        _check_ids("bad_words", () if isinstance(word, str) else word, model)
     return Request(
         index=index,
         prompt=prompt,
@@ -209,18 +241,20 @@ def make_request(
         endings=tuple(endings),
         bans=Bans(_bad_words(sampling, model), tuple(endings)),
         num_logprobs=num_logprobs,
-        text=None if tokenizer is None else TextStream(tokenizer, stops),
+        text=None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens),
+        sample=sample,
     )
 
 
 def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
-    """The ids with which the model itself ends a text."""
-    found: set[int] = set()
+    """The ids with which the model itself ends a text, as transformers finds them."""
     inner = getattr(model, "model", None)
     for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
         ids = getattr(config, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return tuple(sorted(found))
+        if ids is not None:
+            found = [ids] if isinstance(ids, int) else ids
+            return tuple(sorted({int(token) for token in found if 0 <= token < model.vocab_size}))
+    return ()
 
 
 def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
@@ -236,7 +270,7 @@ def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...
         else:
             for form in (word, " " + word):
                 words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
-    return tuple(sorted(words))
+    return tuple(sorted(words - {()}))
 
 
 def _refuse_processors(sampling: Sampling) -> None:
@@ -245,20 +279,25 @@ def _refuse_processors(sampling: Sampling) -> None:
         if not callable(processor):
             cure = "Pass transformers LogitsProcessor objects."
             raise InputError(explain("A processor is not callable.", repr(processor), cure))
-        parts = getattr(processor, "__dict__", {}).values()
-        if any(hasattr(part, "forward") for part in parts):
+        name, cure = type(processor).__name__, "Leave it out; all others are honoured exactly."
+        parts = [*getattr(processor, "__dict__", {}).values()]
+        parts += processor if isinstance(processor, list) else []
+        nested = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+        if any(hasattr(part, "forward") for part in (*parts, *nested)):
             wrong = "A processor that runs a model of its own cannot be rolled back exactly."
-            cure = "Leave it out; everything else is honoured at every draft position."
-            raise UnsupportedError(explain(wrong, type(processor).__name__, cure))
+            raise UnsupportedError(explain(wrong, name, cure))
+        try:
+            copy.deepcopy(processor)
+        except Exception as error:
+            wrong = "A processor that cannot be copied cannot be rolled back exactly."
+            raise UnsupportedError(explain(wrong, f"{name} ({error})", cure)) from error
 
 
-def _check_ids(sampling: Sampling, model: LanguageModel) -> None:
-    ids = [*sampling.logit_bias]
-    ids += [token for word in sampling.bad_words if not isinstance(word, str) for token in word]
+def _check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
     outside = [token for token in ids if not 0 <= token < model.vocab_size]
     if outside:
         cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
-        wrong = "logit_bias or bad_words name tokens outside the vocabulary."
+        wrong = f"{name} names tokens outside the vocabulary."
         raise InputError(explain(wrong, outside[:5], cure))
 
 

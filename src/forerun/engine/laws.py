@@ -19,6 +19,7 @@ import numpy as np
 from forerun.arrays import to_numpy
 from forerun.drafters.base import Guess
 from forerun.engine.request import Request
+from forerun.types import Drawn
 
 Row = np.ndarray[Any, Any]
 
@@ -78,15 +79,17 @@ class TargetLaws(MadeRows):
     def _make(self, row: int, slot: int) -> Row:
         request = self.requests[row]
         logits = to_numpy(self.logits[row, slot])
-        try:
+        try:  # a grammar or processor of the user's may object to a draft that is never reached
             law = request.law(logits, self.tokens[row, :slot].tolist())
             if request.processors:
                 self._states[row, slot] = copy.deepcopy(request.processors)
             return law / float(law.sum(dtype=np.float64))
-        except ValueError as error:
+        except Exception as error:
             earliest = self.faults.get(row)
             if earliest is None or slot < earliest.slot:
-                self.faults[row] = Fault(slot, str(error))
+                reason = str(error) if isinstance(error, ValueError) else repr(error)
+                place = request.num_output + slot
+                self.faults[row] = Fault(slot, f"at output position {place}: {reason}")
             stand_in = np.zeros_like(logits)
             stand_in[0] = 1.0
             return stand_in
@@ -101,7 +104,7 @@ class DraftLaws(MadeRows):
 
     def law(self, row: int, slot: int) -> Row:
         guess = self.guesses[row]
-        if guess.probs is not None:
+        if guess.probs is not None and guess.drawn is Drawn.SAMPLED:
             return np.asarray(guess.probs[slot])
         point = np.zeros(self.vocab_size)
         point[guess.tokens[slot]] = 1.0

@@ -49,7 +49,10 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _ids(prompt: Any) -> list[int]:
-    found = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
+    try:
+        found = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
+    except ValueError:  # lists of different lengths
+        found = np.asarray(None)
     if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
         received = f"{type(prompt).__name__} of {found.dtype}"
         cure = "Pass a string, a list of token ids, or a list of chat messages."

@@ -31,6 +31,7 @@ class Request:
     bans: Bans
     num_logprobs: int | None = None
     text: TextStream | None = None
+    sample: int = 0  # its place among the samples of its prompt
 
     tokens: list[int] = field(default_factory=list)  # prompt and output
     fates: list[Fate] = field(default_factory=list)

@@ -119,10 +119,19 @@ class Generation:
 
 @dataclass(frozen=True)
 class Piece:
-    """A step of a stream: new text, and the tokens whose arrival released it."""
+    """A step of a stream: new text, and the tokens whose arrival released it.
 
-    text: str
+    parts is the text token by token, with each token's fate.  A character of several tokens belongs
+    to the last, and text held back for a stop string comes with a later piece.
+    """
+
+    parts: list[tuple[str, Fate]]
     tokens: list[int]
     fates: list[Fate]
     index: int = 0  # which prompt of the call
+    sample: int = 0  # and which of its n samples
     finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part, _ in self.parts)

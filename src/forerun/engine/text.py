@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +14,20 @@ class TextStream:
     """The text of one request's output, growing token by token.
 
     A token is decoded together with a few before it, because tokenizers join words and bytes
-    across tokens.  Text that may turn out to be the start of a stop string is held back.
+    across tokens.  Text that may turn out to be the start of a stop string is held back.  Stop
+    strings that are complete before there are min_tokens tokens are text like any other.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, stop_strings: Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop_strings = tuple(stop_strings)
+        self.min_tokens = min_tokens
         self.text = ""  # everything decoded for certain
         self.stopped_at: int | None = None  # where in text a stop string begins
         self._tokens: list[int] = []
+        self._ends: list[int] = []  # where in text the part of each token ends
         self._context = 0  # decoding starts here ...
         self._decoded = 0  # ... and text covers the tokens before this
         self._released = 0  # how much of text has been handed out
@@ -31,22 +37,29 @@ class TextStream:
         self._tokens.append(token)
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode(self._tokens[self._context :])
-        if after.endswith(UNFINISHED) or len(after) <= len(before):
-            return False
-        self._extend(after[len(before) :])
-        self._context, self._decoded = self._decoded, len(self._tokens)
+        if not after.endswith(UNFINISHED) and len(after) > len(before):
+            self._extend(after[len(before) :])
+            self._context, self._decoded = self._decoded, len(self._tokens)
+        self._ends.append(len(self.text))
         return self.stopped_at is not None
 
     def release(self, *, final: bool = False) -> str:
         """The text that may be shown by now; everything, once final."""
+        return "".join(part for _, part in self.release_parts(final=final))
+
+    def release_parts(self, *, final: bool = False) -> list[tuple[int, str]]:
+        """The same, in parts, each with the index of the token that completed it."""
         if final:
             self._finish()
         end = len(self.text) if self.stopped_at is None else self.stopped_at
         if not final and self.stopped_at is None:
             end -= self._held_back()
-        piece = self.text[self._released : max(end, self._released)]
-        self._released += len(piece)
-        return piece
+        parts = []
+        for token in range(bisect_right(self._ends, self._released), len(self._ends)):
+            if part := self.text[self._released : min(self._ends[token], end)]:
+                parts.append((token, part))
+                self._released += len(part)
+        return parts
 
     @property
     def shown(self) -> str:
@@ -55,11 +68,11 @@ class TextStream:
 
     def _extend(self, new: str) -> None:
         """Append text and look for stop strings that end in it."""
-        longest = max((len(stop) for stop in self.stop_strings), default=0)
-        start = max(0, len(self.text) - longest + 1)
+        known = len(self.text)
         self.text += new
-        if self.stopped_at is None:
-            found = [self.text.find(stop, start) for stop in self.stop_strings]
+        if self.stopped_at is None and len(self._tokens) >= self.min_tokens:
+            starts = [max(0, known - len(stop) + 1) for stop in self.stop_strings]
+            found = [self.text.find(*each) for each in zip(self.stop_strings, starts, strict=True)]
             self.stopped_at = min((place for place in found if place >= 0), default=None)
 
     def _finish(self) -> None:
@@ -68,6 +81,8 @@ class TextStream:
         after = self._decode(self._tokens[self._context :])
         self._extend(after[len(before) :])
         self._context = self._decoded = len(self._tokens)
+        if self._ends:
+            self._ends[-1] = len(self.text)
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""

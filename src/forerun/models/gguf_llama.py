@@ -1,12 +1,12 @@
-"""A Llama in a GGUF file, rewritten as a folder that transformers loads at once.
+"""A Llama in a GGUF file, rewritten as a folder that transformers loads in a moment.
 
 transformers can read the file itself, but takes half a minute every time, wants accelerate, and
-shows nothing meanwhile.  Weights are de-quantised to float32, which loses nothing.
+splits numbers unlike the model's own tokenizer.  De-quantising to float32 loses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-CONTROL = 3  # the GGUF token type of special tokens
+BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
+CONTROL = 3  # the type GGUF gives to special tokens
+
 NAMES = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",
@@ -31,15 +33,16 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""What llama.cpp calls the parts, and what transformers calls them."""
+"""What llama.cpp calls the parts of a layer, and what transformers calls them."""
 
 
 def convert(source: Path, folder: Path, title: str) -> None:
-    """Write config, tokenizer and weights of `source` into an existing folder."""
-    with tqdm(
-        total=source.stat().st_size, desc=title, unit="B", unit_scale=True, disable=None
-    ) as bar:
+    """Write the configuration, tokenizer and weights of `source` into `folder`."""
+    size = source.stat().st_size
+    # The header's 98,000 strings take as long to read as all the weights.
+    with tqdm(desc=title, total=2 * size, bar_format=BAR, disable=None) as bar:
         reader = GGUFReader(source)
+        bar.update(size)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(fields)
         config.save_pretrained(folder)
@@ -48,10 +51,10 @@ def convert(source: Path, folder: Path, title: str) -> None:
         for tensor in reader.tensors:
             values = dequantize(tensor.data, tensor.tensor_type)
             if ".attn_q." in tensor.name:
-                values = _interleaved(values, config.num_attention_heads)
+                values = _halved(values, config.num_attention_heads)
             elif ".attn_k." in tensor.name:
-                values = _interleaved(values, config.num_key_value_heads)
-            weights[_name(tensor.name)] = np.ascontiguousarray(values, dtype=np.float32)
+                values = _halved(values, config.num_key_value_heads)
+            weights[_name(tensor.name)] = values
             bar.update(tensor.n_bytes)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         bar.update(bar.total - bar.n)
@@ -78,28 +81,31 @@ def _config(fields: Mapping[str, Any]) -> Any:
 
 
 def _tokenizer(fields: Mapping[str, Any]) -> Any:
-    """Byte-level BPE with single digits, which is what GGUF calls "smollm"."""
-    tokens: Sequence[str] = fields["tokenizer.ggml.tokens"]
-    kinds: Sequence[int] = fields["tokenizer.ggml.token_type"]
+    """Byte-level BPE where every digit stands alone, which is what GGUF calls "smollm"."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    kinds: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    core = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    core = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     digits = pre_tokenizers.Digits(individual_digits=True)
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     core.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL]
     core.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+
+    def token(role: str) -> str:
+        index: int = fields[f"tokenizer.ggml.{role}_token_id"]
+        return tokens[index]
+
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
+        bos_token=token("bos"),
+        eos_token=token("eos"),
+        pad_token=token("padding"),
+        unk_token=token("unknown"),
         model_max_length=fields["llama.context_length"],
         clean_up_tokenization_spaces=False,
         chat_template=fields["tokenizer.chat_template"],
-        **{
-            f"{ours}_token": tokens[fields[f"tokenizer.ggml.{its}_token_id"]]
-            for ours, its in names.items()
-        },
     )
 
 
@@ -110,8 +116,8 @@ def _name(name: str) -> str:
     return f"model.{place}{NAMES[part]}.{kind}"
 
 
-def _interleaved(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Undo llama.cpp's order of the rotary pairs: it keeps the two halves of a pair adjacent."""
+def _halved(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+    """Rows of each head from rotary pairs side by side, llama.cpp's order, to two halves."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.base import LanguageModel
+from forerun.models.bundled import local_copy
 from forerun.models.function import FunctionModel
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ def load(
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments go to
-    `AutoModelForCausalLM.from_pretrained`.
+    `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
+    that is installed; naming a `revision` asks for the hub's.
     """
     wrapper = huggingface_model()
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,10 +30,11 @@ def load(
         for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
         if name in from_pretrained_kwargs
     }
+    place = (None if "revision" in shared else local_copy(str(name_or_path))) or name_or_path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **shared)
+        tokenizer = AutoTokenizer.from_pretrained(place, **shared)
         model = AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype=dtype or "auto", **from_pretrained_kwargs
+            place, dtype=dtype or "auto", **from_pretrained_kwargs
         )
     except (OSError, ValueError) as error:
         raise InputError(
@@ -45,7 +48,9 @@ def load(
         ) from error
     if device is not None:
         model = model.to(device)
-    return wrapper(model.eval(), tokenizer)
+    loaded = wrapper(model.eval(), tokenizer)
+    loaded.name = str(name_or_path)
+    return loaded
 
 
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:

@@ -7,12 +7,15 @@ and so integrates the coins out of this very code.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import array_api_compat as compat
+import numpy as np
 
-from forerun.arrays import Array, Namespace, index_dtype, put_rows
+from forerun.arrays import Array, Namespace, index_dtype, positive_part, put_rows, to_numpy
 from forerun.rows import Rows
 
 
@@ -23,7 +26,7 @@ class Noise(Protocol):
         """Booleans (B, len(slots)), each true with its chance (B, len(slots))."""
         ...
 
-    def draw(self, weights: Array) -> Array:
+    def draw(self, weights: Residual) -> Array:
         """The extra token of each row, (B,), from weights (B, V) that need no normaliser."""
         ...
 
@@ -41,8 +44,9 @@ class Trial:
     lengths: Array  # (B,)
     target: Rows  # (B, K + 1, V)
     draft: Rows | None  # (B, K, V)
+    at_a_time: int | None = None  # rows to compute with at once; None for all of them
 
-    @property
+    @cached_property
     def used(self) -> Array:
         """Which slots hold a draft token, (B, K)."""
         slots = self.xp.arange(
@@ -50,12 +54,18 @@ class Trial:
         )
         return slots[None, :] < self.lengths[:, None]
 
-    @property
+    @cached_property
     def everyone(self) -> Array:
         """The row numbers, (B,)."""
         return self.xp.arange(
             self.tokens.shape[0], dtype=self.tokens.dtype, device=compat.device(self.tokens)
         )
+
+    @cached_property
+    def draft_at(self) -> Array:
+        """The probability the drafter gave each of its tokens, (B, K); 0 in slots without one."""
+        assert self.draft is not None, "law-only rules are never reached without a draft law"
+        return self.draft.at(self.tokens, self.used)
 
 
 class Rule(Protocol):
@@ -87,29 +97,49 @@ def count_leading(xp: Namespace, accepted: Array) -> Array:
     return xp.sum(alive, axis=1, dtype=index_dtype(xp))
 
 
-def positive_part(xp: Namespace, weights: Array) -> Array:
-    """(a)+ = max(a, 0), entry by entry."""
-    return xp.maximum(weights, xp.zeros_like(weights[:1, :1]))
-
-
-def residual(trial: Trial, num_accepted: Array, scale: Array | None = None) -> Array:
+@dataclass(frozen=True)
+class Residual:
     """What the target's row after the accepted tokens still owes, (B, V), unnormalised.
 
     (scale * p - q)+ at the refused slot, p itself where every draft token was accepted.  Only
-    one row per sequence is read.  Where rounding leaves no residual at all, p stands in: such a
-    refusal has probability of the order of the rounding.
+    one row per sequence is read, when it is asked for.  Where rounding leaves no residual at all,
+    p stands in: such a refusal has probability of the order of the rounding.
     """
-    xp = trial.xp
-    whole = trial.target.take(trial.everyone, num_accepted)
-    refused = num_accepted < trial.lengths
-    if not bool(xp.any(refused)):
-        return whole
-    assert trial.draft is not None, "law-only rules are never reached without draft probabilities"
-    rows, slots = trial.everyone[refused], num_accepted[refused]
-    target = whole if rows.shape[0] == whole.shape[0] else whole[refused]
-    owed = target if scale is None else scale[refused][:, None] * target
-    owed = positive_part(xp, owed - trial.draft.take(rows, slots))
-    nothing = xp.max(owed, axis=1, keepdims=True) <= 0
-    if bool(xp.any(nothing)):
-        owed = xp.where(nothing, target, owed)
-    return put_rows(xp, refused, owed, whole)
+
+    trial: Trial
+    num_accepted: Array  # (B,)
+    scale: Array | None = None  # (B,)
+
+    def take(self, some: slice) -> Array:
+        """The weights of some of the rows, (R, V)."""
+        trial, num_accepted = self.trial, self.num_accepted[some]
+        xp, everyone = trial.xp, trial.everyone[some]
+        whole = trial.target.take(everyone, num_accepted)
+        refused = num_accepted < trial.lengths[some]
+        if trial.draft is None or not bool(xp.any(refused)):
+            return whole
+        rows, slots = everyone[refused], num_accepted[refused]
+        target = whole if rows.shape[0] == whole.shape[0] else whole[refused]
+        owed = target if self.scale is None else self.scale[some][refused][:, None] * target
+        owed = positive_part(xp, owed - trial.draft.take(rows, slots))
+        nothing = xp.max(owed, axis=1, keepdims=True) <= 0
+        if bool(xp.any(nothing)):
+            owed = xp.where(nothing, target, owed)
+        return put_rows(xp, refused, owed, whole)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """All of them: to NumPy, and to noise that looks at weights, this is a table (B, V)."""
+        return np.asarray(to_numpy(self.take(slice(None))), dtype=dtype)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self))
+
+
+def slices(num_rows: int, at_a_time: int | None) -> list[slice]:
+    """Rows in runs of so many.
+
+    A processor's cache holds few long rows, and rows are independent, so what is computed from
+    whole rows is computed for some of them at a time.
+    """
+    step = num_rows if at_a_time is None else at_a_time
+    return [slice(start, start + step) for start in range(0, num_rows, max(1, step))]

@@ -5,7 +5,8 @@ which is never below the product that the `ratio` rule gives; the gain grows wit
 
 Slots are tested from the *last* to the first and the first success decides.  A failed coin says
 nothing about shorter prefixes: stopping at the first failure from the left is a different, biased
-rule (kept among the mutants).
+rule (kept among the mutants).  The chance h_i of a slot is at most pi_i, so it is tested by two
+coins, pi_i and h_i / pi_i: whole rows are read only where the first one falls well.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, put_rows
-from forerun.rules.base import Noise, Trial, positive_part, residual
+from forerun.arrays import Array, positive_part, put_rows
+from forerun.rules.base import Noise, Residual, Trial, slices
 from forerun.rules.ratio import ratios
 
 
@@ -34,12 +35,16 @@ class Block:
             testable = undecided & (trial.lengths >= kept)
             if not bool(xp.any(testable)):
                 continue
-            chances = _chances(trial, survival[:, kept], kept, testable)
-            passed = noise.coins([kept - 1], chances[:, None])[:, 0] & testable
-            num_accepted = xp.where(passed, xp.full_like(num_accepted, kept), num_accepted)
+            pi = survival[:, kept]
+            hopeful = testable & noise.coins([2 * kept - 2], pi[:, None])[:, 0]
+            if not bool(xp.any(hopeful)):
+                continue
+            shares = _shares(trial, pi, kept, hopeful & (trial.lengths > kept))
+            passed = hopeful & noise.coins([2 * kept - 1], shares[:, None])[:, 0]
+            num_accepted = xp.where(passed, kept, num_accepted)
             undecided = undecided & ~passed
         scale = xp.take_along_axis(survival, num_accepted[:, None], axis=1)[:, 0]
-        return num_accepted, noise.draw(residual(trial, num_accepted, scale))
+        return num_accepted, noise.draw(Residual(trial, num_accepted, scale))
 
 
 def survivals(trial: Trial) -> Array:
@@ -48,23 +53,24 @@ def survivals(trial: Trial) -> Array:
     columns = [xp.ones(found.shape[0], dtype=found.dtype, device=compat.device(found))]
     for slot in range(found.shape[1]):
         grown = columns[-1] * found[:, slot]
-        columns.append(xp.minimum(grown, xp.ones_like(grown)))
+        columns.append(xp.minimum(grown, 1.0))
     return xp.stack(columns, axis=1)
 
 
-def _chances(trial: Trial, survival: Array, kept: int, testable: Array) -> Array:
-    """h_i, (B,): pi_K at a row's last token, Z / (Z + 1 - pi) before it."""
+def _shares(trial: Trial, pi: Array, kept: int, inner: Array) -> Array:
+    """h / pi, (B,): h = Z / (Z + 1 - pi) where inner (B,) is true, pi at a row's last token."""
     xp = trial.xp
-    chances = xp.where(testable, survival, xp.zeros_like(survival))
-    inner = testable & (trial.lengths > kept)
+    shares = xp.ones_like(pi)
+    inner = inner & (pi > 0) & (pi < 1)  # h = pi at both ends
     rows = trial.everyone[inner]
     if rows.shape[0] == 0:
-        return chances
-    assert trial.draft is not None, "law-only rules are never reached without draft probabilities"
-    slots, pi = xp.full_like(rows, kept), survival[inner]
-    owed = pi[:, None] * trial.target.take(rows, slots) - trial.draft.take(rows, slots)
-    missing = xp.sum(positive_part(xp, owed), axis=1)  # Z
-    whole = missing + (1 - pi)
-    ones = xp.ones_like(whole)
-    share = xp.where(whole > 0, missing / xp.where(whole > 0, whole, ones), ones)
-    return put_rows(xp, inner, share, chances)
+        return shares
+    assert trial.draft is not None, "law-only rules are never reached without a draft law"
+    parts = []
+    for some in slices(rows.shape[0], trial.at_a_time):
+        there, left = rows[some], pi[inner][some]
+        slots = xp.full_like(there, kept)
+        owed = left[:, None] * trial.target.take(there, slots) - trial.draft.take(there, slots)
+        missing = xp.sum(positive_part(xp, owed), axis=1)  # Z
+        parts.append(missing / (left * (missing + 1 - left)))
+    return put_rows(xp, inner, xp.concat(parts), shares)

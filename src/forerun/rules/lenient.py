@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forerun.arrays import Array
 from forerun.errors import InputError, explain
-from forerun.rules.base import Noise, Trial, count_leading, residual
+from forerun.rules.base import Noise, Residual, Trial, count_leading
 from forerun.rules.ratio import ratios
 
 
@@ -31,5 +31,5 @@ class Lenient:
         chances = xp.minimum(found, xp.ones_like(found))
         accepted = noise.coins(list(range(chances.shape[1])), chances) & trial.used
         num_accepted = count_leading(xp, accepted)
-        scale = xp.ones_like(trial.target.take(trial.everyone, num_accepted)[:, 0]) / self.lenience
-        return num_accepted, noise.draw(residual(trial, num_accepted, scale))
+        scale = xp.full_like(found[:, 0], 1 / self.lenience) if found.shape[1] else None
+        return num_accepted, noise.draw(Residual(trial, num_accepted, scale))

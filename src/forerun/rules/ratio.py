@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.arrays import Array
-from forerun.rules.base import Noise, Trial, count_leading, residual
+from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,15 @@ class Ratio:
         chances = acceptance_chances(trial)
         accepted = noise.coins(list(range(chances.shape[1])), chances) & trial.used
         num_accepted = count_leading(trial.xp, accepted)
-        return num_accepted, noise.draw(residual(trial, num_accepted))
+        return num_accepted, noise.draw(Residual(trial, num_accepted))
 
 
 def ratios(trial: Trial) -> Array:
     """p(x) / q(x) of every drafted token, (B, K); 0 in slots that hold none."""
-    assert trial.draft is not None, "law-only rules are never reached without draft probabilities"
-    used = trial.used
-    target_at, draft_at = trial.target.at(trial.tokens, used), trial.draft.at(trial.tokens, used)
-    return target_at / trial.xp.where(used, draft_at, trial.xp.ones_like(draft_at))
+    target_at = trial.target.at(trial.tokens, trial.used)
+    return target_at / trial.xp.where(trial.used, trial.draft_at, 1.0)
 
 
 def acceptance_chances(trial: Trial) -> Array:
     """min(1, p(x) / q(x)), (B, K)."""
-    found = ratios(trial)
-    return trial.xp.minimum(found, trial.xp.ones_like(found))
+    return trial.xp.minimum(ratios(trial), 1.0)

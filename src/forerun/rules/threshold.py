@@ -6,12 +6,12 @@ x is kept when p(x) >= single, or when a coin falls below p(x) / accumulated.  W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.arrays import Array
 from forerun.errors import InputError, explain
 from forerun.rows import Points
-from forerun.rules.base import Noise, Trial, count_leading, residual
+from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,5 @@ class Threshold:
         accepted = noise.coins(list(range(chances.shape[1])), chances) & used
         num_accepted = count_leading(xp, accepted)
         whole = trial.target.take(trial.everyone, num_accepted)
-        refused = Points(xp, trial.tokens, whole.shape[1], whole)
-        as_points = Trial(xp, trial.tokens, trial.lengths, trial.target, refused)
-        return num_accepted, noise.draw(residual(as_points, num_accepted))
+        refused = Points(xp, trial.tokens, whole.shape[1], whole.dtype)
+        return num_accepted, noise.draw(Residual(replace(trial, draft=refused), num_accepted))

@@ -7,13 +7,13 @@ particular that tends to greedy as the temperature falls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import array_api_compat as compat
 
 from forerun.arrays import Array
 from forerun.errors import InputError, explain
-from forerun.rules.base import Noise, Trial, count_leading
+from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Typical:
         bars = [self._bar(trial, slot) for slot in range(found.shape[1])]
         accepted = used & (found > xp.stack(bars, axis=1)) if bars else used
         num_accepted = count_leading(xp, accepted)
-        return num_accepted, noise.draw(trial.target.take(trial.everyone, num_accepted))
+        return num_accepted, noise.draw(Residual(replace(trial, draft=None), num_accepted))
 
     def _bar(self, trial: Trial, slot: int) -> Array:
         """The probability a token has to pass at this slot, (B,)."""

@@ -1,0 +1,100 @@
+"""`forerun demo`: the same seed, plain and speculative, from a real model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.cli.loading import load_target
+from forerun.cli.paint import legend
+from forerun.cli.screen import Screen
+from forerun.cli.terminal import wants_colour
+from forerun.doctor import diagnose
+from forerun.drafters import Drafter, NGram
+from forerun.engine.generate import generate, stream
+from forerun.engine.results import Generation
+from forerun.sampling import Sampling
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=3)
+MAX_NEW_TOKENS = 72
+
+PROMPTS = {
+    "An edit: the answer is mostly in the prompt, so looking it up guesses well.": (
+        "Correct the spelling mistakes in this text:\n\n"
+        "The sun stood low when we reached the harbour. The fishermen were mending their nets, "
+        "and the children were runing along the wall to watch the boats come in. Nobody spoke "
+        "much, because everybody was tired from the long day. Then somebody began to sing, and "
+        "the whole harbour sang with him until the moon stood high over the sea."
+    ),
+    "A question: there is nothing to look up, and most guesses are refused.": (
+        "Why is the sky blue?"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A generation, and how long it took from asking to the last token."""
+
+    found: Generation
+    seconds: float
+
+    def __str__(self) -> str:
+        stats = self.found.stats
+        return (
+            f"{stats.rounds:>3} rounds, {stats.tokens_per_round:.2f} tokens per round, "
+            f"{self.seconds:.1f} s, {stats.emitted / self.seconds:.1f} tokens/s"
+        )
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "demo",
+        help="plain and speculative side by side: the same text, and the measured ratio",
+        description="Answer two prompts plainly and speculatively, from the same seed.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    target = load_target(None)
+    generate(target, "Once", drafter=NGram(), max_new_tokens=8, ignore_eos=True)  # warms it up
+    print(
+        f"{target.name}, temperature {SAMPLING.temperature:g}, top-p {SAMPLING.top_p:g}, "
+        f"seed {SAMPLING.seed}"
+    )
+    return max(_compare(target, title, prompt) for title, prompt in PROMPTS.items())
+
+
+def _compare(target: Any, title: str, prompt: str) -> int:
+    """Answer one prompt both ways; status 1 if the texts differ for no good reason."""
+    print(f"\n{title}\n\nprompt: {prompt}")
+    print("\nplain:")
+    plain = _answer(target, prompt, None)
+    print(f"\nspeculative ({legend()}):" if wants_colour() else "\nspeculative:")
+    ahead = _answer(target, prompt, NGram())
+    print(f"\nplain        {plain}\nspeculative  {ahead}")
+    difference = diagnose(
+        target, plain.found.prompt_tokens, plain.found.tokens, ahead.found.tokens, sampling=SAMPLING
+    )
+    if difference is not None:
+        print(f"The texts differ: {difference}.")
+        return int(not difference.is_near_tie)
+    ratio = plain.seconds / ahead.seconds
+    verdict = "" if ratio > 1 else ": drafting does not pay here"
+    print(f"The same {len(ahead.found.tokens)} tokens, {ratio:.2f}x as fast{verdict}.")
+    return 0
+
+
+def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:
+    """Show the answer as it comes, and time it."""
+    chat = [{"role": "user", "content": prompt}]
+    start = time.perf_counter()
+    pieces = stream(
+        target, [chat], drafter=drafter, sampling=SAMPLING, max_new_tokens=MAX_NEW_TOKENS
+    )
+    Screen([prompt], colour=wants_colour()).show(pieces)
+    seconds = time.perf_counter() - start
+    return Timed(pieces.results()[0], seconds)

@@ -1,0 +1,180 @@
+"""`forerun generate`: the answer on standard output, what is to say about it on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from forerun import rules
+from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.paint import legend
+from forerun.cli.prompts import read_prompts
+from forerun.cli.screen import Screen
+from forerun.cli.summary import as_dict, summary
+from forerun.cli.terminal import wants_colour
+from forerun.engine.generate import stream
+from forerun.engine.results import Generation
+from forerun.errors import InputError, explain
+from forerun.models.bundled import NAME
+from forerun.sampling import Sampling
+
+EXAMPLES = """examples:
+  forerun generate "What is the capital of France?"
+  forerun generate "Summarise this:" --file report.txt --stats
+  git diff | forerun generate --system "Write a commit message for this diff."
+  forerun generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
+  forerun generate "Explain KV caches." --target Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B
+  forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
+  forerun generate --prompts questions.jsonl --json > answers.jsonl
+
+Under the rule match the same seed gives the same text, whatever the drafter and draft length.
+On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
+"""
+
+OPTIONS: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0 is greedy"),
+    "top_k": (int, "only the so many likeliest tokens"),
+    "top_p": (float, "only the likeliest tokens that hold this share of the probability"),
+    "min_p": (float, "only tokens with this share of the likeliest one's probability"),
+    "repetition_penalty": (float, "divides the logits of tokens in prompt and answer"),
+    "presence_penalty": (float, "taken from the logits of tokens in the answer"),
+    "frequency_penalty": (float, "the same, for each time they occur"),
+    "seed": (int, "the same one gives the same text (default: a fresh one)"),
+}
+"""Fields of `Sampling` that are flags."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "generate",
+        help="answer a prompt with any Hugging Face causal model",
+        description="Answer a prompt: the target's own text, drafted ahead and verified.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompt", nargs="?", help="its text; without it, what is piped in")
+    parser.add_argument("--file", metavar="F", help="the prompt, or its end, from a file or -")
+    parser.add_argument("--prompts", metavar="F", help='one per line, or JSON lines with "prompt"')
+    parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
+    parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
+    parser.add_argument("--stats", action="store_true", help="tell on stderr how it went")
+
+    models = parser.add_argument_group("models")
+    models.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
+    models.add_argument(
+        "--drafter", metavar="D", default="ngram", help="ngram (default), none, or a model"
+    )
+    models.add_argument("--draft-length", metavar="K", type=int, default=5, help="(default: 5)")
+    models.add_argument(
+        "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
+    )
+    models.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
+    models.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16", "float64"),
+        help="(default: the one the weights were saved in)",
+    )
+
+    sampling = parser.add_argument_group("sampling")
+    for name, (kind, text) in OPTIONS.items():
+        default = 0.0 if name == "temperature" else getattr(Sampling, name)
+        text += "" if default is None else f" (default: {default:g})"
+        sampling.add_argument(_flag(name), metavar="X", type=kind, default=default, help=text)
+    sampling.add_argument(
+        "--max-new-tokens", metavar="N", type=int, default=256, help="(default: 256)"
+    )
+    sampling.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; repeatable"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling, rule = _checked(args)
+    prompts = read_prompts(args)
+    drafter = load_drafter(args.drafter, args.device, args.dtype)
+    target = load_target(args.target, args.device, args.dtype)
+    pieces = stream(
+        target,
+        [_chat(target, prompt, args) for prompt in prompts],
+        drafter=drafter,
+        draft_length=args.draft_length,
+        rule=rule,
+        sampling=sampling,
+        max_new_tokens=args.max_new_tokens,
+        stop=args.stop,
+    )
+    screen = Screen(prompts, colour=wants_colour())
+    interrupted = False
+    try:
+        if args.json:
+            for _ in pieces:
+                pass
+        else:
+            if screen.colour and drafter is not None and sys.stderr.isatty():
+                print(legend(), file=sys.stderr)
+            screen.show(pieces)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not args.json:
+            screen.break_off()
+    found: list[Generation] = pieces.results()
+    if args.json:
+        for each in found:
+            print(json.dumps(as_dict(each)))
+    failed = _report(found, with_stats=args.stats)
+    return 130 if interrupted else int(failed)
+
+
+def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
+    """Refuse what can be refused before a model is loaded."""
+    sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
+    rule = rules.get(args.rule)
+    for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
+        value = getattr(args, name)
+        if value < least:
+            raise InputError(
+                explain(f"{_flag(name)} is too small.", value, f"Use {least} or more.")
+            )
+    if "" in args.stop:
+        cure = "Pass the text that should end the answer."
+        raise InputError(explain("A stop string is empty.", args.stop, cure))
+    if args.raw and args.system is not None:
+        cure = "Leave out one of them."
+        raise InputError(explain("Raw text has no system message.", "--raw and --system", cure))
+    if not rule.lossless:
+        print(f"note: the rule {rule.name} is lossy, so the text may change", file=sys.stderr)
+    return sampling, rule
+
+
+def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
+    """The prompt as chat messages, where the model has a template for them."""
+    has_template = getattr(target.tokenizer, "chat_template", None) is not None
+    if args.system is not None and not has_template:
+        cure = "Leave out --system, or write it into the prompt."
+        wrong = "A system message needs a chat template."
+        raise InputError(explain(wrong, f"{target.name} without one", cure))
+    if args.raw or not has_template:
+        return prompt
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def _report(found: list[Generation], *, with_stats: bool) -> bool:
+    """Statistics, if wanted; notes and failures always.  True if anything failed."""
+    for number, each in enumerate(found, start=1):
+        which = f"[{number}/{len(found)}] " if len(found) > 1 else ""
+        if with_stats:
+            print(which + summary(each), file=sys.stderr)
+        for note in each.stats.notes:
+            print(f"{which}note: {note}", file=sys.stderr)
+        if each.error is not None:
+            print(f"{which}failed: {each.error}", file=sys.stderr)
+    return any(each.error is not None for each in found)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

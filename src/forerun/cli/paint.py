@@ -1,0 +1,35 @@
+"""Tokens in the colour of their fate.
+
+Blue and orange are told apart by every kind of eyes; corrections are underlined as well, for
+terminals and eyes without colour.  Bonus tokens, which plain decoding is made of, stay plain.
+"""
+
+from __future__ import annotations
+
+from forerun.engine.results import Fate
+
+RESET = "\033[0m"
+COLOURS = {
+    Fate.ACCEPTED: "\033[38;5;33m",
+    Fate.CORRECTION: "\033[4;38;5;172m",
+    Fate.BONUS: "",
+}
+MEANINGS = {
+    Fate.ACCEPTED: "accepted from the draft",
+    Fate.CORRECTION: "correction of a wrong guess",
+    Fate.BONUS: "bonus, the target's own",
+}
+
+
+def painted(text: str, fate: Fate) -> str:
+    """Text as a terminal should show it: spaces are left alone, and no text is a command."""
+    tame = text.replace("\033", "␛")
+    word = tame.strip()
+    if not word or not COLOURS[fate]:
+        return tame
+    before, _, after = tame.partition(word)
+    return f"{before}{COLOURS[fate]}{word}{RESET}{after}"
+
+
+def legend() -> str:
+    return " · ".join(painted(meaning, fate) for fate, meaning in MEANINGS.items())

@@ -1,0 +1,43 @@
+"""What speculation did for a generation, in three lines or in JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.engine.results import Generation
+
+
+def summary(found: Generation) -> str:
+    """Rounds and speed; the draft's fortune, if anything was drafted; and where time went."""
+    stats, total = found.stats, found.stats.seconds.total
+    speed = f"{stats.emitted / total:.1f} tokens/s" if total else "no time at all"
+    lines = [
+        f"{stats.emitted} tokens in {stats.rounds} rounds, {stats.tokens_per_round:.2f} per round; "
+        f"{total:.2f} s, {speed}; finish reason: {found.finish_reason}"
+    ]
+    if stats.drafted:
+        rates = zip(stats.acceptance_by_position, stats.reached_by_position, strict=True)
+        positions = " ".join(f"{rate:.0%}" if reached else "-" for rate, reached in rates)
+        lines.append(
+            f"draft: {stats.accepted} of {stats.drafted} tokens accepted "
+            f"({stats.acceptance_rate:.0%}); by position, once reached: {positions}"
+        )
+    if total:
+        shares = vars(stats.seconds).items()
+        lines.append(
+            "time: " + ", ".join(f"{stage} {spent / total:.1%}" for stage, spent in shares)
+        )
+    return "\n".join(lines)
+
+
+def as_dict(found: Generation) -> dict[str, Any]:
+    """The generation for other programs to read."""
+    report: dict[str, Any] = {
+        "text": found.text,
+        "tokens": found.tokens,
+        "fates": [fate.value for fate in found.fates],
+        "finish_reason": found.finish_reason,
+        "seed": found.seed,
+        "stats": found.stats.to_dict(),
+    }
+    return report if found.error is None else {**report, "error": found.error}

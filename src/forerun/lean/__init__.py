@@ -1,0 +1,13 @@
+"""A forward pass of our own for Llama-family models on a CPU, in float32.
+
+On a CPU a pass over a few tokens should cost what reading the weights once costs, so that scoring
+a draft is nearly free.  torch's matrix products do not manage that for 2 to 16 rows, and a third
+of a small model's step is Python.  Here a whole pass is one compiled call: `tile` multiplies,
+`linear` and `attention` are made of it, `crew` shares the work between threads, `forward` strings
+it together, `weights` takes it all from a transformers model, and `model` is what the engine sees.
+
+Every number of a token is computed by the same operations in the same order whatever else is in
+the pass, so logits do not depend, to the last bit, on the draft, the batch or the threads.
+
+Importing this package needs the extra `cpu`: Numba.
+"""

@@ -1,0 +1,231 @@
+"""`certify` on functions of all kinds: right, wrong, unlistable, and broken.
+
+The sampled tests have fixed seeds; a correct function would be rejected, over the choice of the
+seed, with probability 1e-6 per case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forerun as fr
+from forerun import rules
+from forerun.certification import Case, standard_cases
+from forerun.certification.cases import contextual, mixed
+from forerun.certification.mutants import _bare_target, _walk
+
+
+def residual(target: Any, draft: Any) -> Any:
+    owed = np.maximum(target - draft, 0)
+    owed = owed if owed.sum() > 1e-12 else target
+    return owed / owed.sum()
+
+
+def own(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """The ratio rule as somebody might write it: all coins at once, in logarithms."""
+    slots = np.arange(len(tokens))
+    with np.errstate(divide="ignore"):
+        bars = np.log(target[slots, tokens]) - np.log(draft[slots, tokens])
+    kept = 0
+    for coin, bar in zip(rng.random(len(tokens)), bars, strict=True):
+        if not np.log(coin) < bar:
+            break
+        kept += 1
+    law = target[-1] if kept == len(tokens) else residual(target[kept], draft[kept])
+    return [*tokens[:kept], rng.choice(len(law), p=law)]
+
+
+def hidden(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """The same with a generator of its own that nobody can follow."""
+    return own(tokens, draft, target, np.random)
+
+
+def by_inverse(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Draws by searching a cumulative sum, which looks at the number itself."""
+    kept = 0
+    for p, q, token in zip(target, draft, tokens, strict=False):
+        if rng.random() * q[token] >= p[token]:
+            break
+        kept += 1
+    law = target[-1] if kept == len(tokens) else residual(target[kept], draft[kept])
+    token = np.searchsorted(np.cumsum(law), rng.uniform(), side="right")
+    return [*tokens[:kept], min(int(token), len(law) - 1)]
+
+
+def with_verify(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Our own front door inside a user's function."""
+    guess = fr.Draft.sampled(tokens, draft) if len(tokens) else fr.Draft.point([[]])
+    seed = int(rng.integers(2**63))
+    return fr.verify(guess, target, rule="block", seed=seed).tokens()[0]
+
+
+@pytest.fixture
+def few() -> list[Case]:
+    target, draft = contextual(3, 1), mixed(contextual(3, 1), contextual(3, 2), 0.5)
+    return [Case("small", 3, target, draft, 2, 3)]
+
+
+# --- exactly -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", rules.names())
+def test_rules_by_name_and_as_objects(rule: str) -> None:
+    found = fr.certify(rule)
+    assert found.method == "exact"
+    assert found.lossless == rules.get(rule).lossless
+    assert (found.bias <= 1e-12) == found.lossless
+    assert len(found.findings) == 2 * len(list(standard_cases()))
+
+
+def test_a_function_of_ones_own_passes_exactly() -> None:
+    found = fr.certify(own)
+    assert found.subject == "own"
+    assert found.method == "exact"
+    assert found.lossless
+    assert found.bias <= 1e-12
+    assert found.detectable == 1e-12
+
+
+def test_the_standard_cases_have_what_goes_wrong() -> None:
+    """Distinct rows, zeros, equal laws, disjoint ones, certainties, several rounds, changing K."""
+    cases = {case.name: case for case in standard_cases()}
+    assert len(cases) >= 12
+    rows = cases["context-dependent rows"].target
+    assert not np.allclose(rows(()), rows((0,)))
+    assert not np.allclose(rows((0,)), rows((1,)))
+    assert cases["no draft"].draft_length == 0
+    assert any((cases["impossible tokens"].target(p) == 0).any() for p in [(), (0,), (1,), (2,)])
+    same = cases["drafter equals target"]
+    assert np.array_equal(same.target((1,)), same.draft((1,)))
+    apart = cases["nothing in common"]
+    assert apart.target(()) @ apart.draft(()) == 0
+    assert cases["certain target"].target(()).max() == 1
+    assert cases["certain drafter"].draft(()).max() == 1
+    several = cases["several rounds"]
+    assert several.draft_length == 1
+    assert several.length == 4
+    lengths = cases["K changes"].draft_length
+    assert callable(lengths)
+    assert {lengths((0,) * n) for n in range(4)} == {0, 1, 2}
+    for case in cases.values():
+        assert case.target(()).sum() == pytest.approx(1)
+
+
+def test_another_seed_gives_other_cases() -> None:
+    first, second = next(standard_cases(0)), next(standard_cases(1))
+    assert not np.allclose(first.target(()), second.target(()))
+    assert np.array_equal(first.target((1,)), next(standard_cases(0)).target((1,)))
+
+
+# --- by sampling -------------------------------------------------------------------------------
+
+
+def test_randomness_from_elsewhere_is_noticed(few: list[Case]) -> None:
+    np.random.seed(3)  # noqa: NPY002
+    found = fr.certify(hidden, cases=few, samples=4000)
+    assert found.method == "sampled"
+    assert found.lossless
+
+
+@pytest.mark.parametrize("function", [by_inverse, with_verify])
+def test_code_that_cannot_be_listed_is_sampled(few: list[Case], function: Any) -> None:
+    found = fr.certify(function, cases=few, samples=2000)
+    assert found.method == "sampled"
+    assert found.lossless
+    (finding,) = found.findings
+    assert finding.samples == 2000
+    assert 0 < finding.limit < finding.detectable < 0.2
+    assert finding.power == 0.999
+
+
+def test_sampling_catches_a_bias_it_says_it_would(few: list[Case]) -> None:
+    """The bias is known from the exact test, and is above the stated level."""
+    exact = fr.certify(_bare_target, cases=few, method="exact")
+    found = fr.certify(_bare_target, cases=few, method="sampled", samples=12_000)
+    assert exact.bias > found.detectable
+    assert not found.lossless
+    assert found.bias == pytest.approx(exact.bias, abs=found.findings[0].limit)
+
+
+def test_sampling_lets_a_correct_function_pass(few: list[Case]) -> None:
+    found = fr.certify(_walk, cases=few, method="sampled", samples=6000)
+    assert found.lossless
+    assert found == fr.certify(_walk, cases=few, method="sampled", samples=6000)  # and repeats
+
+
+def test_more_samples_see_smaller_biases(few: list[Case]) -> None:
+    coarse = fr.certify(_walk, cases=few, method="sampled", samples=1000)
+    fine = fr.certify(_walk, cases=few, method="sampled", samples=4000)
+    assert fine.detectable == pytest.approx(coarse.detectable / 2)
+
+
+def test_sampling_uses_a_few_of_the_standard_cases() -> None:
+    found = fr.certify(by_inverse, samples=1000)
+    names = [finding.case for finding in found.findings]
+    assert names == [case.name for case in standard_cases() if case.sampled]
+    assert found.lossless
+
+
+# --- what is no emission at all ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["exact", "sampled"])
+@pytest.mark.parametrize(
+    ("answer", "note"),
+    [
+        (lambda tokens, size: [size], "vocabulary of 3"),
+        (lambda tokens, size: [-1], "vocabulary of 3"),
+        (lambda tokens, size: [*tokens, 0, 0], "emitted 4 tokens for a draft of 2"),
+        (lambda tokens, size: [], "emitted 0 tokens"),
+    ],
+)
+def test_an_impossible_answer_is_reported(
+    few: list[Case], method: str, answer: Any, note: str
+) -> None:
+    def broken(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        return answer(tokens, target.shape[1])
+
+    found = fr.certify(broken, cases=few, method=method, samples=1000)
+    assert not found.lossless
+    assert note in found.worst.note
+    assert note in str(found)
+    assert found.bias == 1.0
+
+
+def test_too_few_tokens_are_a_bias(few: list[Case]) -> None:
+    """A verifier that drops its bonus token is still lossless: the next round makes it up."""
+
+    def short(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        emitted = own(tokens, draft, target, rng)
+        return emitted[:-1] if len(emitted) == len(tokens) + 1 > 1 else emitted
+
+    def truncated(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        return own(tokens, draft, target, rng)[-1:]
+
+    assert fr.certify(short, cases=few).lossless
+    assert not fr.certify(truncated, cases=few).lossless
+
+
+def test_errors_of_the_function_are_the_callers_to_see(few: list[Case]) -> None:
+    def failing(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fr.certify(failing, cases=few, samples=1000)
+
+
+def test_bad_arguments(few: list[Case]) -> None:
+    with pytest.raises(fr.InputError, match=r"method is not known.*'best'.*'auto'"):
+        fr.certify(own, method="best")
+    with pytest.raises(fr.InputError, match=r"Too few samples.*10.*1000"):
+        fr.certify(own, samples=10)
+    with pytest.raises(fr.InputError, match="own way of drawing"):
+        fr.certify("ratio", draw=lambda model, count, rng: ([], []))
+    with pytest.raises(fr.InputError, match=r"cannot be listed.*uniform.*method='sampled'"):
+        fr.certify(by_inverse, cases=few, method="exact")
+    with pytest.raises(fr.InputError, match="no rule of that name"):
+        fr.certify("rato")

@@ -1,0 +1,123 @@
+"""`forerun certify`: verdicts, JSON, functions of one's own, and exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import forerun as fr
+from forerun.certification import standard_cases
+from forerun.certification.mutants import MUTANTS
+from forerun.cli import certify as command
+from forerun.cli import main
+
+MINE = """
+import numpy as np
+
+def good(tokens, draft, target, rng):
+    for slot, token in enumerate(tokens):
+        if rng.random() * draft[slot][token] >= target[slot][token]:
+            owed = np.maximum(target[slot] - draft[slot], 0)
+            owed = owed if owed.sum() > 1e-12 else target[slot]
+            return [*tokens[:slot], rng.choice(len(owed), p=owed / owed.sum())]
+    return [*tokens, rng.choice(len(target[-1]), p=target[-1])]
+
+def bad(tokens, draft, target, rng):
+    return [int(np.argmax(target[0]))]
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cases and two mutants instead of all."""
+    some = [case for case in standard_cases() if case.name in ("one draft token", "sharp laws")]
+    monkeypatch.setattr(command, "certify", functools.partial(fr.certify, cases=some))
+    monkeypatch.setattr(command, "MUTANTS", MUTANTS[:2])
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a user's module in it, and the working directory there."""
+    (tmp_path / "my_verifiers.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_verifiers", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_everything_is_one_line_each(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in fr.rules.names():
+        assert sum(line[2:].startswith(name) for line in lines) == 1
+    assert "3 lossless rules keep the target's joint law to 1e-12; 2 of 2 known bugs" in lines[-1]
+    assert sum(line.startswith("✓") for line in lines) == 8
+    assert not any("\033" in line for line in lines)
+
+
+def test_an_unexpected_verdict_is_an_error(
+    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forerun.certification.mutants import Mutant, _walk
+
+    monkeypatch.setattr(command, "MUTANTS", (Mutant("harmless", "no bug at all", _walk),))
+    assert main(["certify"]) == 1
+    captured = capsys.readouterr()
+    assert "✗ harmless" in captured.out
+    assert "NOT CAUGHT" in captured.out
+    assert "1 verdicts are not as they should be" in captured.err
+
+
+def test_everything_as_json(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in rows] == ["rule"] * 3 + ["lossy"] * 3 + ["mutant"] * 2
+    assert all(row["as_expected"] for row in rows)
+    assert rows[-1]["story"] == MUTANTS[1].story
+
+
+@pytest.mark.parametrize("rule", ["ratio", "lenient"])
+def test_one_rule_case_by_case(quick: None, rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lossy rule is as it should be, so its exit code is 0 too."""
+    assert main(["certify", "--rule", rule]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{rule}: {'lossless' if rule == 'ratio' else 'NOT lossless'} (exact")
+    assert "sharp laws" in out
+    main(["certify", "--rule", rule, "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["lossless"] == (rule == "ratio")
+
+
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1)])
+def test_a_function_of_ones_own(
+    quick: None, mine: None, name: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", "--function", f"my_verifiers:{name}"]) == code
+    verdict = "lossless" if code == 0 else "NOT lossless"
+    assert capsys.readouterr().out.startswith(f"my_verifiers:{name}: {verdict} (exact")
+
+
+@pytest.mark.parametrize("spec", ["my_verifiers:missing", "nowhere:verify", "my_verifiers", ":"])
+def test_a_function_that_cannot_be_found(
+    mine: None, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certify", "--function", spec]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be found" in err
+    assert "module:name" in err
+
+
+def test_too_few_samples_are_refused(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "--function", "my_verifiers:good", "--samples", "5"]) == 2
+    assert "Too few samples" in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["certify", "--help"])
+    out = capsys.readouterr().out
+    assert "forerun certify --rule block" in out
+    assert "--function mine:verify" in out

@@ -1,0 +1,45 @@
+"""`forerun demo` on a tiny model: the same text twice, and a difference that is not hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import forerun as fr
+from forerun.cli import demo, main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_plain_and_speculative_are_the_same_text(
+    tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "load_target", lambda _: fr.load(tiny_model))
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("The same 12 tokens") == 2
+    for prompt in demo.PROMPTS.values():
+        answers = out.partition(f"prompt: {prompt}")[2]
+        plain, _, rest = answers.partition("\nplain:\n")[2].partition("\nspeculative:\n")
+        assert rest.startswith(plain)
+        assert "12 rounds, 1.00 tokens per round" in rest
+
+
+def test_a_difference_is_diagnosed(
+    tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "load_target", lambda _: fr.load(tiny_model))
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 6)
+    answer = demo._answer
+
+    def wrong(target: Any, prompt: str, drafter: Any) -> demo.Timed:
+        found = answer(target, prompt, drafter)
+        if drafter is not None:
+            found.found.tokens[3] ^= 1
+        return found
+
+    monkeypatch.setattr(demo, "_answer", wrong)
+    assert main(["demo"]) == 1
+    assert "The texts differ: bug: at output token 3" in capsys.readouterr().out

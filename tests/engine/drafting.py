@@ -1,0 +1,103 @@
+"""Drafters that are partly right, always wrong, or break their promises."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_models import VOCAB_SIZE, Architecture
+
+import forerun as fr
+from forerun.drafters import Drafter, Guess, Outcome, Turn
+from forerun.models import LanguageModel
+
+
+def noisy_copy(model: Any, amount: float, seed: int = 0) -> Any:
+    """A transformers model that often, but not always, agrees with the original."""
+    generator = torch.Generator().manual_seed(seed)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for weights in changed.parameters():
+            noise = torch.randn(weights.shape, generator=generator).to(weights.dtype)
+            weights += amount * weights.std(correction=0) * noise
+    return changed
+
+
+@cache
+def tiny_pair() -> tuple[LanguageModel, Drafter]:
+    """A float64 Llama and a drafter that agrees with it about every other time."""
+    model = Architecture("llama", "crop").build()
+    return fr.wrap(model), fr.drafters.Model(noisy_copy(model, 0.1))
+
+
+class Quiet:
+    """A drafter without state that says nothing; the others say something."""
+
+    name = "quiet"
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Any:
+        return None
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [self.guess(turn) for turn in turns]
+
+    def guess(self, turn: Turn) -> Guess:
+        return Guess()
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None: ...
+
+    def release(self, state: Any, row: int) -> None: ...
+
+
+@dataclass
+class Saying(Quiet):
+    """Answers whatever it is told to."""
+
+    answer: Callable[[Turn], Any]
+    name: str = "saying"
+
+    def guess(self, turn: Turn) -> Any:
+        return self.answer(turn)
+
+
+@dataclass
+class Random(Quiet):
+    """Any number of any tokens, the same for the same text."""
+
+    vocab_size: int = VOCAB_SIZE
+    name: str = "random"
+
+    def guess(self, turn: Turn) -> Guess:
+        generator = np.random.default_rng([len(turn.tokens), *turn.tokens])
+        count = int(generator.integers(turn.budget + 1))
+        return Guess([int(token) for token in generator.integers(self.vocab_size, size=count)])
+
+
+@dataclass
+class Recalling(Quiet):
+    """Knows how the texts go on, and gets some of the tokens wrong on purpose."""
+
+    texts: list[list[int]]
+    mistakes: float = 0.0
+    vocab_size: int = VOCAB_SIZE
+    name: str = "recalling"
+    refused: int = field(default=0, compare=False)
+
+    def guess(self, turn: Turn) -> Guess:
+        here = list(turn.tokens)
+        text = next((text for text in self.texts if text[: len(here)] == here), here)
+        generator = np.random.default_rng(here)
+        tokens = text[len(here) : len(here) + turn.budget]
+        wrong = generator.random(len(tokens)) < self.mistakes
+        return Guess([(t + bool(w)) % self.vocab_size for t, w in zip(tokens, wrong, strict=True)])
+
+
+def recalling(*answers: fr.Generation, mistakes: float = 0.0, vocab_size: int) -> Recalling:
+    """A drafter that remembers these generations."""
+    texts = [answer.prompt_tokens + answer.tokens for answer in answers]
+    return Recalling(texts, mistakes, vocab_size)

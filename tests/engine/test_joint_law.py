@@ -1,0 +1,227 @@
+"""The joint law of whole texts through the real engine: every outcome of every coin, listed.
+
+The engine runs as it ships.  Only its noise is replaced, by one that answers along one path of
+the tree of outcomes and multiplies the chances of its answers; all paths together are the law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from drafting import Quiet
+from processors import CallCounter
+
+import forerun as fr
+from forerun import Sampling
+from forerun.branches import Path, every_path
+from forerun.certification.chance import Chance
+from forerun.drafters import Guess, Model, NGram, Turn
+from forerun.drafters import model as model_drafter
+from forerun.engine import engine
+from forerun.models import TableModel
+from forerun.types import Drawn
+
+PROMPT = [1, 0]
+ENDING = 2
+Law = dict[tuple[int, ...], float]
+
+
+class ListedNoise:
+    """What a rule asks of its noise, for a batch of one, along one path."""
+
+    def __init__(self, chance: Chance) -> None:
+        self.chance = chance
+
+    def coins(self, slots: list[int], chances: Any) -> Any:
+        tossed = [[self.chance.split(float(x)) for x in row] for row in chances]
+        return np.array(tossed, dtype=bool).reshape(chances.shape)
+
+    def draw(self, weights: Any) -> Any:
+        return np.array([self.chance.pick(row) for row in np.asarray(weights)])
+
+    def race(self, weights: Any, rows: Any, slots: Any) -> Any:
+        return self.draw(weights)
+
+
+@pytest.fixture
+def law_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Law]:
+    """law_of(target, drafter, ...): how likely each finished text is."""
+
+    def find(target: Any, drafter: Any, **how: Any) -> Law:
+        def run(path: Path) -> tuple[tuple[int, ...], float]:
+            chance = Chance(path)
+            noise = ListedNoise(chance)
+            monkeypatch.setattr(engine, "CounterNoise", lambda *_: noise)
+            monkeypatch.setattr(model_drafter, "_choose", lambda laws, *_: noise.draw(laws))
+            stop = [] if target.vocab_size == ENDING else [ENDING]
+            answer = fr.generate(target, PROMPT, drafter=drafter, stop_tokens=stop, **how)
+            assert answer.stats.notes == []
+            return tuple(answer.tokens), chance.weight
+
+        found: Law = defaultdict(float)
+        for tokens, weight in every_path(run):
+            found[tokens] += weight
+        return found
+
+    return find
+
+
+def target_law(target: TableModel, limit: int) -> Law:
+    """Sampled plainly: a text ends with the ending token or at its limit."""
+    found: Law = {(): 1.0}
+    for _ in range(limit):
+        longer: Law = {}
+        for text, chance in found.items():
+            if text[-1:] == (ENDING,):
+                longer[text] = chance
+            else:
+                law = target.probs([*PROMPT, *text])
+                longer |= {(*text, x): chance * law[x] for x in range(len(law)) if law[x] > 0}
+        found = longer
+    return found
+
+
+def distance(first: Law, second: Law) -> float:
+    return max(abs(first.get(x, 0.0) - second.get(x, 0.0)) for x in {*first, *second})
+
+
+class Varying:
+    """A drafter whose K depends on the text before the draft, which is allowed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.name = inner, f"varying {inner.name}"
+        self.start, self.observe, self.release = inner.start, inner.observe, inner.release
+
+    def propose(self, state: Any, turns: Sequence[Turn], **how: Any) -> list[Guess]:
+        limits = [(len(turn.tokens) + 2 * turn.tokens[-1]) % 4 for turn in turns]
+        cut = [replace(t, budget=min(t.budget, k)) for t, k in zip(turns, limits, strict=True)]
+        return list(self.inner.propose(state, cut, **how))
+
+
+TARGET = TableModel.random(vocab_size=3, order=2, seed=1)
+DRAFT = TableModel.random(vocab_size=3, order=2, seed=2)
+PAIR = TableModel.random(vocab_size=2, order=3, seed=6)
+PAIR_DRAFT = TableModel.random(vocab_size=2, order=2, seed=7)
+SPARSE = TableModel.random(vocab_size=3, order=2, seed=5, zeros=0.4)
+SPARSE_DRAFT = TableModel.random(vocab_size=3, order=1, seed=8, zeros=0.4)
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+@pytest.mark.parametrize(
+    ("target", "drafter", "draft_length", "limit"),
+    [
+        (TARGET, Model(DRAFT), 1, 3),
+        (TARGET, Model(DRAFT), 2, 3),
+        (TARGET, Model(DRAFT, temperature=0.5), 2, 3),
+        (PAIR, Model(PAIR_DRAFT), 2, 4),
+        (PAIR, Model(PAIR_DRAFT), 4, 4),
+        (PAIR, Varying(Model(PAIR_DRAFT)), 3, 4),
+        (SPARSE, Model(DRAFT), 2, 3),
+        (TARGET, Model(SPARSE_DRAFT), 2, 3),
+        (SPARSE, Model(SPARSE_DRAFT), 2, 4),
+        (TARGET, NGram(), 3, 4),
+        (TARGET, Varying(NGram(max_n=2)), 3, 4),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_joint_law_is_the_targets(
+    law_of: Any, rule: str, target: TableModel, drafter: Any, draft_length: int, limit: int
+) -> None:
+    """Several rounds, K that changes, texts that end early, laws that differ in every context."""
+    found = law_of(
+        target, drafter, rule=rule, draft_length=draft_length, max_new_tokens=limit,
+        sampling=Sampling(),
+    )  # fmt: skip
+    assert distance(found, target_law(target, limit)) < 1e-12
+
+
+GRAMMAR_CUTS: list[Sampling] = [
+    Sampling(top_k=2),
+    Sampling(top_p=0.6, temperature=1.4),
+    Sampling(min_p=0.5),
+    Sampling(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.7),
+    Sampling(bad_words=[[0, 1], [1, 1]], min_tokens=2),
+    Sampling(processors=[CallCounter()]),
+    Sampling(grammar=lambda output: {0, 2} if sum(output) % 2 else {0, 1, 2}),
+]
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+@pytest.mark.parametrize("index", range(len(GRAMMAR_CUTS)))
+def test_joint_law_under_every_kind_of_option(law_of: Any, rule: str, index: int) -> None:
+    """The same law as that of plain decoding, which lists its outcomes too."""
+    how: dict[str, Any] = {"sampling": GRAMMAR_CUTS[index], "max_new_tokens": 3}
+    plain = law_of(TARGET, None, **how)
+    found = law_of(TARGET, Model(DRAFT), rule=rule, draft_length=2, **how)
+    assert distance(found, plain) < 1e-12
+    assert distance(plain, target_law(TARGET, 3)) > 1e-3, "the option must matter"
+
+
+class Forgetful(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+def test_a_draft_that_ends_where_a_grammar_gives_up(law_of: Any, rule: str) -> None:
+    """How long the draft is then depends on its own earlier tokens, but never on the one judged."""
+
+    def grammar(output: Any) -> Any:
+        if ENDING in output:
+            raise Forgetful("nothing follows the end")  # plain decoding never asks
+        return range(3)
+
+    found = law_of(
+        TARGET, Model(DRAFT), rule=rule, draft_length=2, sampling=Sampling(grammar=grammar),
+        max_new_tokens=3,
+    )  # fmt: skip
+    assert distance(found, target_law(TARGET, 3)) < 1e-12
+
+
+class Stubborn(Quiet):
+    """Always says 1, with the law of a fair die beside it."""
+
+    name = "stubborn"
+
+    def __init__(self, drawn: Drawn) -> None:
+        self.drawn = drawn
+
+    def guess(self, turn: Turn) -> Guess:
+        return Guess([1] * turn.budget, self.drawn, np.full((turn.budget, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_lie_about_the_draft_law_shows(law_of: Any, rule: str) -> None:
+    """The tests above can fail; and why the law that comes with a draft must be the true one."""
+    how: dict[str, Any] = {"draft_length": 2, "max_new_tokens": 3, "sampling": Sampling()}
+    found = law_of(TARGET, Stubborn(Drawn.SAMPLED), rule=rule, **how)
+    assert distance(found, target_law(TARGET, 3)) > 0.01
+    honest = law_of(TARGET, Stubborn(Drawn.POINT), rule=rule, **how)
+    assert distance(honest, target_law(TARGET, 3)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+def test_joint_law_with_the_real_noise(rule: str) -> None:
+    """Sampled, in a batch whose requests come and go.
+
+    With c cells and n texts the total variation distance exceeds the limit with a chance of at
+    most 2**c * exp(-2 n limit**2) = 1e-6 (Bretagnolle, Huber, Carol).
+    """
+    target, drafter = TARGET, Model(DRAFT)
+    num_texts, limit = 2000, 3
+    wanted = target_law(target, limit)
+    answers = fr.generate(
+        target, PROMPT, drafter=drafter, rule=rule, draft_length=2, max_new_tokens=limit,
+        stop_tokens=[ENDING], sampling=Sampling(seed=11, n=num_texts), batch_size=100,
+    )  # fmt: skip
+    counts = Counter(tuple(answer.tokens) for answer in answers)
+    cells = {*wanted, *counts}
+    found = sum(abs(counts[x] / num_texts - wanted.get(x, 0.0)) for x in cells) / 2
+    edge = math.sqrt((len(cells) * math.log(2) + math.log(1e6)) / (2 * num_texts))
+    assert found < edge
+    assert edge < sum(abs(wanted[x] - 1 / len(wanted)) for x in wanted) / 2, "it can fail"
