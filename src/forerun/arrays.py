@@ -6,6 +6,8 @@ portably (scatter, wide integers, the widest float of a device) is said here and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import array_api_compat as compat
@@ -135,27 +137,37 @@ def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
     return xp.where(xp.reshape(mask, (-1,) + (1,) * (rest.ndim - 1)), spread, rest)
 
 
-def num_blocks(width: int) -> int:
-    return -(-width // BLOCK)
+def sum_rows(xp: Namespace, x: Array) -> Array:
+    """Sums over the last axis of x; for NumPy BLAS has the fastest ones."""
+    if compat.is_numpy_namespace(xp):
+        return x @ _ones(x.shape[-1], x.dtype)
+    return xp.sum(x, axis=-1)
 
 
-def reduce_blocks(xp: Namespace, reduce: Any, x: Array) -> Array:
-    """`reduce` (xp.argmax or xp.sum) over each block of x (R, V), giving (R, num_blocks)."""
+@lru_cache(maxsize=8)
+def _ones(count: int, dtype: Any) -> Array:
+    return np.ones(count, dtype=dtype)
+
+
+def reduce_blocks(xp: Namespace, reduce: Callable[[Array], Array], x: Array) -> Array:
+    """`reduce`, of the last axis, over each block of x (R, V), giving (R, num_blocks)."""
     num_rows, width = x.shape
     whole = width // BLOCK * BLOCK
-    if whole == width:
-        return reduce(xp.reshape(x, (num_rows, -1, BLOCK)), axis=2)
-    tail = reduce(x[:, whole:], axis=1, keepdims=True)
-    if whole == 0:
-        return tail
-    head = reduce(xp.reshape(x[:, :whole], (num_rows, -1, BLOCK)), axis=2)
-    return xp.concat([head, tail], axis=1)
+    parts = [reduce(xp.reshape(x[:, :whole], (num_rows, -1, BLOCK)))] if whole else []
+    if whole < width:
+        parts.append(reduce(x[:, None, whole:]))
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=1)
 
 
 def argmax_blocks(xp: Namespace, x: Array) -> tuple[Array, Array]:
     """The largest entry of each block of x (R, V): (column, value), both (R, num_blocks)."""
-    columns = in_blocks(xp, reduce_blocks(xp, xp.argmax, x))
+    columns = in_blocks(xp, reduce_blocks(xp, partial(xp.argmax, axis=-1), x))
     return columns, take_columns(xp, x, columns)
+
+
+def sum_blocks(xp: Namespace, x: Array) -> Array:
+    """The sum of each block of x (R, V), (R, num_blocks)."""
+    return reduce_blocks(xp, partial(sum_rows, xp), x)
 
 
 def in_blocks(xp: Namespace, lanes: Array) -> Array:

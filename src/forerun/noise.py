@@ -34,7 +34,7 @@ from forerun.arrays import (
     as_indices,
     in_blocks,
     on_host,
-    reduce_blocks,
+    sum_blocks,
     take_blocks,
     take_columns,
     widest_float,
@@ -167,7 +167,7 @@ def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
     running float32 sum over a large vocabulary has.
     """
     dtype = widest_float(xp, compat.device(weights))
-    sums = xp.astype(reduce_blocks(xp, xp.sum, weights), dtype)  # (R, num_blocks)
+    sums = xp.astype(sum_blocks(xp, weights), dtype)  # (R, num_blocks)
     running = xp.cumulative_sum(sums, axis=1)
     aim = xp.astype(unit, dtype) * running[:, -1]
     block = _search(xp, running, aim)

@@ -13,7 +13,16 @@ from typing import Any, Protocol
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, Namespace, is_half, on_host, scatter_rows, to_numpy, upcast
+from forerun.arrays import (
+    Array,
+    Namespace,
+    is_half,
+    on_host,
+    scatter_rows,
+    sum_rows,
+    to_numpy,
+    upcast,
+)
 from forerun.errors import InputError, explain
 
 SUM_TOLERANCE = 1e-3
@@ -151,7 +160,7 @@ def check_rows(
     xp: Namespace, found: Array, rows: Array, slots: Array, name: str, tolerance: float
 ) -> None:
     """Refuse rows (R, V) that are no probability law; NaN fails every comparison and is caught."""
-    lowest, total = xp.min(found, axis=1), xp.sum(found, axis=1)
+    lowest, total = xp.min(found, axis=1), sum_rows(xp, found)
     fine = (lowest >= 0) & (xp.abs(total - 1) <= tolerance)
     if bool(xp.all(fine)):
         return

@@ -15,8 +15,8 @@ import pytest
 import forerun as fr
 from forerun import rules
 from forerun.certification import Case, standard_cases
+from forerun.certification.broken import bare_target, walk
 from forerun.certification.cases import contextual, mixed
-from forerun.certification.mutants import _bare_target, _walk
 
 
 def residual(target: Any, draft: Any) -> Any:
@@ -72,8 +72,9 @@ def few() -> list[Case]:
 # --- exactly -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", rules.names())
-def test_rules_by_name_and_as_objects(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["ratio", rules.get("lenient", lenience=0.9)])
+def test_rules_by_name_and_as_objects(rule: Any) -> None:
+    """Every case twice: with the draft sampled, and with the drafter's argmax."""
     found = fr.certify(rule)
     assert found.method == "exact"
     assert found.lossless == rules.get(rule).lossless
@@ -133,33 +134,33 @@ def test_randomness_from_elsewhere_is_noticed(few: list[Case]) -> None:
 
 @pytest.mark.parametrize("function", [by_inverse, with_verify])
 def test_code_that_cannot_be_listed_is_sampled(few: list[Case], function: Any) -> None:
-    found = fr.certify(function, cases=few, samples=2000)
+    found = fr.certify(function, cases=few, samples=1000)
     assert found.method == "sampled"
     assert found.lossless
     (finding,) = found.findings
-    assert finding.samples == 2000
-    assert 0 < finding.limit < finding.detectable < 0.2
+    assert finding.samples == 1000
+    assert 0 < finding.limit < finding.detectable < 0.3
     assert finding.power == 0.999
 
 
 def test_sampling_catches_a_bias_it_says_it_would(few: list[Case]) -> None:
     """The bias is known from the exact test, and is above the stated level."""
-    exact = fr.certify(_bare_target, cases=few, method="exact")
-    found = fr.certify(_bare_target, cases=few, method="sampled", samples=12_000)
+    exact = fr.certify(bare_target, cases=few, method="exact")
+    found = fr.certify(bare_target, cases=few, method="sampled", samples=12_000)
     assert exact.bias > found.detectable
     assert not found.lossless
     assert found.bias == pytest.approx(exact.bias, abs=found.findings[0].limit)
 
 
 def test_sampling_lets_a_correct_function_pass(few: list[Case]) -> None:
-    found = fr.certify(_walk, cases=few, method="sampled", samples=6000)
+    found = fr.certify(walk, cases=few, method="sampled", samples=6000)
     assert found.lossless
-    assert found == fr.certify(_walk, cases=few, method="sampled", samples=6000)  # and repeats
+    assert found == fr.certify(walk, cases=few, method="sampled", samples=6000)  # and repeats
 
 
 def test_more_samples_see_smaller_biases(few: list[Case]) -> None:
-    coarse = fr.certify(_walk, cases=few, method="sampled", samples=1000)
-    fine = fr.certify(_walk, cases=few, method="sampled", samples=4000)
+    coarse = fr.certify(walk, cases=few, method="sampled", samples=1000)
+    fine = fr.certify(walk, cases=few, method="sampled", samples=4000)
     assert fine.detectable == pytest.approx(coarse.detectable / 2)
 
 

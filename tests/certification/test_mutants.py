@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import forerun as fr
-from forerun.certification.mutants import MUTANTS, Mutant, _block, _walk
+from forerun.certification.broken import block, walk
+from forerun.certification.mutants import MUTANTS, Mutant
 
 
 def test_there_are_enough_of_them() -> None:
@@ -23,7 +24,7 @@ def test_every_mutant_is_rejected(mutant: Mutant) -> None:
     assert found.bias > 0.005
 
 
-@pytest.mark.parametrize("function", [_walk, _block])
+@pytest.mark.parametrize("function", [walk, block])
 def test_what_they_were_made_from_is_lossless(function: object) -> None:
     found = fr.certify(function)  # type: ignore[arg-type]
     assert found.method == "exact"

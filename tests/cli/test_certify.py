@@ -61,9 +61,10 @@ def test_everything_is_one_line_each(quick: None, capsys: pytest.CaptureFixture[
 def test_an_unexpected_verdict_is_an_error(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerun.certification.mutants import Mutant, _walk
+    from forerun.certification.broken import walk
+    from forerun.certification.mutants import Mutant
 
-    monkeypatch.setattr(command, "MUTANTS", (Mutant("harmless", "no bug at all", _walk),))
+    monkeypatch.setattr(command, "MUTANTS", (Mutant("harmless", "no bug at all", walk),))
     assert main(["certify"]) == 1
     captured = capsys.readouterr()
     assert "✗ harmless" in captured.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -86,7 +86,6 @@ class Recalling(Quiet):
     mistakes: float = 0.0
     vocab_size: int = VOCAB_SIZE
     name: str = "recalling"
-    refused: int = field(default=0, compare=False)
 
     def guess(self, turn: Turn) -> Guess:
         here = list(turn.tokens)

@@ -54,7 +54,7 @@ def test_greedy_text_is_that_of_transformers(architecture: Architecture) -> None
     options = {**architecture.options, **UNTIED}
     model = replace(architecture, options=options).build()
     wanted = [transformers_greedy(model, prompt) for prompt in PROMPTS]
-    assert sum(len(set(tokens)) for tokens in wanted) > 10, "texts too dull to tell models apart"
+    assert sum(len(set(tokens)) for tokens in wanted) > 8, "texts too dull to tell models apart"
     drafter = fr.drafters.Model(noisy_copy(model, NOISE.get(architecture.kind, 0.1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what each strategy costs is tested elsewhere

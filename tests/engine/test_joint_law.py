@@ -141,7 +141,7 @@ def test_joint_law_is_the_targets(
     assert distance(found, target_law(target, limit)) < 1e-12
 
 
-GRAMMAR_CUTS: list[Sampling] = [
+OPTIONS: list[Sampling] = [
     Sampling(top_k=2),
     Sampling(top_p=0.6, temperature=1.4),
     Sampling(min_p=0.5),
@@ -153,10 +153,10 @@ GRAMMAR_CUTS: list[Sampling] = [
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-@pytest.mark.parametrize("index", range(len(GRAMMAR_CUTS)))
+@pytest.mark.parametrize("index", range(len(OPTIONS)))
 def test_joint_law_under_every_kind_of_option(law_of: Any, rule: str, index: int) -> None:
     """The same law as that of plain decoding, which lists its outcomes too."""
-    how: dict[str, Any] = {"sampling": GRAMMAR_CUTS[index], "max_new_tokens": 3}
+    how: dict[str, Any] = {"sampling": OPTIONS[index], "max_new_tokens": 3}
     plain = law_of(TARGET, None, **how)
     found = law_of(TARGET, Model(DRAFT), rule=rule, draft_length=2, **how)
     assert distance(found, plain) < 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -234,9 +233,3 @@ def test_stats_add_up() -> None:
         assert all(0 <= share <= 1 for share in stats.acceptance_by_position)
         assert stats.seconds.total > 0
         assert stats.to_dict()["accepted"] == stats.accepted
-
-
-def test_sampling_of_a_frozen_request_is_not_changed() -> None:
-    sampling = Sampling(n=2)
-    fr.generate(RECITER, RECITER.prompt(), sampling=sampling, max_new_tokens=2)
-    assert sampling == replace(sampling, seed=None)

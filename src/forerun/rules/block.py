@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, positive_part, put_rows
+from forerun.arrays import Array, positive_part, put_rows, sum_rows
 from forerun.rules.base import Noise, Residual, Trial, slices
 from forerun.rules.ratio import ratios
 
@@ -71,6 +71,6 @@ def _shares(trial: Trial, pi: Array, kept: int, inner: Array) -> Array:
         there, left = rows[some], pi[inner][some]
         slots = xp.full_like(there, kept)
         owed = left[:, None] * trial.target.take(there, slots) - trial.draft.take(there, slots)
-        missing = xp.sum(positive_part(xp, owed), axis=1)  # Z
+        missing = sum_rows(xp, positive_part(xp, owed))  # Z
         parts.append(missing / (left * (missing + 1 - left)))
     return put_rows(xp, inner, xp.concat(parts), shares)
