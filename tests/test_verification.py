@@ -78,6 +78,24 @@ def test_everything_stays_on_the_callers_device() -> None:
         assert outcome(verdict) == outcome(wanted)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("rule", EVERY)
+def test_a_cuda_device_gives_the_same_verdicts(rule: str) -> None:
+    """Dyadic rows, so that only noise and addresses could differ."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    made = dyadic_instance(15, 40, 4, 3000)
+    tokens, draft, target = (
+        torch.tensor(part, device="cuda") for part in (made.tokens, made.draft, made.target)
+    )
+    for seed in range(5):
+        found = fr.verify(fr.Draft.sampled(tokens, draft), target, rule=rule, seed=seed)
+        assert found.extra.is_cuda
+        wanted = fr.verify(made.sampled(NUMPY), made.target, rule=rule, seed=seed)
+        assert outcome(found) == outcome(wanted)
+
+
 # --- shapes ------------------------------------------------------------------------------------
 
 

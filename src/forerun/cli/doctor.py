@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
+from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.prompts import read_list
 from forerun.doctor import diagnose
-from forerun.drafters import Model, NGram
 from forerun.engine.generate import generate
-from forerun.errors import InputError, explain
-from forerun.models.load import load
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
@@ -46,9 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
-    prompts = read_prompts(args.prompts)[: args.limit] if args.prompts else list(SAMPLES)
-    target: Any = load(args.target) if args.target else _default()
-    drafter = NGram() if args.drafter == "ngram" else Model(load(args.drafter))
+    prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]
+    target, drafter = load_target(args.target), load_drafter(args.drafter)
     shared: dict[str, Any] = {"sampling": sampling, "max_new_tokens": args.max_new_tokens}
     bugs = ties = 0
     for number, prompt in enumerate(prompts):
@@ -84,33 +81,3 @@ SAMPLES = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
     "To make bread you need flour, water, salt and yeast. To make bread you need",
 )
-
-
-def read_prompts(name: str) -> list[str]:
-    """The prompts of a file: JSONL with "prompt" or Spec-Bench's "turns", else one per line."""
-    path = Path(name)
-    if not path.is_file():
-        cure = "Pass a text file with one prompt per line, or a JSONL file."
-        raise InputError(explain("The prompt file cannot be read.", name, cure))
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise InputError(explain("The prompt file is empty.", name, "Put a prompt on each line."))
-    if not lines[0].lstrip().startswith("{"):
-        return lines
-    return [_prompt(line, number, name) for number, line in enumerate(lines, start=1)]
-
-
-def _prompt(line: str, number: int, name: str) -> str:
-    try:
-        row = json.loads(line)
-        return str(row["prompt"] if "prompt" in row else row["turns"][0])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        wrong = f"Line {number} of {name} is no prompt ({error})."
-        cure = 'Each line must be JSON with "prompt", or with "turns" as in Spec-Bench.'
-        raise InputError(explain(wrong, line[:60], cure)) from error
-
-
-def _default() -> Any:
-    from forerun.models.default import default_model
-
-    return default_model()

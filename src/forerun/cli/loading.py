@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from forerun.cli.terminal import waiting_for
@@ -14,6 +15,9 @@ from forerun.models.load import huggingface_model, load
 
 def load_target(name: str | None, device: str | None = None, dtype: str | None = None) -> Any:
     """The model of that name, or the default one."""
+    # Threads that spin while they wait starve each other on a machine with anything else to do:
+    # passes then take ten times as long.  OpenMP reads this when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting_for(f"Loading {name or NAME}"):
         huggingface_model()  # a missing extra is told before anything is imported from it
         from transformers.utils import logging
