@@ -181,7 +181,6 @@ def test_without_package_and_hub_the_commands_are_named(
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr("forerun.models.default._hub_answers", lambda: False)
     with pytest.raises(MissingExtraError) as caught:
         default_model()
     assert 'pip install "forerun[hf]"' in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
-from forerun.models.bundled import NAME, local_copy, packaged_weights
+from forerun.models.bundled import NAME, packaged_weights
 from forerun.models.load import huggingface_model, load
 
 if TYPE_CHECKING:
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 def default_model(device: Any = None, dtype: Any = "float32") -> HuggingFaceModel:
     """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub."""
     huggingface_model()
-    is_offline = local_copy(NAME) is None and not _hub_answers()
     try:
-        return load(NAME, device, dtype, **({"local_files_only": True} if is_offline else {}))
+        return load(NAME, device, dtype)
     except InputError as error:
         if packaged_weights() is not None:
             raise
@@ -27,14 +26,3 @@ def default_model(device: Any = None, dtype: Any = "float32") -> HuggingFaceMode
         )
         wrong = "The default model is not installed, and the Hugging Face hub did not serve it."
         raise MissingExtraError(explain(wrong, NAME, cure)) from error
-
-
-def _hub_answers() -> bool:
-    """Ask once: the loader itself would ask for a minute before it gives up."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(NAME, timeout=5)
-    except Exception:  # of whichever HTTP library the hub's client uses
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
@@ -23,6 +24,7 @@ def load(
     that is installed; naming a `revision` asks for the hub's.
     """
     wrapper = huggingface_model()
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shared = {
@@ -31,12 +33,14 @@ def load(
         if name in from_pretrained_kwargs
     }
     place = (None if "revision" in shared else local_copy(str(name_or_path))) or name_or_path
+    if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
+        shared["local_files_only"] = from_pretrained_kwargs["local_files_only"] = True
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **shared)
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype or "auto", **from_pretrained_kwargs
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             explain(
                 "No causal language model could be loaded: it was looked for as a directory and "
@@ -90,6 +94,20 @@ def huggingface_model() -> type[HuggingFaceModel]:
             )
         ) from error
     return HuggingFaceModel
+
+
+def _hub_has(name: str, token: Any) -> bool:
+    """Ask once whether the hub has it; the loader itself would ask for a minute before it gives up.
+
+    Where it does not answer, what was downloaded earlier can still be loaded.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi(token=token).model_info(name, timeout=5)
+    except Exception:  # of whichever HTTP library the hub's client uses, or an impossible name
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:
