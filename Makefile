@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-all test-gpu format bench clean
+.PHONY: help setup demo test lint test-fast test-slow test-all test-browser test-gpu format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,14 +35,17 @@ lint: setup
 	@$(BIN)/mypy
 
 test-fast: setup
-	@$(PYTEST) -m 'not slow and not jax and not gpu'
+	@$(PYTEST) -m 'not slow and not jax and not gpu and not browser'
 
 test-slow: setup  ## the long tests only
-	@$(PYTEST) -m 'slow and not gpu'
+	@$(PYTEST) -m 'slow and not gpu and not browser'
 
-test-all: setup  ## everything but the GPU tests, JAX included
+test-all: setup  ## everything but GPU and browser, JAX included
 	@$(INSTALL) --editable '.[jax]'
-	@$(PYTEST) -m 'not gpu'
+	@$(PYTEST) -m 'not gpu and not browser'
+
+test-browser: setup  ## the report in headless Chromium, which must be installed
+	@$(PYTEST) -n 0 -m browser
 
 test-gpu:  ## the GPU tests, with the Python that has a CUDA build of torch
 	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu

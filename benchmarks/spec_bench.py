@@ -10,22 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+from forerun import prompts
 
 
 def read(path: str, per_group: int) -> list[tuple[str, str]]:
-    """(task group, first turn), the first `per_group` of each group; MT-Bench takes one a topic."""
-    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    picked: list[tuple[str, str]] = []
-    for group in GROUPS:
-        own = [row for row in rows if _group(row) == group]
-        step = max(1, len(own) // per_group)
-        picked += [(group, row["turns"][0]) for row in own[::step][:per_group]]
-    return picked
-
-
-def _group(row: dict[str, Any]) -> str:
-    return row["category"] if row["category"] in GROUPS else "mt_bench"
+    """(task group, first turn) of at most `per_group` prompts of each group."""
+    return [(prompt.group, prompt.text) for prompt in prompts.pick(prompts.read(path), per_group)]
 
 
 def machine() -> dict[str, Any]:

@@ -339,3 +339,19 @@ def test_draw_does_not_drift_over_a_large_vocabulary() -> None:
         exact = weights[0].astype(np.float64)
         below, above = exact[:token].sum() / exact.sum(), exact[: token + 1].sum() / exact.sum()
         assert below - 3e-8 <= unit <= above + 3e-8
+
+
+@pytest.mark.parametrize("width", [3, 256, 300, 1000, 49152])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
+def test_a_race_with_known_minima_has_the_same_winner(width: int, sharpness: float) -> None:
+    """For every position of 40, over flat and peaky rows with impossible tokens in them."""
+    generator = np.random.default_rng(width)
+    key = noise.seed_key(NUMPY.xp, [1 << 40 | width], None)
+    positions = np.arange(7, 47)
+    minimum, lane = noise.block_minima(NUMPY.xp, key, positions, width)
+    for index, position in enumerate(positions.tolist()):
+        weights = np.exp(sharpness * generator.normal(size=width)).astype(np.float32)
+        weights[generator.random(width) < 0.2] = 0.0
+        weights[index % width] = 1.0
+        (wanted,) = noise.race(NUMPY.xp, weights[None, :], key, positions[index : index + 1])
+        assert noise.race_row(weights, key, position, minimum[index], lane[index]) == wanted

@@ -60,6 +60,7 @@ class BranchingNoise:
 
     Rows are independent, so sharing the answers loses nothing: weights (B,) holds each row's
     chance of this path.  A row that a question does not concern counts only in the first option.
+    Options that no row can take are not followed.
     """
 
     def __init__(self, path: Path, num_rows: int) -> None:
@@ -67,9 +68,14 @@ class BranchingNoise:
         self.weights = np.ones(num_rows)
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        heads = np.array([self.path.ask(2) == 1 for _ in slots], dtype=bool)
-        for column, head in enumerate(heads):
-            self.weights *= chances[:, column] if head else 1 - chances[:, column]
+        heads = np.zeros(len(slots), dtype=bool)
+        for column, chance in enumerate(chances.T):
+            open_ = chance[self.weights > 0]  # the others are on paths that have ended already
+            if (open_ >= 1).all() or (open_ <= 0).all():
+                heads[column] = open_.size > 0 and open_[0] >= 1
+            else:
+                heads[column] = self.path.ask(2) == 1
+            self.weights *= chance if heads[column] else 1 - chance
         return np.broadcast_to(heads, chances.shape)
 
     def draw(self, weights: Array) -> Array:
@@ -79,8 +85,10 @@ class BranchingNoise:
         return self._choose(weights, rows)
 
     def _choose(self, weights: Array, rows: Array) -> Array:
-        token = self.path.ask(weights.shape[1])
-        factor = np.full(len(self.weights), 1.0 if token == 0 else 0.0)
-        factor[rows] = weights[:, token] / weights.sum(axis=1)
+        possible = (weights > 0)[self.weights[rows] > 0].any(axis=0)
+        tokens = np.flatnonzero(possible) if possible.any() else [0]
+        option = self.path.ask(len(tokens))
+        factor = np.full(len(self.weights), 1.0 if option == 0 else 0.0)
+        factor[rows] = weights[:, tokens[option]] / weights.sum(axis=1)
         self.weights *= factor
-        return np.full(len(rows), token, dtype=np.int64)
+        return np.full(len(rows), tokens[option], dtype=np.int64)

@@ -121,7 +121,7 @@ def _difference(one: Row, other: Row) -> Row:
 
 def _choose(request: Request, logits: Row) -> int:
     """The token plain decoding picks from these logits."""
-    law = request.law(logits, ())[None, :]
+    law = request.law(logits, (), request.processors)[None, :]
     position = np.array([request.num_output])
     return int(race(XP, law, seed_key(XP, [request.seed], None), position)[0])
 

@@ -6,9 +6,9 @@ law is a joint one over several tokens and several rounds, each token seeing tho
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat as compat
@@ -16,8 +16,10 @@ import numpy as np
 
 from forerun import rules
 from forerun.branches import BranchingNoise, Path, every_path
+from forerun.children import Children, next_law
 from forerun.errors import InputError, explain
 from forerun.rules.base import Rule
+from forerun.tree import Tree
 from forerun.types import Draft
 from forerun.verification import prepare
 
@@ -26,10 +28,12 @@ Model = Callable[[Prefix], np.ndarray[Any, Any]]
 """The next token's probabilities (V,) after a prefix."""
 Emission = Mapping[Prefix, float]
 """The tokens a round emits, and how likely."""
-Step = Callable[[Prefix, int], Emission]
-"""The law of one round's emission after a prefix, with so many draft tokens."""
-Lengths = int | Callable[[Prefix], int]
-"""K, fixed or as a function of what has been emitted."""
+Shape = int | Tree
+"""What a round drafts: K tokens in a chain, or a tree."""
+Shapes = Shape | Callable[[Prefix], Shape]
+"""The shape of every round's draft, fixed or as a function of what has been emitted."""
+Step = Callable[[Prefix, Shape], Emission]
+"""The law of one round's emission after a prefix, with a draft of that shape."""
 
 
 def law(
@@ -37,14 +41,16 @@ def law(
     target: Model | np.ndarray[Any, Any],
     draft: Model | np.ndarray[Any, Any],
     *,
-    draft_length: Lengths | None = None,
+    draft_length: Shapes | None = None,
     length: int | None = None,
     drawn: str = "sampled",
 ) -> np.ndarray[Any, Any]:
     """The joint law of the first `length` tokens that rounds under `rule` emit, (V,) * length.
 
     target, draft: models, or arrays (N, V) of one row per position (a draft of (K, V) sets K).
-    drawn: "sampled" from the draft's law, or "point" for its argmax.
+    draft_length: K, a `Tree`, or a function of what has been emitted that says which.
+    drawn: "sampled" from the draft's law, or "point" for its likeliest tokens; the children of a
+        tree's node also "without_replacement" or "greedy_plus_one" (see `forerun.children`).
     """
     if draft_length is None:
         if callable(draft):
@@ -53,8 +59,7 @@ def law(
         draft_length = len(draft)
     target, draft = as_model(target, "target"), as_model(draft, "draft")
     if length is None:
-        longest = draft_length(()) if callable(draft_length) else draft_length
-        length = longest + 1
+        length = as_tree(draft_length(()) if callable(draft_length) else draft_length).height + 1
     step = rule_step(rule, target, draft, drawn)
     return joint(step, len(target(())), length, draft_length)
 
@@ -72,69 +77,97 @@ def expected_accepted(
     rule: str | Rule,
     target: Model | np.ndarray[Any, Any],
     draft: Model | np.ndarray[Any, Any],
-    draft_length: int,
+    draft_length: Shape,
+    drawn: str = "sampled",
 ) -> float:
     """The mean number of draft tokens that one round keeps."""
-    step = rule_step(rule, as_model(target, "target"), as_model(draft, "draft"), "sampled")
-    return sum(chance * (len(emitted) - 1) for emitted, chance in step((), draft_length).items())
+    step = rule_step(rule, as_model(target, "target"), as_model(draft, "draft"), drawn)
+    emissions = step((), draft_length).items()
+    return float(sum(chance * (len(emitted) - 1) for emitted, chance in emissions))
 
 
 def rule_step(rule: str | Rule, target: Model, draft: Model, drawn: str) -> Step:
     """One round of a rule: every draft is a row, every outcome of the noise a path."""
-    chosen = rules.get(rule)
-    if drawn not in ("sampled", "point"):
-        cure = "Use 'sampled' or 'point'."
-        raise InputError(explain("drawn is not known.", repr(drawn), cure))
+    chosen, how = rules.get(rule), way_of_drawing(drawn)
 
-    def step(prefix: Prefix, draft_length: int) -> Emission:
-        drafts, chances = every_draft(draft, prefix, draft_length, drawn)
-        tokens = np.array(drafts, dtype=np.int64).reshape(len(drafts), draft_length)
-        target_rows = np.array([path_rows(target, prefix, x, draft_length + 1) for x in drafts])
-        made = Draft.point(tokens)
-        if drawn == "sampled" and draft_length:
-            rows = [path_rows(draft, prefix, x, draft_length) for x in drafts]
-            made = Draft.sampled(tokens, np.array(rows))
+    def step(prefix: Prefix, shape: Shape) -> Emission:
+        tree = as_tree(shape)
+        drafts = every_draft(draft, prefix, tree, how)
+        tokens = np.array([each.tokens for each in drafts], dtype=np.int64)
+        tokens = tokens.reshape(len(drafts), len(tree))
+        target_rows = np.array([tree_rows(target, prefix, x.tokens, tree) for x in drafts])
+        made = Draft.point(tokens, tree=tree)
+        if how is not Children.LIKELIEST and len(tree):
+            made = Draft.sampled(tokens, np.array([each.laws for each in drafts]), tree=tree)
         trial = prepare(made, target_rows, None, 1.0, chosen)
+        chances = np.array([each.chance for each in drafts])
 
         def run(path: Path) -> tuple[Any, Any, Any]:
             noise = BranchingNoise(path, len(drafts))
-            num_accepted, extra = chosen.decide(trial, noise)
-            return num_accepted, extra, noise.weights * chances
+            reached, extra = chosen.decide(trial, noise)
+            return reached, extra, noise.weights * chances
 
         emitted: dict[Prefix, float] = defaultdict(float)
-        for num_accepted, extra, weights in every_path(run):
-            for row in np.nonzero(weights)[0]:
-                kept = drafts[row][: num_accepted[row]]
+        for reached, extra, weights in every_path(run):
+            for row in np.flatnonzero(weights).tolist():
+                kept = [drafts[row].tokens[node] for node in trial.path(row, int(reached[row]))]
                 emitted[(*kept, int(extra[row]))] += weights[row]
         return emitted
 
     return step
 
 
-def every_draft(
-    draft: Model, prefix: Prefix, draft_length: int, drawn: str
-) -> tuple[list[Prefix], np.ndarray[Any, Any]]:
-    """All drafts that can occur, and the chance of each."""
-    if drawn == "point":
-        tokens: Prefix = ()
-        for _ in range(draft_length):
-            tokens = (*tokens, int(np.argmax(draft(prefix + tokens))))
-        return [tokens], np.ones(1)
-    size = len(draft(prefix))
-    drafts = list(itertools.product(range(size), repeat=draft_length))
-    chances = [
-        float(np.prod([draft(prefix + x[:i])[x[i]] for i in range(draft_length)])) for x in drafts
-    ]
-    possible = [index for index, chance in enumerate(chances) if chance > 0]
-    return [drafts[i] for i in possible], np.array([chances[i] for i in possible])
+def way_of_drawing(drawn: str) -> Children:
+    """The way of that name."""
+    names = [how.value for how in Children]
+    if drawn not in names:
+        cure = f"Use one of {', '.join(map(repr, names))}."
+        raise InputError(explain("drawn is not known.", repr(drawn), cure))
+    return Children(drawn)
 
 
-def path_rows(model: Model, prefix: Prefix, tokens: Prefix, num_rows: int) -> Any:
-    """The model's rows along a draft, (num_rows, V)."""
-    return np.array([model(prefix + tokens[:i]) for i in range(num_rows)])
+@dataclass(frozen=True)
+class Drafted:
+    """One draft that can occur: its tokens, the law of each, and the chance of all together."""
+
+    tokens: Prefix
+    laws: tuple[np.ndarray[Any, Any], ...]
+    chance: float
 
 
-def joint(step: Step, vocab_size: int, length: int, draft_length: Lengths) -> np.ndarray[Any, Any]:
+def every_draft(draft: Model, prefix: Prefix, tree: Tree, how: Children) -> list[Drafted]:
+    """All drafts that can occur, node by node."""
+    found = [Drafted((), (), 1.0)]
+    for node, parent in enumerate(tree.parents):
+        before, siblings = tree.path(parent), tree.children[parent]
+        earlier = siblings[: siblings.index(node)]
+        longer = []
+        for each in found:
+            path = tuple(each.tokens[i] for i in before)
+            taken = [each.tokens[i] for i in earlier]
+            law = next_law(how, draft(prefix + path), taken, len(siblings))
+            longer += [
+                Drafted((*each.tokens, token), (*each.laws, law), each.chance * float(law[token]))
+                for token in np.flatnonzero(law > 0).tolist()
+            ]
+        found = longer
+    return found
+
+
+def tree_rows(model: Model, prefix: Prefix, tokens: Prefix, tree: Tree) -> Any:
+    """The model's rows after the prefix and after each node of a draft, (N + 1, V)."""
+    paths = [prefix]
+    for node, parent in enumerate(tree.parents):
+        paths.append((*paths[parent + 1], tokens[node]))
+    return np.array([model(path) for path in paths])
+
+
+def as_tree(shape: Shape) -> Tree:
+    """The shape as a tree: K is a chain."""
+    return shape if isinstance(shape, Tree) else Tree.chain(shape)
+
+
+def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarray[Any, Any]:
     """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
     known: dict[Prefix, np.ndarray[Any, Any]] = {}
 
@@ -144,8 +177,8 @@ def joint(step: Step, vocab_size: int, length: int, draft_length: Lengths) -> np
             return np.ones(())
         if prefix not in known:
             total = np.zeros((vocab_size,) * left)
-            count = draft_length(prefix) if callable(draft_length) else draft_length
-            for emitted, chance in step(prefix, count).items():
+            shape = shapes(prefix) if callable(shapes) else shapes
+            for emitted, chance in step(prefix, shape).items():
                 kept = emitted[:left]
                 total[kept] += chance * after(prefix + kept)
             known[prefix] = total

@@ -109,9 +109,16 @@ def fold(seed: int, index: int) -> int:
 
 def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Array:
     """The target's Exp(1) noise at tokens (R, N) of positions (R,), one key per row."""
-    key, positions = key[:, :, :, None], positions[:, None]
-    minimum, lane = _block_minima(xp, key, positions, tokens // BLOCK)
-    return _lane_noise(xp, key, positions, tokens, minimum, lane)
+    count, device = tokens.shape[1], compat.device(tokens)
+    purposes = [
+        xp.full((count,), int(purpose), dtype=tokens.dtype, device=device)
+        for purpose in (Purpose.TARGET_BLOCK, Purpose.TARGET)
+    ]
+    index = xp.concat([tokens // BLOCK, tokens >> 2], axis=1)  # of both in one go
+    words = _words(xp, key[:, :, :, None], positions[:, None], index, xp.concat(purposes))
+    minimum, lane = _minimum(xp, [word[:, :count] for word in words], tokens.dtype)
+    rest = _exponential(xp, _pick(xp, [word[:, count:] for word in words], tokens))
+    return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
 
 
 def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
@@ -124,8 +131,7 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     if compat.is_jax_namespace(xp):  # would compile anew for every number of tokens left
         return _whole_race(xp, weights, key, positions)
     likeliest, largest = argmax_blocks(xp, weights)  # both (R, num_blocks)
-    blocks = xp.arange(largest.shape[1], dtype=positions.dtype, device=compat.device(weights))
-    minimum, lane = _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
+    minimum, lane = block_minima(xp, key, positions, weights.shape[1])
 
     def arrivals(row: Array, block: Array, token: Array) -> Array:
         """When tokens (C,) of the given rows and blocks, each (C,), arrive."""
@@ -151,6 +157,43 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     opened, column = xp.nonzero(values >= needed[row, block][:, None])
     row, block, token = row[opened], block[opened], tokens[opened, column]
     return token[_first_of_rows(xp, arrivals(row, block, token), row, weights.shape[0])]
+
+
+def block_minima(xp: Namespace, key: Key, positions: Array, num_tokens: int) -> tuple[Array, Array]:
+    """The smallest exponential of every block at positions (R,), and the lane that has it, both
+    (R, num_blocks)."""
+    device = compat.device(positions)
+    blocks = xp.arange(-(-num_tokens // BLOCK), dtype=positions.dtype, device=device)
+    return _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
+
+
+def race_row(weights: Array, key: Key, position: int, minimum: Array, lane: Array) -> int:
+    """The winner of a single race, weights (V,), where the block minima are known: a NumPy twin of
+    `race` for one row.  key: (rounds, 2, 1); minimum and lane: (num_blocks,)."""
+    xp = compat.array_namespace(minimum)
+    padding = len(minimum) * BLOCK - len(weights)
+    weights = np.pad(weights, (0, padding)) if padding else weights
+    blocks = weights.reshape(-1, BLOCK)
+    largest = blocks.max(axis=1)
+    best = _time(xp, minimum, weights[lane + np.arange(len(lane)) * BLOCK]).min()
+    top = int(largest.argmax())
+    likeliest = int(blocks[top].argmax())
+    time = minimum[top]
+    if likeliest != lane[top]:
+        seed = (int(key[0, 0, 0]), int(key[0, 1, 0]))
+        unit = _uniform_one(seed, position, top * BLOCK + likeliest, Purpose.TARGET)
+        time = time - math.log1p(-unit)
+    best = min(best, time / float(largest[top]))
+    needed = np.maximum(minimum * (SLACK / best), _smallest(xp, minimum.dtype))
+    opened = np.flatnonzero(largest >= needed)
+    row, column = np.nonzero(blocks[opened] >= needed[opened, None])
+    block = opened[row]
+    token = block * BLOCK + column
+    if len(token) == 1:
+        return int(token[0])
+    at = np.full_like(token, position)
+    noise = _lane_noise(xp, key, at, token, minimum[block], lane[block])
+    return int(token[_time(xp, noise, weights[token]).argmin()])
 
 
 def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
@@ -264,11 +307,13 @@ def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose
     seeds = xp.broadcast_to(key[0, ...], (2, *token.shape))
     columns = (seeds[0, ...], seeds[1, ...], position, token)
     addresses = zip(*(xp.reshape(column, (-1,)).tolist() for column in columns), strict=True)
-    units = [
-        (philox_one((t >> 2, at & MASK, at >> 32, int(purpose)), (low, high))[t & 3] + 0.5) / 2**32
-        for low, high, at, t in addresses
-    ]
+    units = [_uniform_one((low, high), at, t, purpose) for low, high, at, t in addresses]
     return xp.reshape(xp.asarray(units, dtype=xp.float64), token.shape)
+
+
+def _uniform_one(seed: tuple[int, int], position: int, token: int, purpose: int) -> float:
+    words = philox_one((token >> 2, position & MASK, position >> 32, int(purpose)), seed)
+    return (words[token & 3] + 0.5) / 2**32
 
 
 def _pick(xp: Namespace, words: Words, token: Array) -> Array:
@@ -279,7 +324,7 @@ def _pick(xp: Namespace, words: Words, token: Array) -> Array:
     )
 
 
-def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int) -> Words:
+def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int | Array) -> Words:
     """The four words at counter (index, position low, position high, purpose)."""
     dtype = word_dtype(xp)
     index = xp.astype(index, dtype, copy=False)
@@ -287,7 +332,9 @@ def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int)
     low, high = position, position * 0
     if xp.iinfo(dtype).bits > 32:
         low, high = position & MASK, position >> 32
-    return philox(xp, (index, low, high, as_words(xp, int(purpose), index)), key)
+    if isinstance(purpose, int):
+        purpose = as_words(xp, int(purpose), index)
+    return philox(xp, (index, low, high, xp.astype(purpose, dtype, copy=False)), key)
 
 
 def _to_unit(xp: Namespace, words: Array) -> Array:

@@ -105,7 +105,9 @@ def weights(
         kth = np.partition(scores, -sampling.top_k)[-sampling.top_k]
         scores = np.where(scores >= kth, scores, -np.inf)
     with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
-        law = np.exp((scores - best) / max(sampling.temperature, np.finfo(scores.dtype).tiny))
+        law = scores - best
+        law /= max(sampling.temperature, np.finfo(scores.dtype).tiny)
+        np.exp(law, out=law)
     if sampling.top_p < 1:
         law = _nucleus(law, sampling.top_p)
     if sampling.min_p > 0:

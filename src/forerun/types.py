@@ -16,6 +16,7 @@ import numpy as np
 
 from forerun.arrays import Array, to_numpy
 from forerun.errors import InputError, explain
+from forerun.tree import Tree
 
 
 class Drawn(Enum):
@@ -23,6 +24,7 @@ class Drawn(Enum):
 
     POINT = "point"  # deterministic, or of unknown law: n-gram, argmax, top-k, a user's guess
     SAMPLED = "sampled"  # drawn from the probabilities that come with the draft
+    PRUNED = "pruned"  # sampled, then kept or dropped by looking at the tokens
     SHARED = "shared"  # drawn with the target's own noise, to agree with it as often as possible
 
 
@@ -39,7 +41,8 @@ class Draft:
     """K guessed tokens for each of B sequences, and how they were drawn.
 
     tokens: (B, K) integers, or (K,) for one sequence, or nested lists whose rows may differ in
-    length.  lengths: (B,) how many tokens of each row count; None means all K.
+    length.  lengths: (B,) how many tokens of each row count; None means all K.  tree: which token
+    follows which, the same in every row; None means one after the other.
     """
 
     tokens: Any
@@ -47,11 +50,13 @@ class Draft:
     probs: Array | Sparse | None = None
     logits: Array | None = None
     lengths: Any = None
+    tree: Tree | None = None
 
     @classmethod
-    def point(cls, tokens: Any, *, lengths: Any = None) -> Draft:
+    def point(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
         """Tokens of a deterministic drafter, or of one whose law is not known."""
-        return cls(*_padded(tokens, lengths, Drawn.POINT))
+        tokens, lengths = _padded(tokens, lengths)
+        return cls(tokens, Drawn.POINT, lengths=lengths, tree=tree)
 
     @classmethod
     def sampled(
@@ -61,26 +66,36 @@ class Draft:
         *,
         logits: Array | None = None,
         lengths: Any = None,
+        tree: Tree | None = None,
+        pruned: bool = False,
     ) -> Draft:
-        """Tokens drawn from probs (B, K, V), from a `Sparse` law, or from softmax(logits)."""
+        """Tokens drawn from probs (B, K, V), from a `Sparse` law, or from softmax(logits).
+
+        Row i is the law that token i was really drawn from.  In a tree that law is the one given
+        its earlier siblings (see `forerun.children`): without replacement they have no mass in it.
+        pruned: some tokens were dropped, or the tree was chosen, after the tokens had been seen.
+        Such a draft no longer follows its law, and only rules that need none can judge it.
+        """
         if (probs is None) == (logits is None):
             received = "neither" if probs is None else "both"
             cure = "Pass one of them; for a draft of unknown law use Draft.point(tokens)."
             raise InputError(
                 explain("A sampled draft needs its probs or its logits.", received, cure)
             )
-        tokens, drawn, _, _, lengths = _padded(tokens, lengths, Drawn.SAMPLED)
-        return cls(tokens, drawn, probs, logits, lengths)
+        tokens, lengths = _padded(tokens, lengths)
+        drawn = Drawn.PRUNED if pruned else Drawn.SAMPLED
+        return cls(tokens, drawn, probs, logits, lengths, tree)
 
     @classmethod
-    def shared(cls, tokens: Any, *, lengths: Any = None) -> Draft:
+    def shared(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
         """Tokens that won the race of the drafter's law under the target's own noise."""
-        return cls(*_padded(tokens, lengths, Drawn.SHARED))
+        tokens, lengths = _padded(tokens, lengths)
+        return cls(tokens, Drawn.SHARED, lengths=lengths, tree=tree)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule decided: the first num_accepted draft tokens, then one extra token.
+    """What a rule decided: num_accepted draft tokens, then one extra token.
 
     num_accepted (B,) and extra (B,) are arrays of the caller's library.  extra is the correction
     after a refusal, or the bonus after full acceptance: there is always exactly one.
@@ -91,6 +106,7 @@ class Verdict:
     draft_tokens: Array  # (B, K)
     rule: str
     lossless: bool
+    paths: Sequence[Sequence[int]] | None = None  # the accepted nodes of each row's tree, in order
 
     @property
     def num_emitted(self) -> Array:
@@ -99,28 +115,28 @@ class Verdict:
 
     def tokens(self) -> list[list[int]]:
         """The emitted ids of each row: its accepted tokens, then the extra one."""
-        drafted = to_numpy(self.draft_tokens)
-        counts, extra = to_numpy(self.num_accepted), to_numpy(self.extra)
+        drafted, extra = to_numpy(self.draft_tokens), to_numpy(self.extra)
+        paths = self.paths or [range(count) for count in to_numpy(self.num_accepted).tolist()]
         return [
-            [*drafted[row, : counts[row]].tolist(), int(extra[row])] for row in range(len(counts))
+            [*(int(drafted[row, node]) for node in path), int(extra[row])]
+            for row, path in enumerate(paths)
         ]
 
 
-def _padded(tokens: Any, lengths: Any, drawn: Drawn) -> tuple[Any, Drawn, None, None, Any]:
+def _padded(tokens: Any, lengths: Any) -> tuple[Any, Any]:
     """Nested lists whose rows differ in length become a padded array and its lengths."""
     if compat.is_array_api_obj(tokens) or not isinstance(tokens, Sequence):
-        return tokens, drawn, None, None, lengths
+        return tokens, lengths
     if len(tokens) == 0:
         wrong = "An empty list says neither how many sequences there are nor how many tokens."
         cure = "For a round without guesses (K = 0) pass shape (B, 0), for one sequence [[]]."
         raise InputError(explain(wrong, tokens, cure))
     if not all(isinstance(row, Sequence | np.ndarray) for row in tokens):
-        return _integers(tokens), drawn, None, None, lengths
+        return _integers(tokens), lengths
     counts = [len(row) for row in tokens]
     if lengths is None and len(set(counts)) > 1:
         lengths = counts
-    table = [list(row) + [0] * (max(counts) - len(row)) for row in tokens]
-    return _integers(table), drawn, None, None, lengths
+    return _integers([list(row) + [0] * (max(counts) - len(row)) for row in tokens]), lengths
 
 
 def _integers(tokens: list[Any] | Sequence[Any]) -> Any:

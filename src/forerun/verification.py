@@ -27,6 +27,7 @@ from forerun.errors import InputError, UnsupportedError, explain
 from forerun.noise import Key, Purpose, coin, draw, race, seed_key
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.base import Residual, Rule, Trial, slices
+from forerun.tree import Tree
 from forerun.types import Draft, Drawn, Sparse, Verdict
 
 CACHE_BYTES = 2**19
@@ -50,8 +51,10 @@ class CounterNoise:
         unit = coin(self.xp, self.key, self.positions, slots, Purpose.ACCEPT)
         return unit < self.xp.astype(chances, unit.dtype)
 
-    def draw(self, weights: Residual) -> Array:
+    def draw(self, weights: Residual | Array) -> Array:
         unit = coin(self.xp, self.key, self.positions, [0], Purpose.RESIDUAL)[:, 0]
+        if not isinstance(weights, Residual):
+            return draw(self.xp, weights, unit)
         runs = slices(unit.shape[0], weights.trial.at_a_time)
         return self.xp.concat([draw(self.xp, weights.take(some), unit[some]) for some in runs])
 
@@ -76,6 +79,7 @@ def verify(
 
     target_probs: (B, K + 1, V), or (K + 1, V) for one sequence; or target_logits of that shape.
         Row i is the target's law after i draft tokens; the last one is for the bonus token.
+        For a draft with a tree, row 0 is the law after the text and row i + 1 that after token i.
     temperature: divides target_logits (and draft logits); 0 is greedy, for probabilities too.
     seed: one for all rows, or one per row.  positions: (B,) index in its sequence of the first
         token that this round emits, so that every round of a sequence gets fresh noise.
@@ -89,8 +93,12 @@ def verify(
     if min(first) < 0:
         raise InputError(explain("A position is negative.", min(first), "Count them from 0."))
     noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
-    num_accepted, extra = rule.decide(trial, noise)
-    return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless)
+    reached, extra = rule.decide(trial, noise)
+    if trial.trees is None:
+        return Verdict(reached, extra, trial.tokens, rule.name, rule.lossless)
+    paths = [trial.path(row, end) for row, end in enumerate(to_numpy(reached).tolist())]
+    num_accepted = as_indices(trial.xp, [len(path) for path in paths], device)
+    return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless, paths)
 
 
 def _whole_numbers(values: Any, num_rows: int, name: str) -> list[int]:
@@ -147,7 +155,8 @@ def prepare(
     at_a_time = None
     if on_host(xp, device):
         at_a_time = max(1, CACHE_BYTES // (table.shape[2] * table.dtype.itemsize))
-    trial = Trial(xp, tokens, lengths, target, law, at_a_time)
+    trees = _trees(draft, lengths, tokens.shape[1], rule)
+    trial = Trial(xp, tokens, lengths, target, law, at_a_time, trees)
     if law is not None:
         _check_drawn(trial)
     if check == "all":
@@ -221,6 +230,26 @@ def _tokens(xp: Namespace, device: Any, draft: Draft, table: Array) -> tuple[Arr
     return xp.where(slots[None, :] < lengths[:, None], tokens, 0), lengths
 
 
+def _trees(draft: Draft, lengths: Array, num_slots: int, rule: Rule) -> list[Tree] | None:
+    """The tree of each row; a row whose length is cut keeps the first nodes of it."""
+    tree = draft.tree
+    if tree is None:
+        return None
+    if len(tree) != num_slots:
+        cure = "Pass one token for each node of the tree, parents first."
+        received = f"{num_slots} tokens and a tree of {len(tree)}"
+        raise InputError(explain("Draft tokens and tree do not fit.", received, cure))
+    if tree.is_chain:
+        return None
+    if not rule.judges_trees:
+        wrong = f"The rule {rule.name!r} judges chains only."
+        cure = "Use rule='match', or for a sampled tree 'traversal' or 'siblings'."
+        raise UnsupportedError(explain(wrong, f"a tree of {len(tree)} tokens", cure))
+    counts = to_numpy(lengths).tolist()
+    cut = {count: tree if count == len(tree) else tree.first(count) for count in set(counts)}
+    return [cut[count] for count in counts]
+
+
 def _draft_rows(
     xp: Namespace, draft: Draft, table: Array, tokens: Array, temperature: float, rule: Rule
 ) -> Rows:
@@ -230,6 +259,13 @@ def _draft_rows(
         wrong = f"The rule {rule.name!r} needs a draft drawn with noise of its own."
         cure = "Use rule='match', or draw the draft independently and pass Draft.sampled."
         raise UnsupportedError(explain(wrong, "Draft.shared", cure))
+    if draft.drawn is Drawn.PRUNED:
+        wrong = f"The rule {rule.name!r} needs a draft that was not chosen by its own tokens."
+        cure = (
+            "Use rule='match', or pass the tokens with Draft.point, which is exact for any "
+            "choice; or decide what to draft before drawing it."
+        )
+        raise UnsupportedError(explain(wrong, "a pruned draft", cure))
     if draft.drawn is Drawn.POINT or tokens.shape[1] == 0:
         return Points(xp, tokens, vocab_size, upcast(xp, table[:1, :1, :1]).dtype)
     if isinstance(draft.probs, Sparse):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 import forerun as fr
+from forerun.certification import tree_cases
 from forerun.certification.broken import block, walk
+from forerun.certification.broken_trees import descend, traverse
+from forerun.certification.certify import draw_as
 from forerun.certification.mutants import MUTANTS, Mutant
+from forerun.children import Children
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(MUTANTS) >= 26
+    assert len(MUTANTS) >= 39
+    assert sum(mutant.on_trees for mutant in MUTANTS) >= 12
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all(mutant.story for mutant in MUTANTS)
 
@@ -18,7 +23,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_rejected(mutant: Mutant) -> None:
     """Exactly, and not by a hair: the smallest bias among them is a hundredth."""
-    found = fr.certify(mutant.verify, draw=mutant.draw, name=mutant.name)
+    found = mutant.certificate()
     assert found.method == "exact"
     assert not found.lossless
     assert found.bias > 0.005
@@ -27,5 +32,13 @@ def test_every_mutant_is_rejected(mutant: Mutant) -> None:
 @pytest.mark.parametrize("function", [walk, block])
 def test_what_they_were_made_from_is_lossless(function: object) -> None:
     found = fr.certify(function)  # type: ignore[arg-type]
+    assert found.method == "exact"
+    assert found.lossless
+
+
+@pytest.mark.parametrize("how", list(Children), ids=lambda how: how.value)
+@pytest.mark.parametrize("function", [descend, traverse])
+def test_what_they_were_made_from_is_lossless_on_trees(function: object, how: Children) -> None:
+    found = fr.certify(function, draw=draw_as(how), cases=tree_cases())  # type: ignore[arg-type]
     assert found.method == "exact"
     assert found.lossless

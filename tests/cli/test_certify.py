@@ -28,6 +28,16 @@ def good(tokens, draft, target, rng):
 
 def bad(tokens, draft, target, rng):
     return [int(np.argmax(target[0]))]
+
+def follow(tokens, draft, target, rng, tree):
+    kept, node = [], -1
+    while True:
+        sampled = int(rng.choice(target.shape[1], p=target[node + 1]))
+        kept.append(sampled)
+        nodes = [n for n in tree.children[node] if tokens[n] == sampled]
+        if not nodes:
+            return kept
+        node = nodes[0]
 """
 
 
@@ -53,8 +63,8 @@ def test_everything_is_one_line_each(quick: None, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     for name in fr.rules.names():
         assert sum(line[2:].startswith(name) for line in lines) == 1
-    assert "3 lossless rules keep the target's joint law to 1e-12; 2 of 2 known bugs" in lines[-1]
-    assert sum(line.startswith("✓") for line in lines) == 8
+    assert "5 lossless rules keep the target's joint law to 1e-12; 2 of 2 known bugs" in lines[-1]
+    assert sum(line.startswith("✓") for line in lines) == 10
     assert not any("\033" in line for line in lines)
 
 
@@ -75,7 +85,7 @@ def test_an_unexpected_verdict_is_an_error(
 def test_everything_as_json(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in rows] == ["rule"] * 3 + ["lossy"] * 3 + ["mutant"] * 2
+    assert [row["kind"] for row in rows] == ["rule"] * 5 + ["lossy"] * 3 + ["mutant"] * 2
     assert all(row["as_expected"] for row in rows)
     assert rows[-1]["story"] == MUTANTS[1].story
 
@@ -99,6 +109,19 @@ def test_a_function_of_ones_own(
     assert main(["certify", "--function", f"my_verifiers:{name}"]) == code
     verdict = "lossless" if code == 0 else "NOT lossless"
     assert capsys.readouterr().out.startswith(f"my_verifiers:{name}: {verdict} (exact")
+
+
+def test_a_function_for_trees(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case has other branches in it than a chain, and the function gets them."""
+    assert main(["certify", "--function", "my_verifiers:follow", "--trees"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("my_verifiers:follow: lossless (exact")
+    assert "tree (2, 2)" in out
+
+
+def test_trees_need_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "--rule", "match", "--trees"]) == 2
+    assert "--function MODULE:NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spec", ["my_verifiers:missing", "nowhere:verify", "my_verifiers", ":"])

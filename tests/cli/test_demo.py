@@ -16,6 +16,7 @@ def test_plain_and_speculative_are_the_same_text(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "load_target", lambda _: fr.load(tiny_model))
+    monkeypatch.setattr(demo, "Heads", fr.drafters.NGram)  # the shipped one fits another model
     monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
@@ -31,6 +32,7 @@ def test_a_difference_is_diagnosed(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "load_target", lambda _: fr.load(tiny_model))
+    monkeypatch.setattr(demo, "Heads", fr.drafters.NGram)  # the shipped one fits another model
     monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 6)
     answer = demo._answer
 

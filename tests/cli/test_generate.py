@@ -164,6 +164,7 @@ def test_painted_text_keeps_its_spaces_and_cannot_command_the_terminal() -> None
 
 def test_statistics_go_to_stderr(tiny_model: str, capsys: Capture) -> None:
     command = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "30", "--stats"]
+    command += ["--draft-length", "5"]
     assert main([*command, "--drafter", tiny_model]) == 0
     err = capsys.readouterr().err
     assert re.search(
@@ -273,3 +274,42 @@ def test_help_has_examples(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert 'forerun generate "What is the capital of France?"' in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
+    """Under match every one of them gives the text of plain decoding."""
+    options = ["--target", tiny_model, "--max-new-tokens", "24", "--temperature", "0.8"]
+    options += ["--seed", "5", "--json"]
+    texts = set()
+    for drafter in (
+        "none",
+        "suffix",
+        "recycling",
+        "early-exit:1",
+        "quantized:int8",
+        "ngram+suffix",
+    ):
+        for tree in ([], ["--tree", "8"]):
+            assert main(["generate", PROMPT, *options, "--drafter", drafter, *tree]) == 0
+            shown = capsys.readouterr()
+            texts.add(json.loads(shown.out)["text"])
+            assert "failed" not in shown.err
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--drafter", "early-exit"], "early-exit needs a number"),
+        (["--drafter", "quantized:int3"], "Unknown quantisation"),
+        (["--drafter", "suffix+"], "nothing to mix"),
+        (["--tree", "0"], "--tree is too small"),
+        (["--tree", "8", "--rule", "block"], "This rule judges chains only"),
+        (["--tree", "8", "--rule", "traversal"], "cannot be judged by a rule that needs their law"),
+    ],
+)
+def test_drafters_and_trees_that_cannot_be(
+    tiny_model: str, capsys: Capture, flags: list[str], message: str
+) -> None:
+    assert main(["generate", PROMPT, "--target", tiny_model, *flags]) == 2
+    assert message in capsys.readouterr().err

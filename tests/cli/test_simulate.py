@@ -119,7 +119,8 @@ def test_plot_writes_a_picture(tmp_path: Path, name: str, flags: tuple[str, ...]
 def test_missing_matplotlib_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "forerun.plan.picture", raising=False)
+    for module in ("forerun.forecast.picture", "forerun.drawing"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r'pip install "forerun\[plot\]"'):
         run("--plot", str(tmp_path / "a.svg"))

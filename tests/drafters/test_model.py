@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat as compat
 import numpy as np
 import pytest
 from drafting import noisy_copy
@@ -13,8 +14,10 @@ import forerun as fr
 from forerun import Sampling
 from forerun.drafters import Model, Turn
 from forerun.models import FunctionModel, TableModel
+from forerun.noise import exponentials, seed_key
 from forerun.types import Drawn
 
+XP = compat.array_namespace(np.empty(0))
 TABLE = TableModel.random(vocab_size=6, order=2, seed=1)
 OTHER = TableModel.random(vocab_size=6, order=1, seed=2)
 PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1]]
@@ -179,3 +182,52 @@ def test_one_drafter_serves_many_engines() -> None:
 def test_bad_temperatures(temperature: float) -> None:
     with pytest.raises(fr.InputError, match="draft temperature is out of range"):
         Model(OTHER, temperature=temperature)
+
+
+def test_children_are_the_first_arrivals_of_the_targets_race() -> None:
+    """In the order of arrival, at the position of each level, along each path."""
+    shape = fr.Tree.of_branching((3, 2))
+    one = Turn(0, [1, 2, 3], 1, len(shape), Sampling(), 9, 2, 2, shape)
+    drafter = Model(OTHER)
+    (guess,) = drafter.propose(drafter.start(TABLE, 1, 20), [one], shared_noise=True)
+    assert guess.parents == list(shape.parents)
+    key = seed_key(XP, [9], None)
+    for node in (-1, 0, 1, 2):
+        path = [guess.tokens[at] for at in shape.path(node)]
+        noise = exponentials(XP, key, np.array([2 + len(path)]), np.arange(6)[None, :])[0]
+        first = np.argsort(noise / OTHER.probs([1, 2, 3, *path]))
+        children = [guess.tokens[child] for child in shape.children[node]]
+        assert children == first[: len(children)].tolist()
+
+
+def test_a_tree_that_grows_holds_the_best_paths() -> None:
+    """Without noise the value of a node is the product of the draft's probabilities."""
+    one = Turn(0, [1, 2, 3], 1, 7, Sampling(temperature=0.0), 9, 2, 3)
+    drafter = Model(OTHER)
+    (guess,) = drafter.propose(drafter.start(TABLE, 1, 20), [one], shared_noise=True)
+    assert guess.values is not None
+    tree = fr.Tree(tuple(guess.parents or ()))
+    assert len(tree) == 7
+    for node, value in enumerate(guess.values):
+        text, wanted = [1, 2, 3], 1.0
+        for at in tree.path(node):
+            wanted *= OTHER.probs(text)[guess.tokens[at]]
+            text.append(guess.tokens[at])
+        assert value == pytest.approx(wanted)
+    first = np.sort(OTHER.probs([1, 2, 3]))[::-1]
+    level = [value for node, value in enumerate(guess.values) if tree.depths[node] == 0]
+    assert level == pytest.approx(first[: len(level)])
+
+
+def test_a_draft_model_that_cannot_score_trees_grows_along_one_line() -> None:
+    mamba = fr.wrap(Architecture("mamba", "snapshot").build())
+    target = fr.wrap(Architecture("llama", "crop").build())
+    found = same_text(target, Model(mamba), tree=8, draft_length=3)
+    assert all(answer.stats.notes == [] for answer in found)
+    assert max(max(answer.stats.drafted_by_round) for answer in found) == 8
+
+
+@pytest.mark.parametrize("children", ["best", None, 3])
+def test_unknown_children(children: Any) -> None:
+    with pytest.raises(fr.InputError, match="Children cannot be drawn like that"):
+        Model(OTHER, children=children)

@@ -39,7 +39,7 @@ def guess(drafter: NGram, tokens: list[int], budget: int = 5) -> list[int]:
     ],
 )
 def test_guesses_by_hand(tokens: list[int], budget: int, wanted: list[int]) -> None:
-    assert guess(NGram(), tokens, budget) == wanted
+    assert guess(NGram(min_n=1), tokens, budget) == wanted
 
 
 def test_min_n_and_max_n() -> None:
@@ -54,7 +54,7 @@ def test_min_n_and_max_n() -> None:
 def test_growing_text_gives_what_the_whole_text_gives() -> None:
     """Indexed piece by piece, as rounds add to a text, against a search from scratch."""
     generator = random.Random(0)
-    drafter = NGram(max_n=3)
+    drafter = NGram(max_n=3, min_n=1)
     state: Any = drafter.start(TARGET, 1, 1000)
     text = [0]
     for _ in range(200):
@@ -75,7 +75,7 @@ def searched(text: list[int], max_n: int, budget: int) -> list[int]:
 
 
 def test_a_released_row_forgets() -> None:
-    drafter = NGram()
+    drafter = NGram(min_n=1)
     state = drafter.start(TARGET, 2, 100)
     drafter.propose(state, [turn([1, 2, 3, 1, 2])], shared_noise=True)
     drafter.release(state, 0)

@@ -40,7 +40,7 @@ class Quiet:
 
     name = "quiet"
 
-    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Any:
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
         return None
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
@@ -74,7 +74,7 @@ class Random(Quiet):
 
     def guess(self, turn: Turn) -> Guess:
         generator = np.random.default_rng([len(turn.tokens), *turn.tokens])
-        count = int(generator.integers(turn.budget + 1))
+        count = int(generator.integers(turn.height + 1))
         return Guess([int(token) for token in generator.integers(self.vocab_size, size=count)])
 
 
@@ -91,7 +91,7 @@ class Recalling(Quiet):
         here = list(turn.tokens)
         text = next((text for text in self.texts if text[: len(here)] == here), here)
         generator = np.random.default_rng(here)
-        tokens = text[len(here) : len(here) + turn.budget]
+        tokens = text[len(here) : len(here) + turn.height]
         wrong = generator.random(len(tokens)) < self.mistakes
         return Guess([(t + bool(w)) % self.vocab_size for t, w in zip(tokens, wrong, strict=True)])
 
@@ -100,3 +100,31 @@ def recalling(*answers: fr.Generation, mistakes: float = 0.0, vocab_size: int) -
     """A drafter that remembers these generations."""
     texts = [answer.prompt_tokens + answer.tokens for answer in answers]
     return Recalling(texts, mistakes, vocab_size)
+
+
+@dataclass
+class Branching(Quiet):
+    """Trees of any shape, of right and wrong tokens, the same for the same text."""
+
+    texts: list[list[int]]
+    vocab_size: int = VOCAB_SIZE
+    name: str = "branching"
+
+    def guess(self, turn: Turn) -> Guess:
+        here = list(turn.tokens)
+        text = next((text for text in self.texts if text[: len(here)] == here), here)
+        generator = np.random.default_rng([turn.seed % 997, *here])
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        for node in range(int(generator.integers(turn.budget + 1))):
+            parent = int(generator.integers(-1, node)) if generator.random() < 0.6 else node - 1
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            if depth >= turn.height:
+                parent, depth = -1, 0
+            right = text[len(here) + depth : len(here) + depth + 1]
+            wrong = int(generator.integers(self.vocab_size))
+            tokens.append(right[0] if right and generator.random() < 0.7 else wrong)
+            parents.append(parent)
+            depths.append(depth)
+        return Guess(tokens, parents=parents)

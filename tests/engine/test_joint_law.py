@@ -21,8 +21,7 @@ import forerun as fr
 from forerun import Sampling
 from forerun.branches import Path, every_path
 from forerun.certification.chance import Chance
-from forerun.drafters import Guess, Model, NGram, Turn
-from forerun.drafters import model as model_drafter
+from forerun.drafters import Guess, Model, NGram, Turn, forks
 from forerun.engine import engine
 from forerun.models import TableModel
 from forerun.types import Drawn
@@ -48,6 +47,9 @@ class ListedNoise:
     def race(self, weights: Any, rows: Any, slots: Any) -> Any:
         return self.draw(weights)
 
+    def sample(self, law: Any, row: int, depth: int) -> int:
+        return self.chance.pick(law)
+
 
 @pytest.fixture
 def law_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Law]:
@@ -57,8 +59,9 @@ def law_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Law]:
         def run(path: Path) -> tuple[tuple[int, ...], float]:
             chance = Chance(path)
             noise = ListedNoise(chance)
-            monkeypatch.setattr(engine, "CounterNoise", lambda *_: noise)
-            monkeypatch.setattr(model_drafter, "_choose", lambda laws, *_: noise.draw(laws))
+            monkeypatch.setattr(engine, "TargetNoise", lambda *_: noise)
+            monkeypatch.setattr(forks, "_draw", lambda law, *_: chance.pick(law))
+            monkeypatch.setattr(forks, "race", lambda _, laws, *__: noise.draw(laws))
             stop = [] if target.vocab_size == ENDING else [ENDING]
             answer = fr.generate(target, PROMPT, drafter=drafter, stop_tokens=stop, **how)
             assert answer.stats.notes == []
@@ -125,8 +128,8 @@ SPARSE_DRAFT = TableModel.random(vocab_size=3, order=1, seed=8, zeros=0.4)
         (SPARSE, Model(DRAFT), 2, 3),
         (TARGET, Model(SPARSE_DRAFT), 2, 3),
         (SPARSE, Model(SPARSE_DRAFT), 2, 4),
-        (TARGET, NGram(), 3, 4),
-        (TARGET, Varying(NGram(max_n=2)), 3, 4),
+        (TARGET, NGram(min_n=1), 3, 4),
+        (TARGET, Varying(NGram(max_n=2, min_n=1)), 3, 4),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

@@ -16,6 +16,7 @@ from tiny_models import VOCAB_SIZE, Architecture
 import forerun as fr
 from forerun import Sampling
 from forerun.drafters import Model, NGram
+from forerun.engine.walk import AHEAD
 from forerun.models import FunctionModel
 
 WIDE = 20_000  # tokens; one row of logits is 160 kB
@@ -34,7 +35,8 @@ def wide_model(seed: int) -> FunctionModel:
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_no_row_is_kept_between_rounds(rule: str) -> None:
-    """Between any two rounds there is less than one row more than before the first.
+    """Between any two rounds there is less than one row more than before the first, apart from the
+    noise of a few positions ahead.
 
     During a round there are dozens: 3 requests, 5 slots, logits and laws of two models.
     """
@@ -53,7 +55,8 @@ def test_no_row_is_kept_between_rounds(rule: str) -> None:
     finally:
         tracemalloc.stop()
     assert len(kept) > 50
-    assert max(kept) < ROW, "some row of a law or of logits stayed"
+    drawn_ahead = 3 * AHEAD * -(-WIDE // 256) * 16  # three rows, a float and a lane per block
+    assert max(kept) < ROW + drawn_ahead, "some row of a law or of logits stayed"
     assert peak > 10 * ROW, "so much that something could have stayed"
 
 

@@ -7,9 +7,10 @@ import warnings
 import pytest
 import torch
 from architectures import ATTENTION, RECURRENT
-from tiny_models import Architecture, Driver
+from tiny_models import Architecture, Driver, fresh_logits
 
 from forerun.models import HuggingFaceModel
+from forerun.models.rounded import rounded_copy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,3 +36,22 @@ def test_low_precision_keeps_the_strategy(dtype: torch.dtype) -> None:
     for architecture in ATTENTION[:6]:
         model = architecture.build().to("cuda", dtype)
         assert HuggingFaceModel(model).strategy == "crop"
+
+
+@pytest.mark.parametrize("architecture", [a for a in ATTENTION if a.strategy == "crop"], ids=str)
+def test_nodes_score_like_their_paths(architecture: Architecture) -> None:
+    model = architecture.build().cuda()
+    language_model = HuggingFaceModel(model)
+    assert language_model.scores_trees
+    assert Driver(language_model, model, 3).play_trees(8, seed=1) <= architecture.tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rounded_weights_are_near_the_exact_ones(dtype: torch.dtype) -> None:
+    options = {"hidden_size": 64, "intermediate_size": 128}
+    model = Architecture("llama", "crop", options).build().to("cuda", dtype)
+    text = list(range(3, 20))
+    exact = fresh_logits(model, text).double()
+    for bits, most in (("int8", 0.1), ("int4", 0.7)):
+        found = fresh_logits(rounded_copy(model, bits), text).double()  # type: ignore[arg-type]
+        assert float((found - exact).pow(2).mean().sqrt() / exact.std()) < most

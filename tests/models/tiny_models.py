@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forerun.models import LanguageModel
+from forerun.tree import Tree
 
 torch.set_num_threads(1)
 
@@ -56,6 +57,12 @@ def random_tokens(generator: random.Random, count: int) -> list[int]:
     return [generator.randrange(VOCAB_SIZE) for _ in range(count)]
 
 
+def random_tree(generator: random.Random, num_nodes: int) -> Tree:
+    """Any tree of that size: bushy, a chain, or anything between."""
+    reach = generator.choice((1, 2, num_nodes))  # how far back a parent may lie
+    return Tree(tuple(generator.randint(max(-1, i - reach), i - 1) for i in range(num_nodes)))
+
+
 class Driver:
     """Plays the engine: owns the texts, feeds what is pending, and compares with fresh passes."""
 
@@ -88,11 +95,44 @@ class Driver:
         kept = [len(p) + n for p, n in zip(pending, accepted, strict=True)]
         self.language_model.commit(self.state, rows, kept)
         for row, draft, count in zip(rows, drafts, accepted, strict=True):
-            self.texts[row] += draft[:count]
-            assert self.state.lengths[row] <= len(self.texts[row])
-            self.texts[row].append((7 * len(self.texts[row]) + row) % VOCAB_SIZE)  # the extra
+            self._go_on(row, draft[:count])
         self.worst = max(self.worst, error)
         return error
+
+    def tree_round(
+        self,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        trees: Sequence[Tree | None],  # None: a chain
+        accepted: Sequence[int],  # the last node kept, -1 for none
+    ) -> float:
+        """The same with trees: every node is compared with its path run alone."""
+        lengths = self.state.lengths
+        pending = [self.texts[row][lengths[row] :] for row in rows]
+        tokens = [[*p, *d] for p, d in zip(pending, drafts, strict=True)]
+        parents = [None if tree is None else tree.parents for tree in trees]
+        counts = [len(draft) + 1 for draft in drafts]
+        logits = self.language_model.score(self.state, rows, tokens, counts, parents)
+        error, kept, paths = 0.0, [], []
+        for index, (row, draft, tree) in enumerate(zip(rows, drafts, trees, strict=True)):
+            shape = tree or Tree.chain(len(draft))
+            for node in range(-1, len(draft)):
+                alone = [*self.texts[row], *(draft[i] for i in shape.path(node))]
+                difference = logits[index, node + 1] - fresh_logits(self.model, alone)[-1]
+                error = max(error, largest(difference))
+            path, first = shape.path(accepted[index]), len(pending[index])
+            kept.append([*range(first), *(first + node for node in path)])
+            paths.append(path)
+        self.language_model.commit(self.state, rows, kept)
+        for row, draft, path in zip(rows, drafts, paths, strict=True):
+            self._go_on(row, [draft[node] for node in path])
+        self.worst = max(self.worst, error)
+        return error
+
+    def _go_on(self, row: int, accepted: Sequence[int]) -> None:
+        self.texts[row] += accepted
+        assert self.state.lengths[row] <= len(self.texts[row])
+        self.texts[row].append((7 * len(self.texts[row]) + row) % VOCAB_SIZE)  # the extra
 
     def play(self, num_rounds: int, seed: int) -> float:
         """Random rows, drafts, acceptances, and requests that leave; the largest error."""
@@ -107,6 +147,23 @@ class Driver:
             if generator.random() < 0.3:
                 row = generator.randrange(num_rows)
                 self.enter(row, random_tokens(generator, generator.choice((1, 4, 13))))
+        return self.worst
+
+    def play_trees(self, num_rounds: int, seed: int) -> float:
+        """Random trees, chains among them, in ragged batches; the largest error."""
+        generator = random.Random(seed)
+        num_rows = len(self.texts)
+        for row in range(num_rows):
+            self.enter(row, random_tokens(generator, generator.choice((1, 4, 13))))
+        for _ in range(num_rounds):
+            rows = sorted(generator.sample(range(num_rows), generator.randint(1, num_rows)))
+            drafts = [random_tokens(generator, generator.randint(0, 7)) for _ in rows]
+            trees = [
+                None if generator.random() < 0.2 else random_tree(generator, len(draft))
+                for draft in drafts
+            ]
+            accepted = [generator.randint(-1, len(draft) - 1) for draft in drafts]
+            self.tree_round(rows, drafts, trees, accepted)
         return self.worst
 
 

@@ -27,11 +27,18 @@ def error(rule: str, target: Model, draft: Model, lengths: Any, length: int, dra
 
 
 def test_the_lossless_rules_are_these() -> None:
-    assert LOSSLESS == ["match", "ratio", "block"]
+    assert LOSSLESS == ["match", "ratio", "block", "siblings", "traversal"]
     assert [name for name in rules.names() if rules.get(name).needs_draft_probs] == [
         "ratio",
         "block",
+        "siblings",
+        "traversal",
         "lenient",
+    ]
+    assert [name for name in rules.names() if rules.get(name).judges_trees] == [
+        "match",
+        "siblings",
+        "traversal",
     ]
 
 
@@ -140,7 +147,7 @@ def test_the_law_of_verify_itself(rule: str, drawn: str) -> None:
 class Refuse:
     """A rule of one's own, in a few lines: keep nothing, let the target speak."""
 
-    name, lossless, needs_draft_probs = "refuse", True, False
+    name, lossless, needs_draft_probs, judges_trees = "refuse", True, False, True
 
     def decide(self, trial: Any, noise: Any) -> tuple[Any, Any]:
         nothing = trial.lengths * 0

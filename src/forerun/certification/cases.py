@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from forerun.law import Lengths, Model, Prefix
+from forerun.children import Children
+from forerun.law import Model, Prefix, Shapes
+from forerun.tree import Tree
+
+EVERY_WAY = tuple(how.value for how in Children)
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,10 @@ class Case:
     vocab_size: int
     target: Model
     draft: Model
-    draft_length: Lengths
+    draft_length: Shapes
     length: int  # tokens compared jointly; more than K + 1 means several rounds
     sampled: bool = False  # part of the smaller set for code that can only be sampled
+    ways: tuple[str, ...] = ("sampled", "point")  # how rules have it drawn
 
 
 def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
@@ -94,3 +99,38 @@ def standard_cases(seed: int = 0) -> Iterator[Case]:
     yield Case("sharp laws", 3, sharp, mixed(sharp, q3, 0.5), 2, 3)
     yield Case("several rounds", 3, p3, mixed(p3, q3, 0.5), 1, 4, sampled=True)
     yield Case("K changes", 3, p3, mixed(p3, q3, 0.5), lambda prefix: 2 - len(prefix) % 3, 4)
+
+
+def tree_cases(seed: int = 0) -> Iterator[Case]:
+    """The cases of rules that judge trees, each in every way that siblings can be drawn."""
+
+    def case(
+        name: str, size: int, target: Model, draft: Model, shapes: Shapes, length: int
+    ) -> Case:
+        return Case(name, size, target, draft, shapes, length, ways=EVERY_WAY)
+
+    p2, q2 = contextual(2, seed + 10), contextual(2, seed + 11)
+    p3, q3 = contextual(3, seed + 103), contextual(3, seed + 203)  # far apart
+    p4, q4 = contextual(4, seed + 103), contextual(4, seed + 203)
+    sparse_p, sparse_q = contextual(3, seed + 16, zeros=0.4), contextual(3, seed + 17, zeros=0.4)
+    fair = mixed(p3, q3, 0.5)
+    pair, fork = Tree.of_branching((2,)), Tree.of_branching((2, 1))
+    lopsided = Tree((-1, -1, 0, 0))
+    yield case("tree (3)", 4, p4, q4, Tree.of_branching((3,)), 2)
+    yield case("tree (2, 2)", 3, p3, fair, once(Tree.of_branching((2, 2))), 3)
+    yield case("tree (3, 1, 1)", 2, p2, q2, once(Tree.of_branching((3, 1, 1))), 4)
+    yield case("tree, unequal branches", 3, p3, q3, once(lopsided), 3)
+    yield case("tree, impossible tokens", 3, sparse_p, mixed(sparse_q, p3, 0.8), once(fork), 3)
+    yield case("tree, drafter lacks tokens", 3, p3, sparse_q, once(fork), 3)
+    yield case("tree, equal laws", 3, p3, p3, once(fork), 3)
+    yield case("tree, nothing in common", 4, restricted(p4, 0), restricted(q4, 1), once(fork), 3)
+    yield case("tree, certain target", 3, certain(p3), q3, once(fork), 3)
+    yield case("tree, certain drafter", 3, p3, certain(q3), once(fork), 3)
+    yield case("tree, several rounds", 3, p3, fair, pair, 4)
+    changing = (fork, Tree.chain(2), pair)
+    yield case("tree changes", 2, p2, q2, lambda prefix: changing[len(prefix) % 3], 4)
+
+
+def once(tree: Tree) -> Shapes:
+    """A tree for the first round; the target goes on alone."""
+    return lambda prefix: Tree.chain(0) if prefix else tree

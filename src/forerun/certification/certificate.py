@@ -74,12 +74,12 @@ class Certificate:
         verdict = "lossless" if self.lossless else "NOT lossless"
         lines = [
             f"{self.subject}: {verdict} ({self.method}, {len(self.findings)} cases)",
-            f"  {'case':<26}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
+            f"  {'case':<34}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
         ]
         for finding in self.findings:
             mark = " " if finding.passed else "!"
             lines.append(
-                f"{mark} {finding.case:<26}{finding.method:<9}{finding.bias:>11.2e}"
+                f"{mark} {finding.case:<34}{finding.method:<9}{finding.bias:>11.2e}"
                 f"{finding.detectable:>13.1e}  {finding.note}".rstrip()
             )
         power = min(finding.power for finding in self.findings)

@@ -17,23 +17,49 @@ import numpy as np
 
 from forerun import rules
 from forerun.branches import CannotEnumerate, Path, every_path
-from forerun.certification.cases import Case, standard_cases
+from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
 from forerun.certification.chance import Chance
+from forerun.children import Children, draw_children
 from forerun.errors import InputError, explain
-from forerun.law import Emission, Model, Prefix, Step, joint, path_rows, rule_step, target_law
+from forerun.law import (
+    Emission,
+    Model,
+    Prefix,
+    Shape,
+    Step,
+    as_tree,
+    joint,
+    rule_step,
+    target_law,
+    tree_rows,
+)
 from forerun.rules.base import Rule
+from forerun.tree import Tree
 
-Verifier = Callable[[Any, Any, Any, Any], Sequence[int]]
-"""f(draft_tokens (K,), draft_probs (K, V), target_probs (K + 1, V), rng) -> emitted ids."""
-Drawer = Callable[[Model, int, Any], tuple[Sequence[int], Any]]
-"""d(model, K, rng) -> (tokens, the probabilities (K, V) it reports for them)."""
+Verifier = Callable[..., Sequence[int]]
+"""f(draft_tokens (K,), draft_probs (K, V), target_probs (K + 1, V), rng) -> emitted ids.
+
+In a case with a tree the rows are ordered as in `Trial`, and the tree is a fifth argument.
+"""
+Drawer = Callable[[Model, Any, Any], tuple[Any, ...]]
+"""d(model, K or tree, rng) -> (tokens, the probabilities (K, V) it reports for them).
+
+A drawer that changes the shape returns the tree it ended with as a third item.
+"""
 
 EXACT_LIMIT = 1e-12
 FALSE_ALARM = 1e-6
 MISS = 1e-3
 MAX_PATHS = 200_000
 REPEATED_PATHS = 32
+
+LABELS = {
+    "point": "argmax",
+    "without_replacement": "no replacement",
+    "greedy_plus_one": "greedy + 1",
+}
+"""How a case drawn in another way than its plain one is called."""
 
 
 def certify(
@@ -52,6 +78,8 @@ def certify(
         as for a numpy.random.Generator.
     draw: how the draft is drawn, d(model, K, rng) -> (tokens, probabilities it reports), where
         model(prefix) gives a row (V,); by default each token is drawn from its row.
+    cases: by default the standard ones, and for a rule that judges trees also `tree_cases`.  With
+        those a function gets the tree as its fifth argument, and `draw` gets it in place of K.
     method: "exact", "sampled", or "auto": exact where the outcomes can be listed.
     samples: rounds per case for the sampled test.
     """
@@ -65,8 +93,9 @@ def certify(
     is_rule = isinstance(subject, str) or hasattr(subject, "decide")
     if is_rule and draw is None:
         rule = rules.get(subject)  # type: ignore[arg-type]
-        ways = ("sampled", "point")
-        found = [_rule_finding(rule, case, drawn) for case in chosen for drawn in ways]
+        if cases is None and rule.judges_trees:
+            chosen += tree_cases(seed)
+        found = [_rule_finding(rule, case, way) for case in chosen for way in case.ways]
         return Certificate(name or rule.name, tuple(found))
     if is_rule:
         cure = "Pass your own verifier function together with draw."
@@ -87,21 +116,35 @@ def certify(
     return Certificate(label, tuple(found))
 
 
-def draw_plainly(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+def draw_plainly(model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
     """Each token from its row, after the tokens before it; the rows are reported as they are."""
-    tokens: list[int] = []
-    rows = []
-    for _ in range(draft_length):
-        row = model(tuple(tokens))
-        tokens.append(int(rng.choice(len(row), p=row)))
-        rows.append(row)
-    return tokens, np.array(rows).reshape(draft_length, len(model(())))
+    return draw_as(Children.INDEPENDENT)(model, shape, rng)
 
 
-def _rule_finding(rule: Rule, case: Case, drawn: str) -> Finding:
-    step = rule_step(rule, case.target, case.draft, drawn)
+def draw_as(how: Children) -> Drawer:
+    """The children of every node drawn in one way, each reported with the law it came from."""
+
+    def draw(model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
+        tree = as_tree(shape)
+        tokens, laws = [0] * len(tree), np.zeros((len(tree), len(model(()))))
+        for parent in range(-1, len(tree)):
+            nodes = list(tree.children[parent])
+            if nodes:
+                row = model(tuple(tokens[node] for node in tree.path(parent)))
+                drawn, laws[nodes] = draw_children(
+                    how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
+                )
+                for node, token in zip(nodes, drawn, strict=True):
+                    tokens[node] = token
+        return tokens, laws
+
+    return draw
+
+
+def _rule_finding(rule: Rule, case: Case, way: str) -> Finding:
+    step = rule_step(rule, case.target, case.draft, way)
     bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
-    label = case.name if drawn == "sampled" else f"{case.name}, argmax"
+    label = case.name if way == "sampled" else f"{case.name}, {LABELS[way]}"
     return Finding(label, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0)
 
 
@@ -121,12 +164,12 @@ class InvalidEmission(Exception):
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
     """One round of a user's code, drawing included, over every outcome of its rng."""
 
-    def step(prefix: Prefix, draft_length: int) -> Emission:
+    def step(prefix: Prefix, shape: Shape) -> Emission:
         emitted: dict[Prefix, float] = defaultdict(float)
 
         def run(path: Path) -> tuple[Prefix, float]:
             rng = Chance(path)
-            return _one_round(function, draw, case, prefix, draft_length, rng), rng.weight
+            return _one_round(function, draw, case, prefix, shape, rng), rng.weight
 
         outcomes = []
         for outcome in every_path(run):
@@ -144,16 +187,21 @@ def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
 
 
 def _one_round(
-    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, draft_length: int, rng: Any
+    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, shape: Shape, rng: Any
 ) -> Prefix:
-    tokens, reported = draw(lambda path: case.draft(prefix + path), draft_length, rng)
-    drafted = tuple(int(token) for token in tokens)
-    target = path_rows(case.target, prefix, drafted, len(drafted) + 1)
-    reported = np.asarray(reported, dtype=np.float64).reshape(len(drafted), case.vocab_size)
-    answer = function(np.array(drafted, dtype=np.int64), reported, target, rng)
-    emitted = tuple(int(token) for token in answer)
-    if not 1 <= len(emitted) <= len(drafted) + 1:
-        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {len(drafted)}")
+    answer = draw(lambda path: case.draft(prefix + path), shape, rng)
+    drafted = tuple(int(token) for token in answer[0])
+    if isinstance(shape, Tree):
+        tree = answer[2] if len(answer) > 2 else shape
+        more: tuple[Tree, ...] = (tree,)
+    else:
+        tree, more = Tree.chain(len(drafted)), ()
+    target = tree_rows(case.target, prefix, drafted, tree)
+    reported = np.asarray(answer[1], dtype=np.float64).reshape(len(drafted), case.vocab_size)
+    tokens = function(np.array(drafted, dtype=np.int64), reported, target, rng, *more)
+    emitted = tuple(int(token) for token in tokens)
+    if not 1 <= len(emitted) <= tree.height + 1:
+        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {tree.height}")
     if not all(0 <= token < case.vocab_size for token in emitted):
         raise InvalidEmission(f"emitted {list(emitted)} with a vocabulary of {case.vocab_size}")
     return emitted
@@ -181,9 +229,9 @@ def _sampled_finding(
         for _ in range(samples):
             prefix: Prefix = ()
             while len(prefix) < case.length:
-                length = case.draft_length
-                drafted = length(prefix) if callable(length) else length
-                prefix += _one_round(function, draw, case, prefix, drafted, rng)
+                shapes = case.draft_length
+                shape = shapes(prefix) if callable(shapes) else shapes
+                prefix += _one_round(function, draw, case, prefix, shape, rng)
             counts[prefix[: case.length]] += 1
     except InvalidEmission as fault:
         return Finding(case.name, "sampled", 1.0, 0.0, 1.0, 1 - MISS, note=str(fault))

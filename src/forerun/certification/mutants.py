@@ -31,7 +31,19 @@ from forerun.certification.broken import (
     top_children_as_sampled,
     walk,
 )
-from forerun.certification.certify import Drawer, Verifier, draw_plainly
+from forerun.certification.broken_trees import (
+    descend,
+    draw_and_prune,
+    draw_reporting_row,
+    likeliest_first,
+    owed_undivided,
+    sample_per_path,
+    traverse,
+)
+from forerun.certification.cases import standard_cases, tree_cases
+from forerun.certification.certificate import Certificate
+from forerun.certification.certify import Drawer, Verifier, certify, draw_as, draw_plainly
+from forerun.children import Children
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,21 @@ class Mutant:
     story: str
     verify: Verifier
     draw: Drawer = draw_plainly
+    on_trees: bool = False
+
+    def certificate(self, seed: int = 0) -> Certificate:
+        """What `certify` has to say about it, on the cases that it is for."""
+        cases = tree_cases(seed) if self.on_trees else standard_cases(seed)
+        return certify(self.verify, draw=self.draw, name=self.name, cases=cases, seed=seed)
 
 
+def _on_trees(
+    name: str, story: str, verify: Verifier = descend, draw: Drawer = draw_plainly
+) -> Mutant:
+    return Mutant(name, story, verify, draw, on_trees=True)
+
+
+_without_replacement = draw_as(Children.WITHOUT_REPLACEMENT)
 _shared = SharedUniform()
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -167,6 +192,72 @@ MUTANTS: tuple[Mutant, ...] = (
         "K tokens without replacement from one position",
         walk,
         draw_one_row,
+    ),
+    _on_trees(
+        "top-k tree as sampled",
+        "the likeliest children of every node, verified as if sampled",
+        descend,
+        draw_reporting_row(Children.LIKELIEST),
+    ),
+    _on_trees(
+        "no replacement as sampled",
+        "siblings drawn without replacement, verified as if independent",
+        descend,
+        draw_reporting_row(Children.WITHOUT_REPLACEMENT),
+    ),
+    _on_trees(
+        "greedy + 1, whole row",
+        "the drawn one of greedy-plus-one children verified by the whole row",
+        descend,
+        draw_reporting_row(Children.GREEDY_PLUS_ONE),
+    ),
+    _on_trees(
+        "a sample per path",
+        "paths that share nodes are matched with target samples of their own",
+        sample_per_path,
+        draw_as(Children.LIKELIEST),
+    ),
+    _on_trees(
+        "wrong sibling order",
+        "siblings drawn without replacement, tried last one first",
+        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, order=reversed),
+        _without_replacement,
+    ),
+    _on_trees(
+        "best sibling first",
+        "siblings tried in the order of p(x) / q(x), which looks at the tokens",
+        likeliest_first,
+    ),
+    _on_trees(
+        "siblings against p",
+        "every sibling judged by p itself, not by what the others left",
+        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, update=lambda a, b: a),
+    ),
+    _on_trees(
+        "residual not renormalised",
+        "the next sibling meets (P - q)+ undivided by its sum",
+        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, update=owed_undivided),
+    ),
+    _on_trees(
+        "tree correction from p",
+        "after all siblings failed the token comes from p, not the last residual",
+        lambda x, q, p, rng, tree: descend(x, q, p, rng, tree, correction=lambda a, b: a),
+    ),
+    _on_trees(
+        "prunes a sampled tree",
+        "sampled nodes of low probability are dropped unverified",
+        descend,
+        draw_and_prune,
+    ),
+    _on_trees(
+        "traversal, debt kept",
+        "a node whose child failed tosses the coin it had before",
+        lambda x, q, p, rng, tree: traverse(x, q, p, rng, tree, chance_left=lambda r, s: r),
+    ),
+    _on_trees(
+        "traversal, token residual",
+        "traversal's coins with the residual of the siblings rule",
+        lambda x, q, p, rng, tree: traverse(x, q, p, rng, tree, token_residual=True),
     ),
 )
 """Every mutant; `certify` must reject each."""

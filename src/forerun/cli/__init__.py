@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forerun.cli import certify, demo, doctor, generate, simulate
+from forerun.cli import certify, demo, doctor, generate, plan, plot, simulate, sweep, train
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (generate, doctor, certify, simulate, demo)
+COMMANDS = (generate, doctor, certify, simulate, plan, sweep, plot, train, demo)
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
@@ -19,6 +19,10 @@ EXAMPLES = """examples:
   forerun certify
   forerun certify --rule block
   forerun simulate --acceptance 0.8 --draft-cost 0.05
+  forerun train ./my-model --prompts prompts.jsonl --out my-drafter
+  forerun plan --drafter ngram
+  forerun sweep --drafter ngram --out sweep
+  forerun plot sweep
   forerun demo
 """
 

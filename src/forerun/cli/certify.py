@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forerun import rules
-from forerun.certification import Certificate, certify
+from forerun.certification import Certificate, certify, tree_cases
 from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.cli.terminal import wants_colour
 from forerun.errors import InputError, explain
@@ -20,10 +20,12 @@ EXAMPLES = """examples:
   forerun certify --quick                   every rule, and a few of the bugs
   forerun certify --rule block              one rule, case by case
   forerun certify --function mine:verify    a function of your own, from mine.py
+  forerun certify --function mine:verify --trees
   forerun certify --json > certificate.json
 
 A function of your own is f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, with
-arrays (K,), (K, V), (K + 1, V) and rng used like a numpy.random.Generator.
+arrays (K,), (K, V), (K + 1, V) and rng used like a numpy.random.Generator.  With --trees it gets
+trees to judge: a fifth argument has the parents, target_probs[i + 1] is the law after token i.
 """
 
 QUICK = (
@@ -34,6 +36,8 @@ QUICK = (
     "coin is 0",
     "stale rows",
     "bonus from the last slot",
+    "top-k tree as sampled",
+    "greedy + 1, whole row",
 )
 """Known bugs of several kinds that are caught soon."""
 
@@ -52,6 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     what.add_argument("--rule", choices=rules.names(), help="one rule only, with every case")
     what.add_argument("--function", metavar="MODULE:NAME", help="a verifier of your own")
     what.add_argument("--quick", action="store_true", help="fewer of the known bugs")
+    parser.add_argument("--trees", action="store_true", help="judge your function on trees")
     parser.add_argument(
         "--samples", type=int, default=100_000, help="for what only sampling can test"
     )
@@ -61,10 +66,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.trees and not args.function:
+        cure = "Add --function MODULE:NAME; rules that judge trees are tried on them anyway."
+        raise InputError(explain("--trees is for a function of your own.", "no function", cure))
     if args.rule or args.function:
         subject = args.rule or _function(args.function)
+        how: dict[str, Any] = {"cases": tree_cases(args.seed)} if args.trees else {}
         found = certify(
-            subject, samples=args.samples, seed=args.seed, name=args.rule or args.function
+            subject, samples=args.samples, seed=args.seed, name=args.rule or args.function, **how
         )
         print(found.to_json() if args.json else found)
         labelled = args.rule is not None and not rules.get(args.rule).lossless
@@ -108,8 +117,7 @@ def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certific
     for name in rules.names(lossless=False):
         yield "lossy", certify(name, seed=seed), False, "lossy by design, opt-in"
     for mutant in bugs:
-        found = certify(mutant.verify, draw=mutant.draw, name=mutant.name, seed=seed)
-        yield "mutant", found, False, mutant.story
+        yield "mutant", mutant.certificate(seed), False, mutant.story
 
 
 def _line(kind: str, found: Certificate, right: bool, story: str) -> str:

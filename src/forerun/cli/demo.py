@@ -12,7 +12,7 @@ from forerun.cli.paint import legend
 from forerun.cli.screen import Screen
 from forerun.cli.terminal import wants_colour
 from forerun.doctor import diagnose
-from forerun.drafters import Drafter, NGram
+from forerun.drafters import Drafter, Heads
 from forerun.engine.generate import generate, stream
 from forerun.engine.results import Generation
 from forerun.sampling import Sampling
@@ -21,16 +21,14 @@ SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=3)
 MAX_NEW_TOKENS = 72
 
 PROMPTS = {
-    "An edit: the answer is mostly in the prompt, so looking it up guesses well.": (
+    "An edit: the answer is mostly in the prompt.": (
         "Correct the spelling mistakes in this text:\n\n"
         "The sun stood low when we reached the harbour. The fishermen were mending their nets, "
         "and the children were runing along the wall to watch the boats come in. Nobody spoke "
         "much, because everybody was tired from the long day. Then somebody began to sing, and "
         "the whole harbour sang with him until the moon stood high over the sea."
     ),
-    "A question: there is nothing to look up, and most guesses are refused.": (
-        "Why is the sky blue?"
-    ),
+    "A question: the answer has to be made up.": ("Why is the sky blue?"),
 }
 
 
@@ -60,21 +58,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     target = load_target(None)
-    generate(target, "Once", drafter=NGram(), max_new_tokens=8, ignore_eos=True)  # warms it up
+    drafter = Heads()
+    generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)  # warms up
     print(
         f"{target.name}, temperature {SAMPLING.temperature:g}, top-p {SAMPLING.top_p:g}, "
-        f"seed {SAMPLING.seed}"
+        f"seed {SAMPLING.seed}; drafter: {drafter.name}"
     )
-    return max(_compare(target, title, prompt) for title, prompt in PROMPTS.items())
+    return max(_compare(target, drafter, title, prompt) for title, prompt in PROMPTS.items())
 
 
-def _compare(target: Any, title: str, prompt: str) -> int:
+def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
     """Answer one prompt both ways; status 1 if the texts differ for no good reason."""
     print(f"\n{title}\n\nprompt: {prompt}")
     print("\nplain:")
     plain = _answer(target, prompt, None)
     print(f"\nspeculative ({legend()}):" if wants_colour() else "\nspeculative:")
-    ahead = _answer(target, prompt, NGram())
+    ahead = _answer(target, prompt, drafter)
     print(f"\nplain        {plain}\nspeculative  {ahead}")
     difference = diagnose(
         target, plain.found.prompt_tokens, plain.found.tokens, ahead.found.tokens, sampling=SAMPLING

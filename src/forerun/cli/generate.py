@@ -8,16 +8,19 @@ import sys
 from typing import Any
 
 from forerun import rules
-from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.loading import load_drafter, load_target, usual_drafter
 from forerun.cli.paint import legend
 from forerun.cli.prompts import read_prompts
 from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
+from forerun.drafters.registry import FACTORIES
+from forerun.engine.drafting import DraftLength
 from forerun.engine.generate import stream
 from forerun.engine.results import Generation
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
+from forerun.models.lean_pass import Lean
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
@@ -26,6 +29,7 @@ EXAMPLES = """examples:
   git diff | forerun generate --system "Write a commit message for this diff."
   forerun generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
   forerun generate "Explain KV caches." --target Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B
+  forerun generate "Name ten rivers." --drafter suffix+recycling --tree 16
   forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
   forerun generate --prompts questions.jsonl --json > answers.jsonl
 
@@ -65,9 +69,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models = parser.add_argument_group("models")
     models.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
     models.add_argument(
-        "--drafter", metavar="D", default="ngram", help="ngram (default), none, or a model"
+        "--drafter",
+        metavar="D",
+        help=f"{', '.join(FACTORIES)}, a model, none, or several as a+b "
+        "(default: heads for the default model, ngram for others)",
     )
-    models.add_argument("--draft-length", metavar="K", type=int, default=5, help="(default: 5)")
+    models.add_argument(
+        "--draft-length",
+        metavar="K",
+        type=draft_length,
+        default="auto",
+        help="guesses in a row (default: auto, what pays in each round)",
+    )
+    models.add_argument(
+        "--tree", metavar="N", type=int, help="guess a tree of N tokens (default: a chain)"
+    )
     models.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
     )
@@ -76,6 +92,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--dtype",
         choices=("float32", "bfloat16", "float16", "float64"),
         help="(default: the one the weights were saved in)",
+    )
+    models.add_argument(
+        "--no-lean", action="store_true", help="keep to transformers where our CPU pass is faster"
+    )
+    models.add_argument(
+        "--quantize", choices=("int8",), help="round the target's weights: another model"
     )
 
     sampling = parser.add_argument_group("sampling")
@@ -95,13 +117,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     sampling, rule = _checked(args)
     prompts = read_prompts(args)
-    drafter = load_drafter(args.drafter, args.device, args.dtype)
-    target = load_target(args.target, args.device, args.dtype)
+    drafter = load_drafter(args.drafter or usual_drafter(args.target), args.device, args.dtype)
+    lean: Lean = False if args.no_lean else "auto"
+    target = load_target(args.target, args.device, args.dtype, lean, args.quantize)
     pieces = stream(
         target,
         [_chat(target, prompt, args) for prompt in prompts],
         drafter=drafter,
         draft_length=args.draft_length,
+        tree=args.tree,
         rule=rule,
         sampling=sampling,
         max_new_tokens=args.max_new_tokens,
@@ -129,13 +153,18 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else int(failed)
 
 
+def draft_length(text: str) -> DraftLength:
+    """What the flag says: a number, or "auto"."""
+    return "auto" if text == "auto" else int(text)
+
+
 def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
     """Refuse what can be refused before a model is loaded."""
     sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
     rule = rules.get(args.rule)
-    for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
+    for name, least in (("draft_length", 0), ("tree", 1), ("max_new_tokens", 1)):
         value = getattr(args, name)
-        if value < least:
+        if isinstance(value, int) and value < least:
             raise InputError(
                 explain(f"{_flag(name)} is too small.", value, f"Use {least} or more.")
             )

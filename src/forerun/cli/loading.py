@@ -6,14 +6,22 @@ import os
 from typing import Any
 
 from forerun.cli.terminal import waiting_for
-from forerun.drafters import Drafter, Model, NGram
+from forerun.drafters import Drafter
+from forerun.drafters.registry import make_drafter
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
+from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import huggingface_model, load
 
 
-def load_target(name: str | None, device: str | None = None, dtype: str | None = None) -> Any:
+def load_target(
+    name: str | None,
+    device: str | None = None,
+    dtype: str | None = None,
+    lean: Lean = "auto",
+    quantize: Quantize | None = None,
+) -> Any:
     """The model of that name, or the default one."""
     # Threads that spin while they wait starve each other on a machine with anything else to do:
     # passes then take ten times as long.  OpenMP reads this when torch is imported.
@@ -25,8 +33,8 @@ def load_target(name: str | None, device: str | None = None, dtype: str | None =
         logging.disable_progress_bar()
         try:
             if name is None:
-                return default_model(device, dtype or "float32")
-            return load(name, device, dtype)
+                return default_model(device, dtype or "float32", lean=lean, quantize=quantize)
+            return load(name, device, dtype, lean=lean, quantize=quantize)
         except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device
             if device is None:
                 raise
@@ -35,8 +43,11 @@ def load_target(name: str | None, device: str | None = None, dtype: str | None =
             raise InputError(explain(wrong, repr(device), cure)) from error
 
 
+def usual_drafter(target: str | None) -> str:
+    """What drafts when nothing is said: the default model has a drafter made for it."""
+    return "heads" if target in (None, NAME) else "ngram"
+
+
 def load_drafter(name: str, device: str | None = None, dtype: str | None = None) -> Drafter | None:
-    """`ngram`, `none`, or a model."""
-    if name in ("ngram", "none"):
-        return NGram() if name == "ngram" else None
-    return Model(load_target(name, device, dtype))
+    """A drafter by its name, or the model that is to draft; `none` is none."""
+    return make_drafter(name, lambda model: load_target(model, device, dtype))

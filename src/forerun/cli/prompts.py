@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from forerun.errors import InputError, explain
+from forerun.prompts import parse
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -34,24 +33,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 def read_list(file: str) -> list[str]:
     """A prompt per line, as it stands or as JSON with "prompt" or Spec-Bench's "turns"."""
-    lines = enumerate(_read(file).split("\n"), start=1)
-    prompts = [_line(file, number, line) for number, line in lines if line.strip()]
-    if not prompts:
-        raise InputError(explain("The list holds no prompt.", repr(file), "Write one per line."))
-    return prompts
-
-
-def _line(file: str, number: int, line: str) -> str:
-    if not line.lstrip().startswith("{"):
-        return line
-    with suppress(ValueError, LookupError, TypeError):
-        row = json.loads(line)
-        found = row["prompt"] if "prompt" in row else row["turns"][0]
-        if isinstance(found, str) and found.strip():
-            return found
-    cure = 'Write {"prompt": "..."}, or {"turns": ["..."]} as in Spec-Bench, on one line.'
-    wrong = f"Line {number} of {file} holds no prompt."
-    raise InputError(explain(wrong, repr(line[:60]), cure))
+    return [prompt.text for prompt in parse(_read(file), file, bare_lines=True)]
 
 
 def _read(file: str) -> str:

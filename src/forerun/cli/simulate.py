@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from forerun.cli.lists import counts, numbers
 from forerun.cli.terminal import wants_colour
 from forerun.errors import InputError, explain
-from forerun.plan.costs import CostModel, Roofline
-from forerun.plan.report import as_dict, in_colour, plain_text, render
-from forerun.plan.scan import scan
+from forerun.forecast.costs import CostModel, Roofline
+from forerun.forecast.report import as_dict, in_colour, plain_text, render
+from forerun.forecast.scan import scan
 from forerun.theory.checks import as_cost
 
 EXAMPLES = """examples:
@@ -118,15 +119,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    rates = _numbers("--acceptance", args.acceptance)
+    rates = numbers("--acceptance", args.acceptance)
     costs, longest = _costs(args)
     asked = args.draft_length
-    lengths = _counts("--draft-length", DRAFT_LENGTHS if asked is None else asked)
+    lengths = counts("--draft-length", DRAFT_LENGTHS if asked is None else asked)
     if asked is None:  # the default range gives way to listed rates and costs
         longest = min(longest, len(rates)) if len(rates) > 1 else longest
         lengths = [k for k in lengths if k <= longest]
     in_seconds = args.target_cost is None
-    batches = _counts("--batch", args.batch) if in_seconds else [1]
+    batches = counts("--batch", args.batch) if in_seconds else [1]
     save = None if args.plot is None else _picture_saver(Path(args.plot))
 
     acceptance = rates if len(rates) > 1 else rates[0]
@@ -156,7 +157,7 @@ def _costs(args: argparse.Namespace) -> tuple[CostModel, int]:
             cure = "Drop --target-cost to model a machine, or drop these."
             wrong = "--target-cost is one measured machine at one batch."
             raise InputError(explain(wrong, f"it and {flags}", cure))
-        table = _numbers("--target-cost", args.target_cost)
+        table = numbers("--target-cost", args.target_cost)
         if len(table) == 1:
             return CostModel(args.draft_cost, table[0], args.overhead), sys.maxsize
         return CostModel(args.draft_cost, table, args.overhead), len(table) - 1
@@ -196,33 +197,6 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _numbers(flag: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        cure = "Write a number, or several separated by commas."
-        raise InputError(explain(f"{flag} is not a list of numbers.", repr(text), cure)) from error
-
-
-def _counts(flag: str, text: str) -> list[int]:
-    """`0..4,8` -> [0, 1, 2, 3, 4, 8]"""
-    counts: list[int] = []
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        try:
-            start = int(first)
-            stop = int(last) if dots else start
-        except ValueError as error:
-            cure = "Write a range 0..8 or a list 0,2,4."
-            raise InputError(explain(f"{flag} is not a range.", repr(text), cure)) from error
-        if start < 0 or stop < start:
-            wrong = f"{flag} counts {'from below zero' if start < 0 else 'backwards'}."
-            cure = "Start at 0 or above." if start < 0 else f"Did you mean {stop}..{start}?"
-            raise InputError(explain(wrong, repr(part), cure))
-        counts.extend(range(start, stop + 1))
-    return counts
-
-
 def _picture_saver(path: Path) -> Callable[..., None]:
     """What will draw to `path`; a bad destination or a missing matplotlib is refused here."""
     if path.suffix.lower() not in {".svg", ".png"}:
@@ -237,7 +211,7 @@ def _picture_saver(path: Path) -> Callable[..., None]:
         raise InputError(explain(wrong, repr(str(path)), cure)) from error
     if is_new:
         path.unlink()
-    from forerun.plan.picture import save_picture
+    from forerun.forecast.picture import save_picture
 
     return partial(save_picture, path=path)
 

@@ -22,6 +22,8 @@ def summary(found: Generation) -> str:
             f"draft: {stats.accepted} of {stats.drafted} tokens accepted "
             f"({stats.acceptance_rate:.0%}); by position, once reached: {positions}"
         )
+    if stats.speed_against_plain is not None:
+        lines[-1] += f"; about {stats.speed_against_plain:.2f}x as fast as without drafts"
     if total:
         shares = vars(stats.seconds).items()
         lines.append(

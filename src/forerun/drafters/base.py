@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.models.base import LanguageModel
 from forerun.sampling import Sampling
+from forerun.tree import Tree
 from forerun.types import Drawn
 
 
@@ -29,24 +30,43 @@ class Turn:
     sampling: Sampling
     seed: int
     position: int  # index in the output of the first token to be guessed
+    depth: int | None = None  # at most so many one after the other; None: as many as the budget
+    shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether a single line of tokens is wanted."""
+        return self.shape is None and (self.depth is None or self.budget <= self.depth)
+
+    @property
+    def height(self) -> int:
+        """How many tokens may follow one another."""
+        return self.budget if self.depth is None else min(self.depth, self.budget)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """The guessed tokens of one row, and how they were drawn."""
+    """The guessed tokens of one row, which follows which, and how they were drawn."""
 
     tokens: list[int] = field(default_factory=list)
     drawn: Drawn = Drawn.POINT
-    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V) where drawn is SAMPLED
+    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V) where drawn is SAMPLED: the
+    # law that each token was drawn from, its earlier siblings given (forerun.children)
+    parents: list[int] | None = None  # (len(tokens),), -1 for the text; None: one after the other
+    values: list[float] | None = None  # (len(tokens),): the drafter's estimate that each is kept
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a guess: how much was accepted, and the row's text afterwards."""
+    """What became of a guess: which of its nodes were accepted, and the row's text afterwards."""
 
     row: int
     num_accepted: int
     tokens: Sequence[int]
+    path: Sequence[int] = ()  # the accepted nodes of the guess, in order
+    successors: Sequence[tuple[int, Sequence[int]]] = ()
+    """Each scored token with the target's likeliest tokens after it, best first; only for a
+    drafter with an attribute `num_successors` above 0, and so many of them."""
 
 
 class Drafter(Protocol):
@@ -55,12 +75,15 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Any:
-        """Called once per engine: refuse a target that does not fit, and make the state."""
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
+        """Called once per engine: refuse a target that does not fit, and make the state.
+
+        rows: the target's own state, for drafters that read what it has computed.
+        """
         ...
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        """Guess at most `budget` tokens per turn.
+        """Guess at most `budget` tokens per turn, a chain unless the turn allows a tree.
 
         shared_noise: the rule is `match`, so the target's own noise should draw the guesses;
         otherwise they need noise of their own, and their probabilities if they are sampled.

@@ -1,35 +1,44 @@
 """Prompt lookup: what followed the last time the text went like this?
 
-Every n-gram of the text is remembered with the place where its latest occurrence went on, so a
+Every n-gram of the text is remembered with the places where its latest occurrences went on, so a
 proposal is a dictionary lookup and never a scan.  Costs nothing, and pays where answers repeat
 their prompt or themselves: summaries, edits, code, tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.growing import GrowingTree
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
+
+NUM_PLACES = 4
+"""So many latest occurrences of an n-gram are remembered: a tree has use for several."""
 
 
 @dataclass
 class Index:
-    """Where each n-gram of one text went on: n-gram -> index of the token after it."""
+    """Where each n-gram of one text went on: n-gram -> indices of the token after it."""
 
-    places: dict[tuple[int, ...], int] = field(default_factory=dict)
+    places: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)  # latest first
     num_indexed: int = 0
 
 
 @dataclass(frozen=True)
 class NGram:
-    """Propose what followed the longest matching n-gram, of max_n down to min_n tokens."""
+    """Propose what followed the longest matching n-gram, of max_n down to min_n tokens.
+
+    A tree takes the latest continuation first, then earlier ones and those of shorter n-grams,
+    as far as the budget goes.  min_n=1 also drafts where a single token is known, which is wrong
+    in three cases of four: it pays where a guess costs less than a twentieth of a pass.
+    """
 
     max_n: int = 3
-    min_n: int = 1
+    min_n: int = 2
     name: str = "ngram"
 
     def __post_init__(self) -> None:
@@ -38,7 +47,9 @@ class NGram:
             cure = "Use 1 <= min_n <= max_n."
             raise InputError(explain("The n-gram lengths are out of order.", received, cure))
 
-    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> list[Index]:
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> list[Index]:
         return [Index() for _ in range(num_rows)]
 
     def propose(
@@ -53,19 +64,25 @@ class NGram:
         state[row] = Index()
 
     def _guess(self, index: Index, turn: Turn) -> Guess:
-        text = turn.tokens
-        self._remember(index, text)
-        for size in range(min(self.max_n, len(text)), self.min_n - 1, -1):
-            place = index.places.get(tuple(text[-size:]))
-            if place is not None:
-                return Guess(_copy(text, place, turn.budget))
-        return Guess()
+        self._remember(index, turn.tokens)
+        tree = GrowingTree()
+        for place in self._places(index, turn.tokens):
+            tree.add_path(_copy(turn.tokens, place, turn.height), turn.budget)
+            if turn.is_chain or len(tree) == turn.budget:
+                break
+        return tree.guess()
 
-    def _remember(self, index: Index, text: Sequence[Any]) -> None:
+    def _places(self, index: Index, text: Sequence[int]) -> Iterator[int]:
+        """Where the text went on after its longest match, then after the shorter ones."""
+        for size in range(min(self.max_n, len(text)), self.min_n - 1, -1):
+            yield from index.places.get(tuple(text[-size:]), ())
+
+    def _remember(self, index: Index, text: Sequence[int]) -> None:
         """Index the n-grams that end before each new token; the text's own end has no sequel."""
         for place in range(max(index.num_indexed, 1), len(text)):
             for size in range(self.min_n, min(self.max_n, place) + 1):
-                index.places[tuple(text[place - size : place])] = place
+                ngram = tuple(text[place - size : place])
+                index.places[ngram] = (place, *index.places.get(ngram, ()))[:NUM_PLACES]
         index.num_indexed = len(text)
 
 

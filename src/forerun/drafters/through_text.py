@@ -47,7 +47,9 @@ class ThroughText:
     def name(self) -> str:
         return f"{self.model.name} (through text)"
 
-    def start(self, target: LanguageModel, num_rows: int, capacity: int) -> Translation:
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Translation:
         tokenizer = getattr(target, "tokenizer", None)
         if tokenizer is None:
             cure = "Wrap it with its tokenizer: forerun.wrap(model, tokenizer)."

@@ -2,17 +2,14 @@
 
 Requests enter free slots before a round and leave them after it, so one prompt, many prompts and
 a server are the same loop.  A round without a drafter, or with a drafter that has nothing to
-say, is plain decoding: the draft is simply empty.
+say, is plain decoding: the draft is simply empty.  A draft is a tree, and most are chains.
 """
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,17 +17,20 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.arrays import to_numpy
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.base import Drafter, Outcome
+from forerun.drafters.likeliest import likeliest
+from forerun.engine.drafting import Drafting, DraftLength, Proposal
 from forerun.engine.laws import DraftLaws, TargetLaws
 from forerun.engine.request import Request
-from forerun.errors import UnsupportedError, explain
+from forerun.engine.walk import TargetNoise, walk
 from forerun.models.base import LanguageModel
-from forerun.noise import seed_key
+from forerun.noise import Key, seed_key
 from forerun.rules.base import Rule, Trial
-from forerun.types import Drawn
-from forerun.verification import CounterNoise
+from forerun.rules.match import Match
+from forerun.tree import ROOT, Tree
 
 XP = compat.array_namespace(np.empty(0))
+Row = np.ndarray[Any, Any]
 
 
 class Engine:
@@ -41,19 +41,22 @@ class Engine:
         target: LanguageModel,
         *,
         drafter: Drafter | None,
-        draft_length: int,
+        draft_length: DraftLength,
+        tree: int | Tree | None = None,
         rule: Rule,
         num_slots: int,
         capacity: int,
     ) -> None:
         self.target = target
-        self.drafter = drafter
-        self.draft_length = draft_length
         self.rule = rule
         self.waiting: deque[Request] = deque()
         self.slots: list[Request | None] = [None] * num_slots
-        self._state = target.start(num_slots, capacity)
-        self._drafting = drafter.start(target, num_slots, capacity) if drafter else None
+        self._drafting = Drafting(drafter, target, rule, draft_length, tree)
+        num_nodes = 0 if tree is None else len(tree) if isinstance(tree, Tree) else tree
+        self._state = target.start(num_slots, capacity + num_nodes)
+        self._drafting.start(num_slots, capacity, self._state)
+        self._key: Key | None = None  # of the occupied slots, until one of them changes
+        self._noise_drawn: dict[int, Any] = {}  # and noise for the positions ahead of them
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
@@ -75,156 +78,121 @@ class Engine:
         rows = [row for row, request in enumerate(self.slots) if request is not None]
         active = [request for request in self.slots if request is not None]
         clock = [time.perf_counter()]
-        guesses = self._propose(rows, active)
+        drafts = self._drafting.propose(rows, active)
         clock.append(time.perf_counter())
-        logits = self._score(rows, active, guesses)
+        logits = self._score(rows, active, drafts)
         clock.append(time.perf_counter())
-        target, emitted = self._verify(active, guesses, logits)
+        laws, paths, extra = self._verify(active, drafts, logits)
         clock.append(time.perf_counter())
-        gained = self._commit(rows, active, guesses, target, emitted)
+        gained = self._commit(rows, active, drafts, laws, paths, extra)
         clock.append(time.perf_counter())
         spent = [later - sooner for sooner, later in pairwise(clock)]
+        self._drafting.learn(rows, active, spent)
         for row, request in zip(rows, active, strict=True):
-            seconds = request.stats.seconds
-            for stage, amount in zip(vars(seconds), spent, strict=True):
-                setattr(seconds, stage, getattr(seconds, stage) + amount)
+            request.stats.count_seconds(*spent)
             if request.finish_reason is not None:
                 self._leave(row)
         return list(zip(active, gained, strict=True))
 
     def _admit(self) -> None:
-        for row, request in enumerate(self.slots):
-            if request is None and self.waiting:
-                self.slots[row] = self.waiting.popleft()
+        for row, occupant in enumerate(self.slots):
+            if occupant is None and self.waiting:
+                request = self.waiting.popleft()
+                self._drafting.welcome(request)
+                self.slots[row], self._key = request, None
 
     def _leave(self, row: int) -> None:
-        if self.drafter is not None:
-            with self._distrust():
-                self.drafter.release(self._drafting, row)
+        self.slots[row] = self._key = None
+        others = {other: each for other, each in enumerate(self.slots) if each is not None}
+        self._drafting.release(row, others)
         self.target.release(self._state, row)
-        self.slots[row] = None
-
-    def _propose(self, rows: Sequence[int], requests: Sequence[Request]) -> list[Guess]:
-        """The drafter's guesses, cut to what is useful; a drafter that fails is done without."""
-        if self.drafter is None or self.draft_length == 0:
-            return [Guess() for _ in requests]
-        turns = [
-            Turn(
-                row,
-                request.tokens,
-                len(request.prompt),
-                min(self.draft_length, request.limit - request.num_output - 1),
-                request.sampling,
-                request.seed,
-                request.num_output,
-            )
-            for row, request in zip(rows, requests, strict=True)
-        ]
-        shared = not self.rule.needs_draft_probs
-        guesses = [Guess() for _ in requests]
-        with self._distrust():
-            found = self.drafter.propose(self._drafting, turns, shared_noise=shared)
-            guesses[:] = [self._checked(*each) for each in zip(turns, found, strict=True)]
-        return guesses
-
-    def _checked(self, turn: Turn, guess: Guess) -> Guess:
-        """A guess that breaks its promise would break the target far from here."""
-        size = self.target.vocab_size
-        tokens = [operator.index(token) for token in guess.tokens]
-        outside = [token for token in tokens if not 0 <= token < size]
-        if outside:
-            wrong = "it proposed tokens that are not in the target's vocabulary."
-            raise UnsupportedError(explain(wrong, outside, f"Ids must lie in 0 .. {size - 1}."))
-        if len(tokens) > turn.budget:
-            wrong = "it proposed more tokens than it was asked for."
-            raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
-        if guess.drawn is Drawn.SHARED and self.rule.needs_draft_probs:
-            wrong = f"it used the target's noise under the rule {self.rule.name!r}."
-            raise UnsupportedError(explain(wrong, "shared noise", "Draw with noise of its own."))
-        if tokens and guess.probs is not None:
-            shape, wanted = guess.probs.shape, (len(tokens), size)
-            if shape != wanted:
-                wrong = "its probabilities have a wrong shape."
-                raise UnsupportedError(explain(wrong, shape, f"They must be {wanted}."))
-            if not (guess.probs[range(len(tokens)), tokens] > 0).all():
-                wrong = "it proposed tokens that its own probabilities call impossible."
-                raise UnsupportedError(explain(wrong, tokens, "Pass the law they were drawn from."))
-        return replace(guess, tokens=tokens)
-
-    @contextmanager
-    def _distrust(self) -> Iterator[None]:
-        """A drafter that raises is done without from then on; no request ends because of it."""
-        try:
-            yield
-        except Exception as error:
-            name = self.drafter.name if self.drafter is not None else "drafter"
-            note = f"{name} failed and was done without: {type(error).__name__}: {error}"
-            for request in (*self.slots, *self.waiting):
-                if request is not None:
-                    request.stats.notes.append(note)
-            self.drafter, self._drafting = None, None
 
     def _score(
-        self, rows: Sequence[int], requests: Sequence[Request], guesses: Sequence[Guess]
-    ) -> Any:
-        """Target logits (R, K + 1, V) after the text and after each draft token."""
+        self, rows: Sequence[int], requests: Sequence[Request], drafts: Sequence[Proposal]
+    ) -> Row:
+        """Target logits (R, K + 1, V) after the text and after each guess, on the host."""
         feeds = [
-            request.tokens[self._state.lengths[row] :] + guess.tokens
-            for row, request, guess in zip(rows, requests, guesses, strict=True)
+            request.tokens[self._state.lengths[row] :] + draft.tokens
+            for row, request, draft in zip(rows, requests, drafts, strict=True)
         ]
-        wanted = [len(guess.tokens) + 1 for guess in guesses]
-        return self.target.score(self._state, rows, feeds, wanted)
+        wanted = [len(draft.tokens) + 1 for draft in drafts]
+        if all(draft.tree is None for draft in drafts):
+            return to_numpy(self.target.score(self._state, rows, feeds, wanted))
+        parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
+        return to_numpy(self.target.score(self._state, rows, feeds, wanted, parents))
 
     def _verify(
-        self, requests: Sequence[Request], guesses: Sequence[Guess], logits: Any
-    ) -> tuple[TargetLaws, list[list[int]]]:
-        """Let the rule decide: the laws it read, and the tokens each request emits."""
-        lengths = np.array([len(guess.tokens) for guess in guesses])
-        tokens = np.zeros((len(guesses), int(lengths.max())), dtype=np.int64)
-        for row, guess in enumerate(guesses):
-            tokens[row, : len(guess.tokens)] = guess.tokens
-        target = TargetLaws(requests, tokens, logits)
-        draft = DraftLaws(guesses, self.target.vocab_size)
-        key = seed_key(XP, [request.seed for request in requests], None)
+        self, requests: Sequence[Request], drafts: Sequence[Proposal], logits: Row
+    ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
+        """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""
+        if self._key is None:
+            self._key = seed_key(XP, [request.seed for request in requests], None)
+            self._noise_drawn = {}
         positions = np.array([request.num_output for request in requests])
-        noise = CounterNoise(XP, key, positions)
-        trial = Trial(XP, tokens, lengths, target, draft)
-        counts, extra = self.rule.decide(trial, noise)
-        emitted = [
-            [*guess.tokens[:count], int(token)]
-            for guess, count, token in zip(guesses, to_numpy(counts), to_numpy(extra), strict=True)
-        ]
-        return target, emitted
+        noise = TargetNoise(XP, self._key, positions, self._noise_drawn)
+        if type(self.rule) is Match:
+            laws = TargetLaws(requests, drafts, logits, only_sampled=True)
+            return laws, *walk(drafts, laws, noise)
+        laws = TargetLaws(requests, drafts, logits)
+        lengths = np.array([len(draft.tokens) for draft in drafts])
+        tokens = np.zeros((len(drafts), int(lengths.max())), dtype=np.int64)
+        for row, draft in enumerate(drafts):
+            tokens[row, : len(draft.tokens)] = draft.tokens
+        trees = None
+        if any(draft.tree is not None for draft in drafts):
+            trees = [draft.tree or Tree.chain(len(draft.tokens)) for draft in drafts]
+        draft_laws = DraftLaws(drafts, self.target.vocab_size)
+        trial = Trial(XP, tokens, lengths, laws, draft_laws, trees=trees)
+        reached, extra = self.rule.decide(trial, noise)
+        ends = to_numpy(reached).tolist()
+        paths = [draft.path(end - 1) for draft, end in zip(drafts, ends, strict=True)]
+        return laws, paths, to_numpy(extra).tolist()
 
     def _commit(
         self,
         rows: Sequence[int],
         requests: Sequence[Request],
-        guesses: Sequence[Guess],
-        target: TargetLaws,
-        emitted: Sequence[list[int]],
+        drafts: Sequence[Proposal],
+        laws: TargetLaws,
+        paths: Sequence[Sequence[int]],
+        extra: Sequence[int],
     ) -> list[int]:
         """Append what each request keeps, tell the models, and count."""
-        gained, kept = [], []
-        for index, (row, request, guess) in enumerate(zip(rows, requests, guesses, strict=True)):
+        gained: list[int] = []
+        kept: list[int | list[int]] = []
+        outcomes: list[Outcome] = []
+        for index, (row, request, draft) in enumerate(zip(rows, requests, drafts, strict=True)):
+            path, last = paths[index], request.tokens[-1]
             num_pending = len(request.tokens) - self._state.lengths[row]
-            tokens, num_accepted = emitted[index], len(emitted[index]) - 1
-            fault = target.faults.get(index)
-            if fault is not None and fault.slot <= num_accepted:
-                tokens = tokens[: fault.slot]
-            laws = target.settle(index, len(tokens))
-            count = request.commit(tokens, num_accepted, len(guess.tokens), laws)
-            if len(tokens) <= num_accepted and request.finish_reason is None and fault is not None:
+            tokens = [*(draft.tokens[node] for node in path), extra[index]]
+            refused = draft.goes_on(path[-1] if path else ROOT)
+            reported, fault = laws.settle(index, path)
+            if fault is not None:
+                tokens = tokens[: fault.num_sound]
+            count = request.commit(tokens, len(path), refused, reported)
+            if fault is not None and request.finish_reason is None:
                 request.finish_reason, request.error = "error", fault.message
-            request.stats.count_round(len(guess.tokens), num_accepted, count)
+            request.stats.count_round(len(draft.tokens), draft.height, len(path), refused, count)
             gained.append(count)
-            kept.append(num_pending + min(count, num_accepted))
+            kept.append(_kept(num_pending, path[:count], draft))
+            successors = self._successors([last, *draft.tokens], laws.logits[index])
+            outcomes.append(Outcome(row, len(path), request.tokens, path, successors))
         self.target.commit(self._state, rows, kept)
-        if self.drafter is not None:
-            outcomes = [
-                Outcome(row, len(tokens) - 1, request.tokens)
-                for row, request, tokens in zip(rows, requests, emitted, strict=True)
-            ]
-            with self._distrust():
-                self.drafter.observe(self._drafting, outcomes)
+        self._drafting.observe(outcomes, requests)
         return gained
+
+    def _successors(
+        self, tokens: Sequence[int], logits: Row
+    ) -> Sequence[tuple[int, Sequence[int]]]:
+        """Scored tokens and the likeliest ones after each, for a drafter that learns from them."""
+        if not self._drafting.num_successors:
+            return ()
+        found = likeliest(logits[: len(tokens)], self._drafting.num_successors)
+        return list(zip(tokens, found.tolist(), strict=True))
+
+
+def _kept(num_pending: int, path: Sequence[int], draft: Proposal) -> int | list[int]:
+    """What a model keeps of its feed: the pending tokens and a path; of a chain, how many."""
+    if draft.tree is None:
+        return num_pending + len(path)
+    return [*range(num_pending), *(num_pending + node for node in path)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun import rules
 from forerun.drafters.base import Drafter
+from forerun.engine.drafting import DraftLength
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import encode, is_one
 from forerun.engine.request import Request
@@ -21,6 +22,7 @@ from forerun.models.load import wrap
 from forerun.noise import fold
 from forerun.rules.base import Rule
 from forerun.sampling import Bans, Sampling
+from forerun.tree import Tree
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -30,7 +32,8 @@ def generate(
     prompt: Any,
     *,
     drafter: Drafter | None = None,
-    draft_length: int = 5,
+    draft_length: DraftLength = "auto",
+    tree: int | Tree | None = None,
     rule: str | Rule = "match",
     sampling: Sampling | Sequence[Sampling] = GREEDY,
     max_new_tokens: int | Sequence[int] = 128,
@@ -45,6 +48,10 @@ def generate(
     target: a model from `forerun.load` or `forerun.wrap`, a transformers model, or a function.
     prompt: text, token ids, or chat messages; or a list of any of these.
     drafter: what guesses ahead; None is plain decoding through the same loop.
+    draft_length: how many guesses may follow one another; 0 is none at all, and "auto" chooses
+        anew in every round what pays on this machine, which never changes the text under `match`.
+    tree: None for a chain of guesses; a number of nodes for trees that grow as the drafter sees
+        fit, which only `match` allows; or a `Tree` to fill, whatever draft_length is above 0.
     sampling, max_new_tokens: for all prompts, or one for each.  With sampling.n above 1 each
         prompt gives a list of n generations.
     stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
@@ -53,8 +60,8 @@ def generate(
     batch_size: how many requests share a pass.
     """
     run = _Run(
-        target, prompt, drafter, draft_length, rule, sampling, max_new_tokens, stop, stop_tokens,
-        ignore_eos, logprobs, batch_size,
+        target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
+        stop_tokens, ignore_eos, logprobs, batch_size,
     )  # fmt: skip
     while run.engine.busy:
         run.engine.step()
@@ -66,7 +73,8 @@ def stream(
     prompt: Any,
     *,
     drafter: Drafter | None = None,
-    draft_length: int = 5,
+    draft_length: DraftLength = "auto",
+    tree: int | Tree | None = None,
     rule: str | Rule = "match",
     sampling: Sampling | Sequence[Sampling] = GREEDY,
     max_new_tokens: int | Sequence[int] = 128,
@@ -81,8 +89,8 @@ def stream(
     Pieces of several prompts interleave and carry the prompt's index, and the sample's.
     """
     run = _Run(
-        target, prompt, drafter, draft_length, rule, sampling, max_new_tokens, stop, stop_tokens,
-        ignore_eos, logprobs, batch_size,
+        target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
+        stop_tokens, ignore_eos, logprobs, batch_size,
     )  # fmt: skip
     return Stream(run)
 
@@ -137,7 +145,8 @@ class _Run:
         target: Any,
         prompt: Any,
         drafter: Drafter | None,
-        draft_length: int,
+        draft_length: DraftLength,
+        tree: int | Tree | None,
         rule: str | Rule,
         sampling: Sampling | Sequence[Sampling],
         max_new_tokens: int | Sequence[int],
@@ -183,6 +192,7 @@ class _Run:
             model,
             drafter=drafter,
             draft_length=draft_length,
+            tree=tree,
             rule=rules.get(rule),
             num_slots=max(1, min(batch_size, len(self.requests))),
             capacity=longest,
@@ -301,14 +311,15 @@ def _check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
         raise InputError(explain(wrong, outside[:5], cure))
 
 
-def _check_counts(draft_length: int, logprobs: int | None, batch_size: int) -> None:
+def _check_counts(draft_length: DraftLength, logprobs: int | None, batch_size: int) -> None:
     for name, value, least in (
-        ("draft_length", draft_length, 0),
+        ("draft_length", None if draft_length == "auto" else draft_length, 0),
         ("logprobs", logprobs, 0),
         ("batch_size", batch_size, 1),
     ):
         if value is not None and (not isinstance(value, int) or value < least):
-            cure = f"Use a whole number from {least} on."
+            also = ', or "auto"' if name == "draft_length" else ""
+            cure = f"Use a whole number from {least} on{also}."
             raise InputError(explain(f"{name} is out of range.", repr(value), cure))
 
 

@@ -1,9 +1,10 @@
 """The laws of a round as the rules read them, made from logits one row at a time.
 
-The law at a slot depends on the draft tokens before it (penalties, grammars), and making it costs
-a pass over the vocabulary, so it is made when a rule asks and not before.  Processors that keep
-state are called once per position, in the text's order, and after the round their state is put
-back to where the text goes on: exactly the calls of plain decoding.
+Slot 0 is the target's law after the text, slot i + 1 its law after node i of the draft.  A law
+depends on the draft tokens on its path (penalties, grammars), and making it costs a pass over the
+vocabulary, so it is made when a rule asks and not before.  Processors that keep state are called
+once per position, in the text's order, each branch going on from its parent's copy; after the round
+their state is that of the last emitted position: exactly the calls of plain decoding.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
-from forerun.drafters.base import Guess
+from forerun.engine.drafting import Proposal
 from forerun.engine.request import Request
 from forerun.types import Drawn
 
@@ -38,74 +38,111 @@ class MadeRows(ABC):
         return found
 
     def take(self, rows: Row, slots: Row) -> Row:
-        return np.stack([self.law(row, slot) for row, slot in zip(rows, slots, strict=True)])
+        asked = zip(rows.tolist(), slots.tolist(), strict=True)
+        return np.stack([self.law(row, slot) for row, slot in asked])
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A law that could not be made, and at which slot."""
+    """A law that could not be made, and how many emitted tokens come before it."""
 
-    slot: int
+    num_sound: int
     message: str
 
 
 class TargetLaws(MadeRows):
-    """Rows (R, K + 1, V) of the target, processed by each request's own sampling options."""
+    """Rows (R, K + 1, V) of the target, processed by each request's own sampling options.
 
-    def __init__(self, requests: Sequence[Request], tokens: Row, logits: Any) -> None:
+    only_sampled: nothing is done with rows but to sample them, so they need no normaliser.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        logits: Row,
+        *,
+        only_sampled: bool = False,
+    ) -> None:
         self.requests = requests
-        self.tokens = tokens  # (R, K)
-        self.logits = logits  # (R, K + 1, V), of the model's library
-        self.faults: dict[int, Fault] = {}
+        self.drafts = drafts
+        self.logits = logits  # (R, K + 1, V), on the host
+        self.only_sampled = only_sampled
         self._made: dict[tuple[int, int], Row] = {}
+        self._faults: dict[tuple[int, int], str] = {}
         self._states: dict[tuple[int, int], list[Any]] = {}  # processors after each slot
 
     def law(self, row: int, slot: int) -> Row:
         if (row, slot) not in self._made:
-            if slot and self.requests[row].processors:
-                self.law(row, slot - 1)
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
 
-    def settle(self, row: int, num_emitted: int) -> list[Row]:
-        """The laws of the emitted positions; processors go back to the last of them."""
-        request = self.requests[row]
-        if num_emitted and (row, num_emitted - 1) in self._states:
-            request.processors = self._states[row, num_emitted - 1]
-        if request.num_logprobs is None:
-            return []
-        return [self.law(row, slot) for slot in range(num_emitted)]
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Row], Fault | None]:
+        """After a round whose accepted nodes are `path`: put the processors where it ended.
+
+        Gives the laws of the emitted positions, where log-probabilities are wanted, and the first
+        fault among them: what comes after it is void.
+        """
+        request, slots, fault = self.requests[row], [0, *(node + 1 for node in path)], None
+        if self._faults:
+            faulty = (at for at, slot in enumerate(slots) if (row, slot) in self._faults)
+            first = next(faulty, None)
+            if first is not None:
+                fault = Fault(first, self._faults[row, slots[first]])
+                slots = slots[:first]
+        if request.processors and slots:
+            request.processors = self._states[row, slots[-1]]
+        laws = [] if request.num_logprobs is None else [self.law(row, slot) for slot in slots]
+        return laws, fault
+
+    def certain(self, row: int, slot: int) -> int | None:
+        """The token that comes next, where the law is a point mass and need not be made."""
+        if self.requests[row].takes_largest:
+            logits = self.logits[row, slot]
+            token = int(logits.argmax())
+            if np.isfinite(logits[token]):
+                return token
+        return None
 
     def _make(self, row: int, slot: int) -> Row:
-        request = self.requests[row]
-        logits = to_numpy(self.logits[row, slot])
+        request, draft = self.requests[row], self.drafts[row]
+        logits, path = self.logits[row, slot], draft.path(slot - 1)
         try:  # a grammar or processor of the user's may object to a draft that is never reached
-            law = request.law(logits, self.tokens[row, :slot].tolist())
-            if request.processors:
-                self._states[row, slot] = copy.deepcopy(request.processors)
-            return law / float(law.sum(dtype=np.float64))
+            processors = self._processors_before(row, path) if request.processors else []
+            law = request.law(logits, [draft.tokens[node] for node in path], processors)
+            self._states[row, slot] = processors
+            return law if self.only_sampled else _normalised(law)
         except Exception as error:
-            earliest = self.faults.get(row)
-            if earliest is None or slot < earliest.slot:
-                reason = str(error) if isinstance(error, ValueError) else repr(error)
-                place = request.num_output + slot
-                self.faults[row] = Fault(slot, f"at output position {place}: {reason}")
-            stand_in = np.zeros_like(logits)
-            stand_in[0] = 1.0
-            return stand_in
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            place = request.num_output + len(path)
+            self._faults[row, slot] = f"at output position {place}: {reason}"
+            return np.asarray(np.eye(1, len(logits), dtype=logits.dtype)[0])  # something to read
+
+    def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:
+        """The processors as the law before the last node of a path left them."""
+        state: list[Any] = self.requests[row].processors
+        if path:
+            slot = path[-2] + 1 if len(path) > 1 else 0
+            self.law(row, slot)
+            state = self._states[row, slot]
+        return copy.deepcopy(state)
+
+
+def _normalised(law: Row) -> Row:
+    return np.asarray(law / law.sum(dtype=np.float64))
 
 
 class DraftLaws(MadeRows):
     """Rows (R, K, V) of the drafter; a guess without a law is a point mass."""
 
-    def __init__(self, guesses: Sequence[Guess], vocab_size: int) -> None:
-        self.guesses = guesses
+    def __init__(self, drafts: Sequence[Proposal], vocab_size: int) -> None:
+        self.drafts = drafts
         self.vocab_size = vocab_size
 
     def law(self, row: int, slot: int) -> Row:
-        guess = self.guesses[row]
-        if guess.probs is not None and guess.drawn is Drawn.SAMPLED:
-            return np.asarray(guess.probs[slot])
+        draft = self.drafts[row]
+        if draft.probs is not None and draft.drawn is Drawn.SAMPLED:
+            return np.asarray(draft.probs[slot])
         point = np.zeros(self.vocab_size)
-        point[guess.tokens[slot]] = 1.0
+        point[draft.tokens[slot]] = 1.0
         return point

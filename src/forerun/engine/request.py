@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,20 +53,41 @@ class Request:
     def output(self) -> list[int]:
         return self.tokens[len(self.prompt) :]
 
-    def law(self, logits: Row, drafted: Sequence[int]) -> Row:
+    @cached_property
+    def reads_text(self) -> bool:
+        """Whether the law at a position depends on the text other than through the logits."""
+        wanted = self.sampling
+        penalties = wanted.presence_penalty or wanted.frequency_penalty
+        return bool(
+            wanted.repetition_penalty != 1
+            or penalties
+            or wanted.min_tokens
+            or self.bans.words
+            or wanted.grammar is not None
+            or self.processors
+        )
+
+    @cached_property
+    def takes_largest(self) -> bool:
+        """Whether the next token is the one with the largest logit and nothing else matters."""
+        wanted = self.sampling
+        return wanted.temperature == 0 and not wanted.logit_bias and not self.reads_text
+
+    def law(self, logits: Row, drafted: Sequence[int], processors: Sequence[Any]) -> Row:
         """The law after the text and the given draft tokens, (V,), largest entry 1."""
-        output = [*self.output, *drafted]
-        return weights(self.sampling, logits, self.prompt, output, self.bans, self.processors)
+        output = [*self.output, *drafted] if self.reads_text else []
+        return weights(self.sampling, logits, self.prompt, output, self.bans, processors)
 
     def commit(
-        self, tokens: Sequence[int], num_accepted: int, num_drafted: int, laws: Sequence[Row]
+        self, tokens: Sequence[int], num_accepted: int, refused: bool, laws: Sequence[Row]
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
+        refused: there were guesses for the place of the last token, and none was right.
         laws: the processed law of each token's position, where log-probabilities are wanted.
         Returns how many tokens were kept.
         """
-        last = Fate.CORRECTION if num_accepted < num_drafted else Fate.BONUS
+        last = Fate.CORRECTION if refused else Fate.BONUS
         for slot, token in enumerate(tokens):
             self.tokens.append(token)
             self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)

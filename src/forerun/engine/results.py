@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import add
 from typing import Any
 
 
@@ -42,8 +43,9 @@ class Seconds:
 class Stats:
     """Counts of one request.
 
-    A slot counts as drafted when it was put before the rule; it is *reached* when all slots
-    before it were accepted, and only then can it be accepted.
+    A guess counts as drafted when it was put before the rule, every node of a tree for itself.  A
+    position is how many guesses come before; it is *reached* when all before it were accepted and
+    there is a guess for it, and only then can one be accepted there.
     """
 
     rounds: int = 0
@@ -52,7 +54,12 @@ class Stats:
     emitted: int = 0
     reached_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    drafted_by_round: list[int] = field(default_factory=list)
+    accepted_by_round: list[int] = field(default_factory=list)
+    emitted_by_round: list[int] = field(default_factory=list)
+    seconds_by_round: list[Seconds] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
+    compared: tuple[float, float] = (0.0, 0.0)  # seconds of plain decoding and of ours
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -61,27 +68,53 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted drafts over drafts."""
+        """Accepted guesses over drafted ones."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Acceptance of each draft slot, given that it was reached."""
+        """Acceptance at each position of the draft, given that it was reached."""
         pairs = zip(self.accepted_by_position, self.reached_by_position, strict=True)
         return [accepted / reached if reached else 0.0 for accepted, reached in pairs]
 
-    def count_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Add one round; num_emitted is what was left of it after stops and limits."""
+    @property
+    def speed_against_plain(self) -> float | None:
+        """How many times as fast as without drafts, by what the controller of the draft length has
+        measured of rounds without any; None where nothing was compared."""
+        plain, ours = self.compared
+        return plain / ours if ours else None
+
+    def compare_to_plain(self, plain: float, ours: float) -> None:
+        """The last round took `ours` seconds, and one without a draft takes `plain`."""
+        gained = self.emitted_by_round[-1]
+        self.compared = self.compared[0] + gained * plain, self.compared[1] + ours
+
+    def count_round(
+        self, num_drafted: int, height: int, num_accepted: int, refused: bool, num_emitted: int
+    ) -> None:
+        """Add one round.
+
+        height: tokens on the longest path of the draft.  refused: there were guesses after the
+        last accepted one.  num_emitted: what was left of the round after stops and limits.
+        """
         self.rounds += 1
         self.drafted += num_drafted
         self.accepted += num_accepted
         self.emitted += num_emitted
-        missing = num_drafted - len(self.reached_by_position)
+        self.drafted_by_round.append(num_drafted)
+        self.accepted_by_round.append(num_accepted)
+        self.emitted_by_round.append(num_emitted)
+        missing = height - len(self.reached_by_position)
         self.reached_by_position += [0] * missing
         self.accepted_by_position += [0] * missing
-        for slot in range(min(num_accepted + 1, num_drafted)):
-            self.reached_by_position[slot] += 1
-            self.accepted_by_position[slot] += slot < num_accepted
+        for depth in range(num_accepted + refused):
+            self.reached_by_position[depth] += 1
+            self.accepted_by_position[depth] += depth < num_accepted
+
+    def count_seconds(self, *spent: float) -> None:
+        """Add the wall clock of a round by stage, in the order of the fields of `Seconds`."""
+        self.seconds_by_round.append(Seconds(*spent))
+        self.seconds = Seconds(*map(add, vars(self.seconds).values(), spent))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -92,6 +125,8 @@ class Stats:
             "tokens_per_round": self.tokens_per_round,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_by_position": self.acceptance_by_position,
+            "drafted_by_round": self.drafted_by_round,
+            "speed_against_plain": self.speed_against_plain,
             "seconds": vars(self.seconds),
             "notes": self.notes,
         }

@@ -3,7 +3,7 @@
 Architectures are too many and change too often for a list of names to be trusted. A few tiny
 passes answer for the object at hand: two rows of different length are filled, continued by one
 token, by a draft that is partly refused, and by several tokens, and every score is compared with
-the model run from scratch.
+the model run from scratch. Trees are tried in the same way, where they are asked for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from forerun.models.forward import Forward
+from forerun.tree import Tree
 
 # Per round and row: how many tokens of the text are fed, then how many wrong ones that are refused.
 ROUNDS = (((3, 0), (2, 0)), ((1, 0), (1, 0)), ((2, 2), (1, 2)), ((3, 0), (3, 0)))
 TEXT_LENGTH = 9
+# Per row: tokens of the text before a tree, and the tree, whose last path is how the text goes on.
+TREES = ((4, Tree((-1, -1, 1, 0, 2))), (3, Tree((-1, -1, -1, 2, 2))))
 # Share of the logits' spread by which two evaluations of one text may differ. Wrong positions,
 # masks or states move logits by about their whole spread; rounding stays far below these. Float64
 # is held to no more than float32, since many layers compute parts of it in float32.
@@ -31,11 +34,9 @@ class Probe:
     def __init__(self, forward: Forward, vocab_size: int) -> None:
         text = [(7 + 7919 * (i + 1) ** 2) % vocab_size for i in range(TEXT_LENGTH)]
         self.texts = [text, text[2:]]
-        self.fresh = [
-            forward(forward.tokens(text), len(text), use_cache=False)[0][0] for text in self.texts
-        ]
         self.wrong = text
         self.forward = forward
+        self.fresh = [self._from_scratch(text) for text in self.texts]
 
     def agrees_with(self, rows: Any) -> bool:
         """Whether two empty `rows` of some strategy score the texts alike.
@@ -56,6 +57,42 @@ class Probe:
             rows.commit([0, 1], [len(row_pending) for row_pending in pending])
             known = ends
         return True
+
+    def agrees_on_trees_with(self, rows: Any) -> bool:
+        """Whether two empty `rows` score the nodes of trees like their paths run alone, and the
+        text after a path that was kept like the text from scratch."""
+        rows.score([0, 1], [text[:2] for text in self.texts], [1, 1])
+        rows.commit([0, 1], [2, 2])
+        tokens, kept = [], []
+        for text, (stem, tree) in zip(self.texts, TREES, strict=True):
+            path, nodes = tree.path(len(tree) - 1), self.wrong[: len(tree)]
+            for node, token in zip(path, text[stem:], strict=False):
+                nodes[node] = token
+            tokens.append(text[2:stem] + nodes)
+            kept.append([*range(stem - 2), *(stem - 2 + node for node in path)])
+        logits = rows.score(
+            [0, 1],
+            tokens,
+            [len(tree) + 1 for _, tree in TREES],
+            [tree.parents for _, tree in TREES],
+        )  # (2, max N, V)
+        for r, (stem, tree) in enumerate(TREES):
+            for path in map(tree.path, tree.leaves):
+                alone = self.texts[r][:stem] + [tokens[r][stem - 2 + node] for node in path]
+                expected = self._from_scratch(alone)[stem - 1 :]
+                if not _agree(logits[r, [0, *(node + 1 for node in path)]], expected, self.forward):
+                    return False
+        rows.commit([0, 1], kept)
+        rest = [text[length:] for text, length in zip(self.texts, rows.lengths, strict=True)]
+        starts = list(rows.lengths)
+        logits = rows.score([0, 1], rest, [len(tail) for tail in rest])
+        return all(
+            _agree(logits[r, : len(rest[r])], self.fresh[r][starts[r] :], self.forward)
+            for r in (0, 1)
+        )
+
+    def _from_scratch(self, text: list[int]) -> Any:
+        return self.forward(self.forward.tokens(text), len(text), use_cache=False).logits[0]
 
 
 def _agree(ours: Any, fresh: Any, forward: Forward) -> bool:

@@ -1,7 +1,7 @@
 """Which keys a token may attend to: the layer kinds of a model and their masks.
 
 The mask is the only place that knows a sliding window, so that every layer can store all of its
-keys and be cropped. It is also the only place a draft tree would have to change.
+keys and be cropped. It is also the only place that knows a tree from a chain.
 """
 
 from __future__ import annotations
@@ -21,9 +21,19 @@ class LayerKind:
     name: str
     window: int | None  # keys seen, the token's own included; None: all of them
 
-    def first_visible(self, shortest: int) -> int:
-        """The first key any token of a pass can see, if every row stores `shortest` or more."""
-        return 0 if self.window is None else max(0, shortest - self.window + 1)
+    def first_visible(self, earliest: int) -> int:
+        """The first key any token of a pass can see, if none stands before position `earliest`."""
+        return 0 if self.window is None else max(0, earliest - self.window + 1)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The trees of a pass. Their nodes lie in consecutive slots, but stand where their depth
+    says, and only their descendants see them."""
+
+    first: Any  # (R, 1): the slot of each row's first node; past all keys for a chain
+    positions: Any  # (R, M): where the nodes stand
+    is_seen: Any  # (R, N, M): whether a scored token is a node or follows it
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -55,9 +65,10 @@ def layer_kinds(config: Any) -> list[LayerKind] | None:
 def attention_mask(
     kinds: list[LayerKind],  # the distinct ones
     positions: Any,  # (R, N): where each scored token stands in its row
-    shortest: int,  # tokens stored in the shortest row
+    earliest: int,  # the smallest of them
     end: int,  # one past the last key that is read
     dtype: Any,
+    branches: Branches | None = None,
 ) -> Any:
     """The additive mask (R, 1, N, keys) of a pass: a dict by kind if the model has several.
 
@@ -65,11 +76,27 @@ def attention_mask(
     otherwise convert it again in every layer.
     """
     masks = {}
+    at = positions[:, :, None]  # (R, N, 1)
     for kind in kinds:
-        keys = torch.arange(kind.first_visible(shortest), end, device=positions.device)  # (keys,)
-        is_hidden = keys > positions[:, None, :, None]  # (R, 1, N, keys)
+        slots = torch.arange(kind.first_visible(earliest), end, device=positions.device)  # (keys,)
+        keys, is_hidden = slots, slots > at  # where the keys stand; (R, N, keys)
+        if branches is not None:
+            keys, is_hidden = _among_branches(slots, is_hidden, branches)
         if kind.window is not None:
-            is_hidden |= keys <= positions[:, None, :, None] - kind.window
+            is_hidden |= keys <= at - kind.window
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=positions.device)
-        masks[kind.name] = mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
+        mask.masked_fill_(is_hidden, torch.finfo(dtype).min)
+        masks[kind.name] = mask[:, None]
     return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _among_branches(slots: Any, is_hidden: Any, branches: Branches) -> tuple[Any, Any]:
+    """Where keys stand (R, 1, keys), and whom they are hidden from (R, N, keys), given trees."""
+    node = slots - branches.first  # (R, keys): which node lies there, negative for text
+    in_tree = node >= 0
+    most = branches.positions.shape[1]
+    index = node.clamp(0, most - 1)
+    keys = torch.where(in_tree, branches.positions.gather(1, index), slots)
+    is_seen = branches.is_seen.gather(2, index[:, None].expand(-1, is_hidden.shape[1], -1))
+    is_seen &= (node < most)[:, None]
+    return keys[:, None], torch.where(in_tree[:, None], ~is_seen, is_hidden)

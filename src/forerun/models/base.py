@@ -17,6 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from forerun.errors import InputError, explain
 
+Parents = Sequence[int]
+Kept = int | Sequence[int]
+
 
 class State(Protocol):
     """What a model keeps for a batch; only the model that made it looks further inside."""
@@ -26,7 +29,11 @@ class State(Protocol):
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """Any model that can score the continuation of several texts at once."""
+    """Any model that can score the continuation of several texts at once.
+
+    One that has an attribute `scores_trees`, and it is true, can score several continuations of
+    each: only to such a model are `parents` and paths ever given.
+    """
 
     name: str
     vocab_size: int
@@ -42,6 +49,7 @@ class LanguageModel(Protocol):
         rows: Sequence[int],  # (R,), distinct
         tokens: Sequence[Sequence[int]],  # (R, ragged): pending tokens, then the draft
         num_logits: Sequence[int],  # (R,), each from 1 to the number of tokens
+        parents: Sequence[Parents | None] | None = None,  # (R,): the shape of each row's draft
     ) -> Any:
         """Feed `tokens[r]` after what `rows[r]` stores; nothing is kept until `commit`.
 
@@ -51,15 +59,37 @@ class LanguageModel(Protocol):
         Scoring again before a commit replaces the earlier score. Where the new tokens begin with
         the old ones, that beginning is not computed again, so a drafter can grow its draft token
         by token with `num_logits` 1 and commit what was accepted at the end of the round.
+
+        The last `len(parents[r])` of `tokens[r]` are the nodes of a tree: each sees the text, the
+        tokens fed before the tree and its own ancestors, and stands right after its parent, which
+        is an earlier node or, for -1, the last token before the tree. None is a chain.
         """
         ...
 
-    def commit(self, state: Any, rows: Sequence[int], kept: Sequence[int]) -> None:
-        """Keep the first `kept[r]` of the tokens just scored in `rows[r]`; forget the rest."""
+    def commit(self, state: Any, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        """Keep of the tokens just scored in `rows[r]` the first `kept[r]`, or, where `kept[r]` is
+        a list, those with these indices: a path, in ascending order. Forget the rest."""
         ...
 
     def release(self, state: Any, row: int) -> None:
         """Empty a row for the next request."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A model whose hidden states can be read, for drafters that go on from them."""
+
+    hidden_size: int
+    num_layers: int
+
+    def watch(self, state: Any, layers: Sequence[int]) -> None:
+        """From now on keep the hidden states after `layers[i]` layers (0: the embedding)."""
+        ...
+
+    def watched(self, state: Any, row: int) -> Any:
+        """Hidden states (N, len(layers) * hidden_size) of the tokens that the last commit added
+        to a row, side by side in the order of `layers`; an array of the model's library."""
         ...
 
 
@@ -106,17 +136,33 @@ def check_score(
             )
 
 
-def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[int]) -> None:
-    """Refuse to keep what was never scored: it would silently extend a row with garbage."""
-    for row, most, count in zip(rows, scored, kept, strict=True):
+def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept]) -> list[int]:
+    """How many leading tokens each row keeps.
+
+    Keeping what was never scored would silently extend a row with garbage, so it is refused; so
+    is a path that is no beginning, which only a model that scores trees can keep.
+    """
+    counts = []
+    for row, most, wanted in zip(rows, scored, kept, strict=True):
+        count = wanted if isinstance(wanted, int) else len(wanted)
         if not 0 <= count <= most:
             raise InputError(
                 explain(
                     f"Row {row} can keep at most the {most} tokens scored since its last commit.",
-                    f"kept {count}",
+                    f"kept {wanted}",
                     "Score before each commit and keep a prefix of what was scored.",
                 )
             )
+        if not isinstance(wanted, int) and list(wanted) != list(range(count)):
+            raise InputError(
+                explain(
+                    f"Row {row} can keep only a beginning of what was scored.",
+                    f"kept {list(wanted)}",
+                    "Keep paths of a tree with a model whose `scores_trees` is true.",
+                )
+            )
+        counts.append(count)
+    return counts
 
 
 def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:

@@ -7,15 +7,19 @@ land past a row's length, where nothing reads them and the next pass overwrites 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from forerun.models.attention import LayerKind, attention_mask
-from forerun.models.base import check_commit, shared_prefix
+from forerun.models.base import Kept, Parents
+from forerun.models.feed import Feed, feeds
 from forerun.models.forward import Forward
+from forerun.models.pieces import Piece, branches, columns, plan
 from forerun.models.ragged_cache import Placement, RaggedCache
+from forerun.models.watching import Watch
 
 MOST_TOKENS = 1024  # of one row in one pass: bounds the mask and the activations of a long prompt
 MOST_PADDED = 4096  # of all rows in one pass, padding included
@@ -28,7 +32,8 @@ class CropRows:
         self, forward: Forward, kinds: list[LayerKind], num_rows: int, capacity: int
     ) -> None:
         self.lengths = [0] * num_rows
-        self._fed: list[list[int]] = [[] for _ in range(num_rows)]  # since the last commit
+        self.watch: Watch | None = None
+        self._fed = [Feed()] * num_rows  # since the last commit
         self._forward = forward
         self._kinds = list(dict.fromkeys(kinds))
         self._cache = RaggedCache(kinds, num_rows, capacity)
@@ -36,110 +41,136 @@ class CropRows:
         self._dtype = forward.dtype
 
     def score(
-        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+        self,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
     ) -> Any:
-        starts, fresh = [], []
-        for row, row_tokens, count in zip(rows, tokens, num_logits, strict=True):
-            known = shared_prefix(self._fed[row], row_tokens, len(row_tokens) - count)
-            starts.append(self.lengths[row] + known)
-            fresh.append(row_tokens[known:])
-            self._fed[row] = []  # nothing to build on if a pass is interrupted
-        logits = self._score_groups(rows, starts, fresh, num_logits)
-        for row, row_tokens in zip(rows, tokens, strict=True):
-            self._fed[row] = list(row_tokens)
+        fed, pieces = feeds(tokens, parents), []
+        for row, feed, count in zip(rows, fed, num_logits, strict=True):
+            end = len(feed.tokens)
+            known = self._fed[row].shared(feed, end - count)
+            pieces.append(Piece(row, self.lengths[row], feed, known, end, count))
+            self.forget(row, known)  # nothing to build on if a pass is interrupted
+        logits = self._score_groups(pieces)
+        for row, feed in zip(rows, fed, strict=True):
+            self._fed[row] = feed
         return logits
 
-    def commit(self, rows: Sequence[int], kept: Sequence[int]) -> None:
-        check_commit(rows, [len(self._fed[row]) for row in rows], kept)
-        for row, count in zip(rows, kept, strict=True):
-            self.lengths[row] += count
-            self._fed[row] = []
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        paths = [
+            self._fed[row].path(row, row_kept) for row, row_kept in zip(rows, kept, strict=True)
+        ]
+        moves = [
+            (row, self.lengths[row] + source, self.lengths[row] + target)
+            for row, path in zip(rows, paths, strict=True)
+            if not isinstance(path, range)
+            for target, source in enumerate(path)
+            if source != target
+        ]
+        if moves:
+            self._cache.move(torch.tensor(moves, device=self._device))
+        for row, path in zip(rows, paths, strict=True):
+            if self.watch is not None:
+                self.watch.keep(row, path)
+            self.lengths[row] += len(path)
+            self._fed[row] = Feed()
+
+    def seen_by(self, forward: Forward) -> CropRows:
+        """The same lengths and keys under another pass, with scores of its own."""
+        other = copy(self)
+        other.watch, other._fed, other._forward = None, [Feed()] * len(self.lengths), forward
+        return other
+
+    def watch_layers(self, layers: Sequence[int]) -> None:
+        """What was scored unwatched cannot be built on."""
+        self.watch = Watch(layers, len(self.lengths))
+        self._fed = [Feed()] * len(self.lengths)
+
+    def forget(self, row: int, known: int = 0) -> None:
+        """Nothing scored since the last commit may be built on, less the first `known` tokens
+        of the score that is about to follow."""
+        self._fed[row] = Feed()
+        if self.watch is not None:
+            self.watch.forget(row, known)
 
     def release(self, row: int) -> None:
         self.lengths[row] = 0
-        self._fed[row] = []
+        self._fed[row] = Feed()
+        if self.watch is not None:
+            self.watch.release(row)
 
-    def _score_groups(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        num_logits: Sequence[int],
-    ) -> Any:
+    def _score_groups(self, pieces: Sequence[Piece]) -> Any:
         """Passes of similar rows, put back together as (R, max N, V)."""
-        groups = group_rows([len(row_tokens) for row_tokens in tokens])
+        groups = group_rows([len(piece) for piece in pieces])
         if len(groups) == 1:
-            return self._score_group(rows, starts, tokens, num_logits)
+            return self._score_group(pieces)
         logits = None
         for group in groups:
-            scored = self._score_group(
-                [rows[i] for i in group],
-                [starts[i] for i in group],
-                [tokens[i] for i in group],
-                [num_logits[i] for i in group],
-            )
+            scored = self._score_group([pieces[i] for i in group])
             if logits is None:
-                logits = scored.new_zeros((len(rows), max(num_logits), scored.shape[2]))
+                most = max(piece.num_logits for piece in pieces)
+                logits = scored.new_zeros((len(pieces), most, scored.shape[2]))
             logits[group, : scored.shape[1]] = scored
         return logits
 
-    def _score_group(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        num_logits: Sequence[int],
-    ) -> Any:
+    def _score_group(self, pieces: Sequence[Piece]) -> Any:
         """One pass for all rows, or several for a single long one; logits (R, max N, V)."""
-        if len(rows) > 1:
-            return self._pass(rows, starts, tokens, num_logits)
-        parts = []
-        for begin in range(0, len(tokens[0]), MOST_TOKENS):
-            piece = tokens[0][begin : begin + MOST_TOKENS]
-            missing = len(tokens[0]) - begin - len(piece)  # tokens after this piece
-            wanted = min(num_logits[0] - missing, len(piece))
-            logits = self._pass(rows, [starts[0] + begin], [piece], [max(wanted, 1)])
+        if len(pieces) > 1:
+            return self._pass(pieces)
+        whole, parts = pieces[0], []
+        for begin in range(whole.begin, whole.end, MOST_TOKENS):
+            end = min(begin + MOST_TOKENS, whole.end)
+            wanted = min(whole.num_logits - (whole.end - end), end - begin)
+            part = replace(whole, begin=begin, end=end, num_logits=max(wanted, 1))
+            logits = self._pass([part])
             if wanted > 0:
                 parts.append(logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _pass(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        num_logits: Sequence[int],
-    ) -> Any:
-        counts = [len(row_tokens) for row_tokens in tokens]
-        width, shortest, longest = max(counts), min(starts), max(starts)
-        is_even = shortest == longest and width == min(counts)
-        is_run = rows[-1] - rows[0] == len(rows) - 1 and list(rows) == sorted(rows)
-        if is_even and is_run:
-            ids = torch.tensor(tokens, dtype=torch.long, device=self._device)
-            positions = torch.arange(shortest, shortest + width, device=self._device)
-            positions = positions.expand(len(rows), width)
-            place = Placement(slice(rows[0], rows[-1] + 1), shortest, longest, shortest + width)
+    def _pass(self, pieces: Sequence[Piece]) -> Any:
+        counts, slots = [len(piece) for piece in pieces], [piece.slot for piece in pieces]
+        rows = [piece.row for piece in pieces]
+        width, start = max(counts), max(slots)
+        end = start + width
+        is_even = min(slots) == start and min(counts) == width
+        is_run = rows == list(range(rows[0], rows[0] + len(rows)))
+        run = slice(rows[0], rows[-1] + 1)
+        trees = branches(pieces, width, end, self._device)
+        if is_even and is_run and trees is None:
+            ids = torch.tensor(
+                [piece.tokens for piece in pieces], dtype=torch.long, device=self._device
+            )
+            positions = torch.arange(start, end, device=self._device).expand(len(rows), width)
+            place = Placement(run, start, start, end)
         else:
-            plan = torch.from_numpy(_plan(rows, starts, tokens, width)).to(self._device)
-            ids, positions, slots, indices = plan
-            run = slice(rows[0], rows[-1] + 1) if is_run else indices[:, 0].contiguous()
-            place = Placement(run, shortest, longest, longest + width, indices[:, :1], slots)
+            made = plan(pieces, width)
+            earliest = int(made[1].min())
+            ids, positions, at, indices = torch.from_numpy(made).to(self._device)
+            place = Placement(run, earliest, start, end)
+            if not (is_even and is_run):
+                chosen = run if is_run else indices[:, 0].contiguous()
+                place = Placement(chosen, earliest, start, end, indices[:, :1], at)
         # Transformers builds the right mask itself when rows agree and there is either nothing
         # stored or one new token; for full attention that mask is no mask, which is faster.
         mask = None
-        if not (is_even and (width == 1 or longest == 0)):
-            mask = attention_mask(self._kinds, positions, shortest, place.end, self._dtype)
+        if trees is not None or not (is_even and (width == 1 or start == 0)):
+            mask = attention_mask(self._kinds, positions, place.earliest, end, self._dtype, trees)
         self._cache.placement = place
-        columns, index = _columns(counts, num_logits)
-        if not isinstance(columns, int):
-            columns = torch.tensor(columns, device=self._device)
-        logits, _ = self._forward(
-            ids, columns, self._cache, position_ids=positions, attention_mask=mask
+        wanted, index = columns(pieces)
+        if not isinstance(wanted, int):
+            wanted = torch.tensor(wanted, device=self._device)
+        arguments = {"output_hidden_states": True} if self.watch is not None else {}
+        done = self._forward(
+            ids, wanted, self._cache, position_ids=positions, attention_mask=mask, **arguments
         )
+        if self.watch is not None:
+            self.watch.see(pieces, done.hidden_states)
         if index is None:
-            return logits
-        at = torch.tensor(index, device=logits.device)  # (R, max N)
-        return logits[torch.arange(len(rows), device=logits.device)[:, None], at]
+            return done.logits
+        gather = torch.tensor(index, device=done.logits.device)  # (R, max N)
+        return done.logits[torch.arange(len(rows), device=gather.device)[:, None], gather]
 
 
 def group_rows(counts: Sequence[int]) -> list[list[int]]:
@@ -158,45 +189,3 @@ def group_rows(counts: Sequence[int]) -> list[list[int]]:
         else:
             groups.append([index])
     return [sorted(group) for group in groups]
-
-
-def _plan(
-    rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], width: int
-) -> Any:
-    """Ids, positions, slots and rows as one array (4, R, N), so one copy reaches the device.
-
-    Padding repeats the position of the row's last token, which a learned table surely has, but
-    is written to the slots that follow it.
-    """
-    plan = np.zeros((4, len(rows), width), np.int64)
-    offsets = np.arange(width)
-    for index, (row, start, row_tokens) in enumerate(zip(rows, starts, tokens, strict=True)):
-        plan[0, index, : len(row_tokens)] = row_tokens
-        plan[1, index] = start + np.minimum(offsets, len(row_tokens) - 1)
-        plan[2, index] = start + offsets
-        plan[3, index] = row
-    return plan
-
-
-def _columns(
-    counts: Sequence[int], num_logits: Sequence[int]
-) -> tuple[int | list[int], list[list[int]] | None]:
-    """Which columns of a padded pass to project, and where each row's logits are among them.
-
-    Only columns some row asked for are projected: the vocabulary is the widest axis by far. The
-    second result (R, max N) is None when the projected columns already are the answer.
-    """
-    width, most = max(counts), max(num_logits)
-    firsts = [count - wanted for count, wanted in zip(counts, num_logits, strict=True)]
-    if min(firsts) == max(firsts):
-        return width - firsts[0], None
-    needed = sorted(
-        {first + j for first, n in zip(firsts, num_logits, strict=True) for j in range(n)}
-    )
-    where = {column: index for index, column in enumerate(needed)}
-    at = [
-        [where[first + min(j, wanted - 1)] for j in range(most)]
-        for first, wanted in zip(firsts, num_logits, strict=True)
-    ]
-    is_suffix = needed[0] == width - len(needed)
-    return (len(needed) if is_suffix else needed), at

@@ -6,17 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, packaged_weights
+from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import huggingface_model, load
 
 if TYPE_CHECKING:
+    from forerun.lean.model import LeanModel
     from forerun.models.huggingface import HuggingFaceModel
 
 
-def default_model(device: Any = None, dtype: Any = "float32") -> HuggingFaceModel:
+def default_model(
+    device: Any = None,
+    dtype: Any = "float32",
+    *,
+    lean: Lean = "auto",
+    quantize: Quantize | None = None,
+) -> HuggingFaceModel | LeanModel:
     """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub."""
     huggingface_model()
     try:
-        return load(NAME, device, dtype)
+        return load(NAME, device, dtype, lean=lean, quantize=quantize)
     except InputError as error:
         if packaged_weights() is not None:
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +17,16 @@ import torch
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 
 
+class Pass(NamedTuple):
+    """What a pass gives."""
+
+    logits: Any  # (R, C, V)
+    cache: Any  # as it is afterwards; None if the model returns none
+    hidden_states: Any = None  # where asked for: the embedding (R, N, H), then after each layer
+
+
 class Forward:
-    """Calls `model` on token ids and returns logits of chosen columns, and the cache."""
+    """Calls `model` on token ids, with logits for chosen columns."""
 
     def __init__(self, model: Any) -> None:
         parameters = inspect.signature(model.forward).parameters
@@ -46,8 +54,7 @@ class Forward:
         cache: Any = None,
         use_cache: bool = True,
         **arguments: Any,
-    ) -> tuple[Any, Any]:
-        """Logits (R, C, V) and the cache after the pass, None if the model returns none."""
+    ) -> Pass:
         if cache is not None:
             arguments[self.cache_argument] = cache
         if self.takes_columns:
@@ -57,7 +64,8 @@ class Forward:
         logits = output.logits
         if not self.takes_columns:
             logits = logits[:, -columns:] if isinstance(columns, int) else logits[:, columns]
-        return logits, getattr(output, self.cache_argument, None)
+        states = getattr(output, "hidden_states", None)
+        return Pass(logits, getattr(output, self.cache_argument, None), states)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -15,10 +17,12 @@ import torch
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
-from forerun.models.base import check_score
+from forerun.models.base import Kept, Parents, check_score
 from forerun.models.crop import CropRows
+from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.forward import Forward
 from forerun.models.recompute import RecomputeRows
+from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import SnapshotRows
 
 Strategy = Literal["crop", "snapshot", "recompute"]
@@ -33,7 +37,7 @@ class Candidate(NamedTuple):
     """A way to keep rows, and what the user should know if it is the best one left."""
 
     strategy: Strategy
-    start: Callable[[int, int], Rows]  # (num_rows, capacity)
+    start: Callable[[Forward, int, int], Rows]  # (forward, num_rows, capacity)
     cost: str = ""
 
 
@@ -55,6 +59,8 @@ class HuggingFaceModel:
         self.name: str = model.config.name_or_path or type(model).__name__
         self.vocab_size: int = config.vocab_size
         self.max_context = _max_context(config)
+        self.hidden_size: int = getattr(config, "hidden_size", 0)  # 0: no such single size
+        self.num_layers: int = getattr(config, "num_hidden_layers", 0)
         self._forward = Forward(model)
         self._asked = strategy
         self._candidates = self._find_candidates()
@@ -65,8 +71,18 @@ class HuggingFaceModel:
         """How rows are kept: "crop", "snapshot" or "recompute"."""
         return self._choice().strategy
 
+    @cached_property
+    def scores_trees(self) -> bool:
+        """Whether a tree scores like its paths run alone, tried out in a few tiny passes."""
+        chosen = self._choice()
+        if chosen.strategy != "crop":
+            return False
+        with torch.inference_mode():
+            probe = Probe(self._forward, self.vocab_size)
+            return self._holds(probe.agrees_on_trees_with, chosen)
+
     def start(self, num_rows: int, capacity: int) -> Rows:
-        return self._choice().start(num_rows, capacity)
+        return self._choice().start(self._forward, num_rows, capacity)
 
     def score(
         self,
@@ -74,17 +90,78 @@ class HuggingFaceModel:
         rows: Sequence[int],
         tokens: Sequence[Sequence[int]],
         num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
     ) -> Any:
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
+        if parents is not None and not self.scores_trees:
+            wrong = "This model cannot score trees, because its cache or its positions forbid it."
+            received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
+            raise UnsupportedError(explain(wrong, received, "Draft chains: leave out `parents`."))
         with torch.inference_mode():
+            if isinstance(state, CropRows):
+                return state.score(rows, tokens, num_logits, parents)
             return state.score(rows, tokens, num_logits)
 
-    def commit(self, state: Rows, rows: Sequence[int], kept: Sequence[int]) -> None:
+    def commit(self, state: Rows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         with torch.inference_mode():
             state.commit(rows, kept)
 
+    def watch(self, state: Rows, layers: Sequence[int]) -> None:
+        """Keep hidden states of what is scored from now on.
+
+        0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
+        """
+        if not isinstance(state, CropRows) or not self._shows_states:
+            wrong = "The hidden states of this model cannot be read: that takes the crop strategy "
+            wrong += "and one vector per token and layer."
+            received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
+            raise UnsupportedError(explain(wrong, received, "Use a drafter that needs none."))
+        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
+            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
+            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        state.watch_layers(layers)
+
+    def watched(self, state: Rows, row: int) -> Any:
+        if not isinstance(state, CropRows) or state.watch is None:
+            wrong = "No hidden states were kept."
+            cure = "Call `watch` with the layers wanted before the row is scored."
+            raise InputError(explain(wrong, f"row {row}", cure))
+        return state.watch.kept(row)
+
+    def first_layers(self, state: Rows, num_layers: int) -> FirstLayers:
+        """The first layers under the model's own head, scoring on these very rows."""
+        if not isinstance(state, CropRows):
+            wrong = "Only rows kept by the crop strategy can be shared with the first layers."
+            received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
+            raise UnsupportedError(explain(wrong, received, "Use another drafter."))
+        check_depth(self.name, self.num_layers, num_layers)
+        own = state.seen_by(Forward(truncated(self.model, num_layers)))
+        return FirstLayers(self, num_layers, state, own)
+
+    def rounded(self, bits: Bits) -> HuggingFaceModel:
+        """A copy with linear weights of 8 or 4 bits, which shares everything else.
+
+        How its rows are kept is found out on the exact weights: rounding changes what a model
+        says and not how it is run, but it may magnify the last digit of a pass.
+        """
+        _ = self.scores_trees
+        other = copy(self)
+        other.name = f"{self.name}-{bits}"
+        other.model = rounded_copy(self.model, bits)
+        other._forward = Forward(other.model)
+        return other
+
     def release(self, state: Rows, row: int) -> None:
         state.release(row)
+
+    @cached_property
+    def _shows_states(self) -> bool:
+        """Whether a pass tells its hidden states, one vector per token for each layer."""
+        with torch.inference_mode():
+            ids = self._forward.tokens([0, 0])
+            done = self._forward(ids, 1, use_cache=False, output_hidden_states=True)
+        shapes = [tuple(states.shape) for states in done.hidden_states or ()]
+        return shapes == [(1, 2, self.hidden_size)] * (self.num_layers + 1)
 
     def _find_candidates(self) -> list[Candidate]:
         """What the model's layers and signature allow, fastest first, less what was not asked."""
@@ -98,12 +175,12 @@ class HuggingFaceModel:
         found: list[Candidate] = []
         if kinds is not None and self._asked in ("auto", "crop"):
             _refuse_attention(self.model)
-            found.append(Candidate("crop", lambda n, size: CropRows(forward, kinds, n, size)))
+            found.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
         if forward.cache_argument:
             found += [
                 Candidate(
                     "snapshot",
-                    lambda n, _: SnapshotRows(forward, n),
+                    lambda f, n, _: SnapshotRows(f, n),
                     "cannot share a pass between rows of different length, so rows are scored "
                     "one by one."
                     if kinds
@@ -111,13 +188,13 @@ class HuggingFaceModel:
                 ),
                 Candidate(
                     "snapshot",
-                    lambda n, _: SnapshotRows(forward, n, token_by_token=True),
+                    lambda f, n, _: SnapshotRows(f, n, token_by_token=True),
                     "continues from its cache correctly only token by token, so scoring a draft "
                     "costs one pass per token.",
                 ),
             ]
         recompute = "has no cache that reproduces a fresh pass, so each score recomputes the text."
-        found.append(Candidate("recompute", lambda n, _: RecomputeRows(forward, n), recompute))
+        found.append(Candidate("recompute", lambda f, n, _: RecomputeRows(f, n), recompute))
         found = [candidate for candidate in found if self._asked in ("auto", candidate.strategy)]
         if not found:
             raise UnsupportedError(
@@ -134,7 +211,7 @@ class HuggingFaceModel:
         if self._chosen is None:
             with torch.inference_mode():
                 probe = Probe(self._forward, self.vocab_size)
-                holding = (c for c in self._candidates if _holds(c, probe))
+                holding = (c for c in self._candidates if self._holds(probe.agrees_with, c))
                 self._chosen = next(holding, None)
             if self._chosen is None:
                 raise UnsupportedError(
@@ -149,14 +226,13 @@ class HuggingFaceModel:
                 warnings.warn(f"{type(self.model).__name__} {self._chosen.cost}", stacklevel=3)
         return self._chosen
 
-
-def _holds(candidate: Candidate, probe: Probe) -> bool:
-    try:
-        return probe.agrees_with(candidate.start(2, 16))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # a model may object to a foreign cache or mask in any way it likes
-        return False
+    def _holds(self, test: Callable[[Any], bool], candidate: Candidate) -> bool:
+        try:
+            return test(candidate.start(self._forward, 2, 16))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a model may object to a foreign cache or mask in any way it likes
+            return False
 
 
 def _refuse_unfit(model: Any) -> None:

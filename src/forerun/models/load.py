@@ -9,20 +9,33 @@ from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.function import FunctionModel
+from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
 
 if TYPE_CHECKING:
+    from forerun.lean.model import LeanModel
     from forerun.models.huggingface import HuggingFaceModel
 
 
 def load(
-    name_or_path: str, device: Any = None, dtype: Any = None, **from_pretrained_kwargs: Any
-) -> HuggingFaceModel:
+    name_or_path: str,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    lean: Lean = "auto",
+    quantize: Quantize | None = None,
+    **from_pretrained_kwargs: Any,
+) -> HuggingFaceModel | LeanModel:
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments go to
     `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
     that is installed; naming a `revision` asks for the hub's.
+
+    On a CPU in float32, `lean="auto"` takes the lean pass where it fits the model, reproduces it
+    and was just measured to be faster; True insists on it, False keeps to transformers.
+    `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
+    check_pass(lean, quantize)
     wrapper = huggingface_model()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,14 +67,16 @@ def load(
         model = model.to(device)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
-    return loaded
+    chosen: HuggingFaceModel | LeanModel = with_pass(loaded, lean, quantize)
+    return chosen
 
 
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Whatever the caller has, as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
-    callable is taken for a function from token ids to laws.
+    callable is taken for a function from token ids to laws. The lean CPU pass copies the weights,
+    so it is not taken here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
     if isinstance(model, LanguageModel):
         return model

@@ -1,8 +1,8 @@
 """Keys and values of rows that differ in length, behind the cache interface of transformers.
 
 Each layer holds one tensor for all rows. A pass writes every row at its own offset, and a row's
-length is a number kept outside, so committing and rolling back move no data: what lies past the
-length is masked until it is overwritten.
+length is a number kept outside, so committing and rolling back a chain move no data: what lies
+past the length is masked until it is overwritten. Only the path of a tree is moved together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Placement:
     """Where one pass reads and writes; the same for every layer."""
 
     rows: Any  # a slice of consecutive rows, or their indices (R,)
-    shortest: int  # tokens stored in the shortest of these rows
-    longest: int  # and in the longest
+    earliest: int  # the smallest position of a token in this pass
+    start: int  # the first slot that is written in the longest row
     end: int  # one past the last slot that is written
     row_index: Any = None  # (R, 1) with slots (R, N), or None when all rows write
-    slots: Any = None  # the same slots, shortest to end
+    slots: Any = None  # the same slots, start to end
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -49,11 +49,11 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         at = self.cache.placement
         if not self.is_initialized or self.keys.shape[2] < at.end:
             self.lazy_initialization(key_states, value_states)
-        first = self.kind.first_visible(at.shortest)
+        first = self.kind.first_visible(at.earliest)
         visible = []
         for stored, new in ((self.keys, key_states), (self.values, value_states)):
             if at.slots is None:
-                stored[at.rows, :, at.shortest : at.end] = new
+                stored[at.rows, :, at.start : at.end] = new
             else:
                 index = at.row_index.to(stored.device), slice(None), at.slots.to(stored.device)
                 stored[index] = new.transpose(1, 2)
@@ -81,13 +81,19 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
+    def move(self, rows: Any, sources: Any, targets: Any) -> None:
+        """Copy slots (M,) of rows (M,) elsewhere; all are read before any is written."""
+        for stored in (self.keys, self.values):
+            at = [index.to(stored.device) for index in (rows, sources, targets)]
+            stored[at[0], :, at[2]] = stored[at[0], :, at[1]]
+
     def get_seq_length(self) -> int:
-        return self.cache.placement.longest
+        return self.cache.placement.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys are returned and which is the first: asked when no mask is passed."""
         at = self.cache.placement
-        first = self.kind.first_visible(at.shortest)
+        first = self.kind.first_visible(at.earliest)
         return at.end - first, first
 
     def get_max_length(self) -> int:
@@ -105,3 +111,9 @@ class RaggedCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[RaggedLayer(self, kind) for kind in kinds])
         self.num_rows = num_rows
         self.capacity = capacity
+
+    def move(self, moves: Any) -> None:
+        """Copy slots within rows: (M, 3) of row, from, to."""
+        for layer in self.layers:
+            if layer.is_initialized:  # some layers read the keys of another
+                layer.move(*moves.unbind(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.models.base import check_commit
+from forerun.models.base import Kept, check_commit
 from forerun.models.forward import Forward
 from forerun.models.snapshot import join_rows
 
@@ -24,11 +24,11 @@ class RecomputeRows:
         logits = []
         for row, row_tokens, count in zip(rows, tokens, num_logits, strict=True):
             ids = self._forward.tokens(row_tokens)
-            logits.append(self._forward(ids, count, use_cache=False)[0])
+            logits.append(self._forward(ids, count, use_cache=False).logits)
             self._scored[row] = len(row_tokens)
         return join_rows(logits)
 
-    def commit(self, rows: Sequence[int], kept: Sequence[int]) -> None:
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         check_commit(rows, [self._scored[row] for row in rows], kept)
         for row in rows:
             self._scored[row] = 0

@@ -21,7 +21,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from forerun.models.base import check_commit, shared_prefix
+from forerun.models.base import Kept, check_commit, shared_prefix
 from forerun.models.forward import Forward
 
 MOST_REPLAYED = 8  # pending tokens that ride along with a draft before they get a pass of their own
@@ -52,9 +52,9 @@ class SnapshotRows:
         ]
         return join_rows(logits)
 
-    def commit(self, rows: Sequence[int], kept: Sequence[int]) -> None:
-        check_commit(rows, [len(self._rows[row].fed) for row in rows], kept)
-        for row, count in zip(rows, kept, strict=True):
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        counts = check_commit(rows, [len(self._rows[row].fed) for row in rows], kept)
+        for row, count in zip(rows, counts, strict=True):
             self._commit_row(row, count)
 
     def release(self, row: int) -> None:
@@ -93,9 +93,10 @@ class SnapshotRows:
             arguments = {"position_ids": positions[:, now]} if self._forward.takes_positions else {}
             mine.saves.append((len(mine.fed), save(mine.cache)))
             wanted = min(num_logits, step)
-            logits, mine.cache = self._forward(ids[:, now], wanted, mine.cache, **arguments)
+            done = self._forward(ids[:, now], wanted, mine.cache, **arguments)
+            mine.cache = done.cache
             mine.fed += tokens[now]
-            parts.append(logits)
+            parts.append(done.logits)
         return parts[0] if len(parts) == 1 else torch.cat(parts[-num_logits:], dim=1)
 
     def _commit_row(self, row: int, kept: int) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.models.base import check_commit, check_score
+from forerun.models.base import Kept, Parents, check_score
+from forerun.models.feed import Feed, feeds
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +24,7 @@ class StatelessRows:
     """Lengths that stay zero, so the engine feeds each row's whole text every round."""
 
     lengths: list[int]
-    scored: list[int]
+    fed: list[Feed]  # since the last commit
 
 
 class StatelessModel(ABC):
@@ -32,13 +33,14 @@ class StatelessModel(ABC):
     name: str
     vocab_size: int
     max_context: int | None = None
+    scores_trees = True
 
     @abstractmethod
     def last_logits(self, tokens: NDArray[np.int64], num_logits: int) -> Floats:
         """Log-probabilities (num_logits, V) after each of the last `num_logits` of `tokens`."""
 
     def start(self, num_rows: int, capacity: int) -> StatelessRows:
-        return StatelessRows(lengths=[0] * num_rows, scored=[0] * num_rows)
+        return StatelessRows(lengths=[0] * num_rows, fed=[Feed()] * num_rows)
 
     def score(
         self,
@@ -46,23 +48,37 @@ class StatelessModel(ABC):
         rows: Sequence[int],
         tokens: Sequence[Sequence[int]],
         num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
     ) -> Floats:
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
         logits = np.zeros((len(rows), max(num_logits), self.vocab_size))  # (R, max N, V)
-        for index, (row, row_tokens, count) in enumerate(
-            zip(rows, tokens, num_logits, strict=True)
-        ):
-            logits[index, :count] = self.last_logits(np.asarray(row_tokens, np.int64), count)
-            state.scored[row] = len(row_tokens)
+        fed = feeds(tokens, parents)
+        for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
+            logits[index, :count] = self._last_logits(feed, count)
+            state.fed[row] = feed
         return logits
 
-    def commit(self, state: StatelessRows, rows: Sequence[int], kept: Sequence[int]) -> None:
-        check_commit(rows, [state.scored[row] for row in rows], kept)
-        for row in rows:
-            state.scored[row] = 0
+    def commit(self, state: StatelessRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        for row, row_kept in zip(rows, kept, strict=True):
+            state.fed[row].path(row, row_kept)
+            state.fed[row] = Feed()
 
     def release(self, state: StatelessRows, row: int) -> None:
-        state.scored[row] = 0
+        state.fed[row] = Feed()
+
+    def _last_logits(self, feed: Feed, num_logits: int) -> Floats:
+        """(num_logits, V), every path of a tree being a text of its own."""
+        tokens = np.asarray(feed.tokens, np.int64)
+        text, nodes = tokens[: feed.trunk], tokens[feed.trunk :]
+        after_nodes = np.zeros((len(nodes), self.vocab_size))
+        for path in map(feed.tree.path, feed.tree.leaves):
+            after_nodes[list(path)] = self.last_logits(
+                np.concatenate([text, nodes[list(path)]]), len(path)
+            )
+        if num_logits <= len(nodes):
+            return after_nodes[len(nodes) - num_logits :]
+        after_text = self.last_logits(text, num_logits - len(nodes))
+        return np.concatenate([after_text, after_nodes])
 
 
 def log_probs(probs: Floats) -> Floats:

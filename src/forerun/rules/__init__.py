@@ -11,13 +11,17 @@ from forerun.rules.block import Block
 from forerun.rules.lenient import Lenient
 from forerun.rules.match import Match
 from forerun.rules.ratio import Ratio
+from forerun.rules.siblings import Siblings
 from forerun.rules.threshold import Threshold
+from forerun.rules.traversal import Traversal
 from forerun.rules.typical import Typical
 
 RULES: dict[str, Callable[..., Rule]] = {
     "match": Match,
     "ratio": Ratio,
     "block": Block,
+    "siblings": Siblings,
+    "traversal": Traversal,
     "lenient": Lenient,
     "typical": Typical,
     "threshold": Threshold,
@@ -47,7 +51,9 @@ __all__ = [
     "Noise",
     "Ratio",
     "Rule",
+    "Siblings",
     "Threshold",
+    "Traversal",
     "Trial",
     "Typical",
     "get",

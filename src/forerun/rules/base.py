@@ -7,7 +7,7 @@ and so integrates the coins out of this very code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,8 +15,20 @@ from typing import Any, Protocol
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import Array, Namespace, index_dtype, positive_part, put_rows, to_numpy
+from forerun.arrays import (
+    Array,
+    Namespace,
+    as_indices,
+    index_dtype,
+    positive_part,
+    put_rows,
+    to_numpy,
+)
 from forerun.rows import Rows
+from forerun.tree import ROOT, Tree
+
+NOWHERE = ROOT - 1
+"""The parent of a slot that holds no token."""
 
 
 class Noise(Protocol):
@@ -26,7 +38,7 @@ class Noise(Protocol):
         """Booleans (B, len(slots)), each true with its chance (B, len(slots))."""
         ...
 
-    def draw(self, weights: Residual) -> Array:
+    def draw(self, weights: Residual | Array) -> Array:
         """The extra token of each row, (B,), from weights (B, V) that need no normaliser."""
         ...
 
@@ -37,7 +49,12 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Trial:
-    """What a rule judges: tokens (B, K) of which lengths (B,) count, and both laws."""
+    """What a rule judges: tokens (B, K) of which lengths (B,) count, and both laws.
+
+    A draft of K tokens is a tree of K nodes, and a chain unless `trees` says otherwise.  Row 0 of
+    the target is its law after the text, row i + 1 its law after node i; row i of the draft is
+    the law that node i was drawn from, its earlier siblings given.
+    """
 
     xp: Namespace
     tokens: Array  # (B, K)
@@ -45,6 +62,7 @@ class Trial:
     target: Rows  # (B, K + 1, V)
     draft: Rows | None  # (B, K, V)
     at_a_time: int | None = None  # rows to compute with at once; None for all of them
+    trees: Sequence[Tree] | None = None  # (B,), tree r with lengths[r] nodes; None: all are chains
 
     @cached_property
     def used(self) -> Array:
@@ -67,6 +85,42 @@ class Trial:
         assert self.draft is not None, "law-only rules are never reached without a draft law"
         return self.draft.at(self.tokens, self.used)
 
+    @cached_property
+    def shapes(self) -> Sequence[Tree]:
+        """The tree of every row, (B,), chains included."""
+        return self.trees or [Tree.chain(int(count)) for count in to_numpy(self.lengths)]
+
+    @cached_property
+    def kinds(self) -> Sequence[Tree]:
+        """The different trees among them."""
+        return tuple(dict.fromkeys(self.shapes))
+
+    @cached_property
+    def parents(self) -> Array:
+        """Which node each node follows, (B, K), or (1, K) if one answer does for all rows."""
+        if self.trees is None:
+            return self.by_row([Tree.chain(self.tokens.shape[1]).parents], NOWHERE)
+        trees = self.kinds if len(self.kinds) == 1 else self.shapes
+        return self.by_row([tree.parents for tree in trees], NOWHERE)
+
+    @cached_property
+    def height(self) -> int:
+        """Tokens on the longest path of any row."""
+        if self.trees is None:
+            return int(self.tokens.shape[1])
+        return max(tree.height for tree in self.kinds)
+
+    def by_row(self, values: Sequence[Sequence[int]], padding: int, more: int = 0) -> Array:
+        """Numbers for the slots of each row as an array (len(values), K + more)."""
+        width = self.tokens.shape[1] + more
+        padded = [[*row, *[padding] * (width - len(row))] for row in values]
+        found = as_indices(self.xp, padded, compat.device(self.tokens))
+        return self.xp.reshape(found, (len(values), width))
+
+    def path(self, row: int, reached: int) -> tuple[int, ...]:
+        """The accepted nodes, in order, of a row whose extra token follows target row `reached`."""
+        return tuple(range(reached)) if self.trees is None else self.trees[row].path(reached - 1)
+
 
 class Rule(Protocol):
     """An acceptance rule.  Hyper-parameters are frozen fields; there is no state."""
@@ -84,8 +138,17 @@ class Rule(Protocol):
         """Whether the rule divides by the law the draft was drawn from (a law-only rule)."""
         ...
 
+    @property
+    def judges_trees(self) -> bool:
+        """Whether drafts may branch; a rule that says no is only ever given chains."""
+        ...
+
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """(num_accepted (B,), extra (B,))."""
+        """(reached (B,), extra (B,)): the target row that ends the round, and the token after it.
+
+        Row 0 is the text itself, row i + 1 comes after node i, so on a chain `reached` is the
+        number of accepted tokens; on a tree `trial.path(row, reached)` lists the accepted nodes.
+        """
         ...
 
 

@@ -25,6 +25,7 @@ class Block:
     name: str = "block"
     lossless: bool = True
     needs_draft_probs: bool = True
+    judges_trees: bool = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp = trial.xp

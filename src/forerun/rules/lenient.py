@@ -19,6 +19,7 @@ class Lenient:
     lenience: float = 0.5
     name: str = "lenient"
     needs_draft_probs: bool = True
+    judges_trees: bool = False
     lossless: bool = False
 
     def __post_init__(self) -> None:

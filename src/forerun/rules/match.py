@@ -3,7 +3,8 @@
 The emitted text *is* the target's plain sample under the same noise, so it depends on nothing
 about the draft: any drafting, pruning, merging or adaptivity is allowed.  At temperature 0 the
 law is a point mass and this is greedy verification.  A drafter that races its own law under the
-same noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV).
+same noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV).  On a tree
+the text goes on while what was sampled is among a node's children, one sample per node.
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ class Match:
     name: str = "match"
     lossless: bool = True
     needs_draft_probs: bool = False
+    judges_trees: bool = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp = trial.xp
-        num_slots = trial.tokens.shape[1]
-        num_accepted, extra = xp.zeros_like(trial.lengths), xp.zeros_like(trial.lengths)
+        reached, extra = xp.zeros_like(trial.lengths), xp.zeros_like(trial.lengths)
         alive = trial.lengths >= 0  # rows whose draft has been right so far, (B,)
-        for slot in range(num_slots + 1):
+        for depth in range(trial.height + 1):
             rows = trial.everyone[alive]
-            slots = xp.full_like(rows, slot)
-            sampled = noise.race(trial.target.take(rows, slots), rows, slots)
+            law = trial.target.take(rows, reached[alive])
+            sampled = noise.race(law, rows, xp.full_like(rows, depth))
             extra = put_rows(xp, alive, sampled, extra)
-            if slot == num_slots:
+            if depth == trial.height:
                 break
-            alive = alive & trial.used[:, slot] & (extra == trial.tokens[:, slot])
+            follows = trial.used & (trial.parents == reached[:, None] - 1)
+            guessed = alive[:, None] & follows & (trial.tokens == extra[:, None])  # (B, K)
+            alive = xp.any(guessed, axis=1)
             if not bool(xp.any(alive)):
                 break
-            num_accepted = num_accepted + xp.astype(alive, num_accepted.dtype)
-        return num_accepted, extra
+            node = xp.argmax(xp.astype(guessed, reached.dtype), axis=1)
+            reached = xp.where(alive, xp.astype(node, reached.dtype) + 1, reached)
+        return reached, extra

@@ -17,6 +17,7 @@ class Ratio:
     name: str = "ratio"
     lossless: bool = True
     needs_draft_probs: bool = True
+    judges_trees: bool = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         chances = acceptance_chances(trial)

@@ -20,6 +20,7 @@ class Threshold:
     accumulated: float = 1.0
     name: str = "threshold"
     needs_draft_probs: bool = False
+    judges_trees: bool = False
     lossless: bool = False
 
     def __post_init__(self) -> None:

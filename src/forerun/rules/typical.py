@@ -22,6 +22,7 @@ class Typical:
     delta: float = 0.3
     name: str = "typical"
     needs_draft_probs: bool = False
+    judges_trees: bool = False
     lossless: bool = False
 
     def __post_init__(self) -> None:

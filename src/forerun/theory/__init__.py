@@ -4,7 +4,7 @@
 * rounds: from survival at each position to tokens per round.
 * speed: from tokens per round and measured costs to a speed-up and the draft length to use.
 
-Everything is float64 NumPy and exact; `forerun.plan` adds randomness and machines.
+Everything is float64 NumPy and exact; `forerun.forecast` adds randomness and machines.
 """
 
 from forerun.theory.overlap import (

@@ -1,0 +1,95 @@
+"""Every drafter, as a chain and as a tree, greedy and at temperature 0.8, in one table.
+
+Tokens per round say how good the guesses are, tokens per second whether they pay here.
+transformers' prompt lookup is in the same run.
+
+    python benchmarks/drafters.py SPEC_BENCH.jsonl [--per-group 4] [--max-new-tokens 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import forerun as fr
+from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
+from forerun.models.default import default_model
+from spec_bench import read, save
+from turns import Contender, Record, encode, ours, take_turns, theirs
+
+NUM_NODES, DEPTH = 16, 5
+EARLY = 12  # layers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompts")
+    parser.add_argument("--per-group", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
+    args = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    target, plain, size = default_model(), default_model(lean=False), args.max_new_tokens
+    prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
+    tables = {}
+    for temperature in args.temperature:
+        records = take_turns(contenders(target, plain, size, temperature), prompts)
+        tables[str(temperature)] = table(records)
+        report(temperature, tables[str(temperature)], len(prompts))
+    load = [load_before, os.getloadavg()[0]]
+    about = {"prompts": len(prompts), "max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
+    save(__file__, {**about, "load_average": load, "results": tables})
+
+
+def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[str, Contender]:
+    sampling = fr.Sampling(temperature=temperature, seed=1)
+    lookup: dict[str, Any] = {"prompt_lookup_num_tokens": DEPTH, "max_matching_ngram_size": 3}
+    if temperature:
+        lookup |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    found = {
+        "transformers prompt lookup": theirs(plain, size, **lookup),
+        "no drafter": ours(target, size, sampling=sampling),
+    }
+    drafters = {
+        "ngram": NGram(),
+        "suffix": Suffix(),
+        "recycling": Recycling(),
+        "quantized int8": Quantized("int8"),
+        "heads": Heads(),
+        "heads + suffix": Mixed(Heads(), Suffix()),
+    }
+    for name, drafter in drafters.items():
+        both: dict[str, Any] = {"drafter": drafter, "draft_length": DEPTH, "sampling": sampling}
+        found[f"{name}, chain"] = ours(target, size, **both)
+        found[f"{name}, tree"] = ours(target, size, tree=NUM_NODES, **both)
+    early = {"drafter": fr.drafters.EarlyExit(EARLY), "draft_length": DEPTH, "sampling": sampling}
+    found[f"first {EARLY} layers, chain"] = ours(plain, size, **early)
+    return found
+
+
+def table(records: dict[str, Record]) -> dict[str, Any]:
+    plain = records["no drafter"]
+    return {
+        name: {
+            "tokens_per_round": record.tokens_per_round(),
+            "tokens_per_second": record.tokens_per_second(),
+            "speed_against_no_drafter": record.speed_against(plain),
+            "same_text_as_no_drafter": record.same_text_as(plain),
+        }
+        for name, record in records.items()
+    }
+
+
+def report(temperature: float, rows: dict[str, Any], num_prompts: int) -> None:
+    print(f"\ntemperature {temperature:13}      tokens/round  tokens/s  x no drafter  same text")
+    for name, row in rows.items():
+        print(
+            f"{name:32}{row['tokens_per_round']['mean']:12.2f}{row['tokens_per_second']:10.1f}"
+            f"{row['speed_against_no_drafter']['median']:14.2f}"
+            f"{row['same_text_as_no_drafter']:8} / {num_prompts}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Does the default pay off on a laptop?  The default model and its own drafter, greedy, on a CPU.
+
+In one run: transformers' greedy decoding, ours without a drafter, and ours with the shipped
+drafter as a chain and as a tree.  The text of all of ours must be the same.
+
+    python benchmarks/laptop.py SPEC_BENCH.jsonl [--per-group 8] [--max-new-tokens 128]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import forerun as fr
+from forerun.models.default import default_model
+from spec_bench import read, save
+from turns import Contender, encode, ours, take_turns, theirs
+
+CHAINS = (2, 3, 4, 5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompts")
+    parser.add_argument("--per-group", type=int, default=8)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=1)
+    args = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    target, plain, size = default_model(), default_model(lean=False), args.max_new_tokens
+    heads = fr.drafters.Heads()
+    contenders: dict[str, Contender] = {
+        "transformers greedy": theirs(plain, size),
+        "forerun plain": ours(target, size),
+    }
+    for length in CHAINS:
+        contenders[f"heads, chain of {length}"] = ours(
+            target, size, drafter=heads, draft_length=length
+        )
+    contenders["heads, tree of 16"] = ours(target, size, drafter=heads, tree=16)
+    prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
+    records = take_turns(contenders, prompts, args.repeats)
+    peer, own = records["transformers greedy"], records["forerun plain"]
+    results: dict[str, Any] = {
+        name: {
+            "tokens_per_second": record.tokens_per_second(),
+            "tokens_per_round": record.tokens_per_round(),
+            "speed_against_transformers": record.speed_against(peer),
+            "speed_against_forerun_plain": record.speed_against(own),
+            "same_text_as_forerun_plain": record.same_text_as(own),
+        }
+        for name, record in records.items()
+    }
+    print(f"{'':22}tokens/s  tokens/round  x transformers  x our plain  same text")
+    for name, found in results.items():
+        print(
+            f"{name:22}{found['tokens_per_second']:8.1f}{found['tokens_per_round']['mean']:14.2f}"
+            f"{found['speed_against_transformers']['median']:16.2f}"
+            f"{found['speed_against_forerun_plain']['median']:13.2f}"
+            f"{found['same_text_as_forerun_plain']:8} / {len(prompts) * args.repeats}"
+        )
+    load = [load_before, os.getloadavg()[0]]
+    about = {"prompts": len(prompts), "max_new_tokens": size, "load_average": load}
+    save(__file__, {**about, "results": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Lists and ranges as a command line writes them: `0..8`, `1,4,8`, `0,0.8`."""
+
+from __future__ import annotations
+
+from forerun.errors import InputError, explain
+
+
+def numbers(flag: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        cure = "Write a number, or several separated by commas."
+        raise InputError(explain(f"{flag} is not a list of numbers.", repr(text), cure)) from error
+
+
+def counts(flag: str, text: str) -> list[int]:
+    """`0..4,8` -> [0, 1, 2, 3, 4, 8]"""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        try:
+            start = int(first)
+            stop = int(last) if dots else start
+        except ValueError as error:
+            cure = "Write a range 0..8 or a list 0,2,4."
+            raise InputError(explain(f"{flag} is not a range.", repr(text), cure)) from error
+        if start < 0 or stop < start:
+            wrong = f"{flag} counts {'from below zero' if start < 0 else 'backwards'}."
+            cure = "Start at 0 or above." if start < 0 else f"Did you mean {stop}..{start}?"
+            raise InputError(explain(wrong, repr(part), cure))
+        found.extend(range(start, stop + 1))
+    return found

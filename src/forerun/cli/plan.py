@@ -1,0 +1,117 @@
+"""`forerun plan`: does speculation pay here, with which drafter, draft length and rule?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from forerun.cli.asking import add_subject, read_subject
+from forerun.cli.lists import counts
+from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.terminal import waiting_for
+from forerun.errors import InputError, explain
+from forerun.measure.exports import exports
+from forerun.measure.planner import RULES, Plan, plan
+from forerun.measure.pricing import Forecast
+from forerun.measure.sweep import as_chat
+
+EXAMPLES = """examples:
+  forerun plan
+  forerun plan Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B ngram --prompts mine.jsonl --device cuda
+  forerun plan ./my-model --drafter ngram --batch 8 --temperature 0.8 --json
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="the best drafter, draft length and rule for this machine, or: do not speculate",
+        description="Time the passes of target and drafters, compute how often drafts would be "
+        "accepted, and price every draft length from that.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_subject(parser, per_group=2)
+    parser.add_argument("--batch", metavar="B", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--temperature", metavar="T", type=float, default=0.0, help="(default: 0, greedy)"
+    )
+    parser.add_argument(
+        "--rule",
+        choices=RULES,
+        action="append",
+        help="consider only this one; repeatable (default: all lossless ones)",
+    )
+    parser.add_argument("--max-draft-length", metavar="K", type=int, default=8, help="(default: 8)")
+    parser.add_argument(
+        "--tree", metavar="N", default="", help="also trees of so many nodes: 16 or 8,16"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    names, prompts = read_subject(args)
+    for flag, value in (("--batch", args.batch), ("--max-draft-length", args.max_draft_length)):
+        if value < 1:
+            raise InputError(explain(f"{flag} is too small.", value, "Use 1 or more."))
+    trees = counts("--tree", args.tree) if args.tree else []
+    drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
+    target = load_target(args.target, args.device, args.dtype)
+    with waiting_for("Probing"):
+        found = plan(
+            target,
+            {name: drafter for name, drafter in drafters.items() if drafter is not None},
+            [as_chat(target, prompt) for prompt in prompts],
+            batch=args.batch,
+            temperature=args.temperature,
+            rules=args.rule or RULES,
+            max_draft_length=args.max_draft_length,
+            trees=trees,
+            max_new_tokens=args.max_new_tokens,
+            seed=args.seed,
+        )
+    print(json.dumps(as_dict(found)) if args.json else render(found))
+    return 0
+
+
+def render(found: Plan) -> str:
+    """The best draft length of each drafter and rule, the advice, and how to follow it."""
+    lines = [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]
+    best: dict[tuple[str, str, int | None], Forecast] = {}
+    for each in found.forecasts:
+        key = (each.drafter, each.rule, each.tree)
+        if key not in best or each.speedup.mean > best[key].speedup.mean:
+            best[key] = each
+    for each in best.values():
+        mark = "  ◆" if each == found.choice else ""
+        tokens, gain = _interval(each.tokens_per_round), _interval(each.speedup)
+        name = each.drafter.rstrip("/").split("/")[-1]
+        name = (name if each.tree is None else f"{name} tree {each.tree}")[:24]
+        lines.append(
+            f"{name:<24} {each.rule:<6} {each.draft_length:>3}  {tokens:<20}  {gain:<20}{mark}"
+        )
+    lines += ["", str(found), ""]
+    for export in exports(found):
+        lines.append(f"{export.engine}: {'-' if export.arguments is None else export.arguments}")
+        lines += [f"  {note}" for note in export.notes]
+    return "\n".join(lines)
+
+
+def as_dict(found: Plan) -> dict[str, Any]:
+    return {
+        "target": found.target,
+        "batch": found.batch,
+        "temperature": found.temperature,
+        "speculate": found.speculates,
+        "advice": str(found),
+        "choice": None if found.choice is None else asdict(found.choice),
+        "forecasts": [asdict(each) for each in found.forecasts],
+        "exports": [asdict(each) for each in exports(found)],
+    }
+
+
+def _interval(value: Any) -> str:
+    return f"{value.mean:.2f} [{value.low:.2f}, {value.high:.2f}]"

@@ -1,0 +1,194 @@
+"""`forerun sweep`: measure every setting, in turns, into a folder; resumable."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun import rules
+from forerun.cli.asking import add_subject, read_subject
+from forerun.cli.lists import counts, numbers
+from forerun.cli.loading import load_drafter, load_target
+from forerun.errors import InputError, explain
+from forerun.measure.figures import Figures, figures, groups
+from forerun.measure.grid import check_batches
+from forerun.measure.log import Log
+from forerun.measure.peers import PEERS
+from forerun.measure.records import DraftLength, Records, Run
+from forerun.measure.sweep import sweep
+from forerun.sampling import Sampling
+
+EXAMPLES = """examples:
+  forerun sweep --out sweep
+  forerun sweep ./my-model --drafter ngram ./my-draft --draft-length 0..8 --out sweep
+  forerun sweep --drafter ngram --batch 1,4,8 --temperature 0,0.8 --prompts spec_bench.jsonl \\
+      --per-group 4 --repeats 3 --against transformers --out sweep
+  forerun plot sweep
+
+Kill it when you like: started again with the same words it goes on where it was.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "sweep",
+        help="measure drafters, draft lengths, batches and temperatures; resumable",
+        description="Run every setting on the same prompts, in turns, and append each run to "
+        "DIR/sweep.jsonl.  Plain decoding is always among them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_subject(parser, per_group=4)
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder to write, or go on in")
+    parser.add_argument(
+        "--draft-length",
+        metavar="K",
+        default="0..8",
+        help="a range 0..8 or a list 0,2,auto (default: 0..8)",
+    )
+    parser.add_argument(
+        "--tree", metavar="N", default="", help="also trees of so many nodes: 16 or 8,16"
+    )
+    parser.add_argument("--batch", metavar="B", default="1", help="a list: 1,4,8 (default: 1)")
+    parser.add_argument("--temperature", metavar="T", default="0", help="0,0.8 (default: 0)")
+    parser.add_argument(
+        "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
+    )
+    parser.add_argument("--repeats", metavar="N", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--against",
+        metavar="PEER",
+        action="append",
+        choices=PEERS,
+        default=[],
+        help="also run its plain, assisted and prompt-lookup modes: transformers",
+    )
+    parser.add_argument(
+        "--no-predict", action="store_true", help="do not probe, nor predict, before the runs"
+    )
+    parser.add_argument(
+        "--skip-corrupt", action="store_true", help="go on without lines that cannot be read"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    names, prompts = read_subject(args)
+    lengths = draft_lengths(args.draft_length)
+    trees = counts("--tree", args.tree) if args.tree else []
+    batches = counts("--batch", args.batch)
+    temperatures = numbers("--temperature", args.temperature)
+    _check(args, batches, trees, temperatures)
+    check_batches(batches, len(prompts))
+    log = Log(args.out, skip_corrupt=args.skip_corrupt)
+    for number, reason in log.records.skipped.items():
+        print(f"note: line {number} is corrupt and skipped: {reason}", file=sys.stderr)
+    drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
+    records = sweep(
+        load_target(args.target, args.device, args.dtype),
+        {name: drafter for name, drafter in drafters.items() if drafter is not None},
+        prompts,
+        log,
+        draft_lengths=lengths,
+        trees=trees,
+        batches=batches,
+        temperatures=temperatures,
+        rule=args.rule,
+        repeats=args.repeats,
+        max_new_tokens=args.max_new_tokens,
+        seed=args.seed,
+        against=args.against,
+        predict=not args.no_predict,
+        command=_command(),
+    )
+    print(render(records))
+    print(f"\nwrote {log.path}; look at it with: forerun plot {shlex.quote(args.out)}")
+    return 0
+
+
+def draft_lengths(text: str) -> list[DraftLength]:
+    """`0..4,auto` -> [0, 1, 2, 3, 4, "auto"]"""
+    parts = text.split(",")
+    fixed = [part for part in parts if part != "auto"]
+    found: list[DraftLength] = list(counts("--draft-length", ",".join(fixed))) if fixed else []
+    return [*found, "auto"] if "auto" in parts else found
+
+
+def render(records: Records) -> str:
+    """A line per cell, and the speed-up by task group of each drafter's best."""
+    head = f"{'drafter':<28} {'K':>4} {'batch':>5} {'temp':>5}  {'tokens/s':>8}  "
+    lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up"]
+    lines += [_line(each) for each in sorted(figures(records.runs), key=_order)]
+    batch, temperature = min((run.cell.batch, run.cell.temperature) for run in records.runs)
+    runs = [r for r in records.runs if (r.cell.batch, r.cell.temperature) == (batch, temperature)]
+    if len(tasks := groups(runs)) > 1:
+        where = f"batch {batch}, temperature {temperature:g}"
+        lines += ["", f"speed-up by task group, at the best K ({where})"]
+        lines += [f"{task:<28} {_best_of_group(runs, task)}" for task in tasks]
+    notes = dict.fromkeys(note for run in records.runs for note in run.notes)
+    lines += [f"note: {note}" for note in notes]
+    return "\n".join(lines)
+
+
+def _order(each: Figures) -> tuple[Any, ...]:
+    """Batch by batch, ours before a peer's, plain before the rest, `auto` last."""
+    cell = each.cell
+    length = sys.maxsize if cell.draft_length == "auto" else cell.draft_length
+    whose = (cell.batch, cell.temperature, cell.peer or "")
+    return *whose, cell.drafter or "", cell.tree or 0, length
+
+
+def _line(each: Figures) -> str:
+    cell = each.cell
+    name = (cell.drafter or "plain").rstrip("/").split("/")[-1]
+    name += f" tree {cell.tree}" if cell.tree else ""
+    name += f" ({cell.peer})" if cell.peer else ""
+    is_counted = any(each.acceptance_by_position)
+    accepted = f"{each.acceptance_rate.mean:.0%}" if is_counted else "-"
+    gain = each.speedup
+    speed = "-" if gain is None else f"{gain.mean:.2f}x [{gain.low:.2f}, {gain.high:.2f}]"
+    return (
+        f"{name[:28]:<28} {cell.draft_length!s:>4} {cell.batch:>5} {cell.temperature:>5g}  "
+        f"{each.tokens_per_second.mean:>8.1f}  {each.tokens_per_round.mean:>16.2f}  "
+        f"{accepted:>8}  {speed}"
+    )
+
+
+def _best_of_group(runs: Sequence[Run], task: str) -> str:
+    best: dict[str, Figures] = {}
+    for each in figures(runs, group=task):
+        name = each.cell.drafter
+        if name is not None and each.cell.peer is None and each.speedup is not None:
+            known = best.get(name)
+            if known is None or known.speedup is None or each.speedup.mean > known.speedup.mean:
+                best[name] = each
+    return "  ".join(
+        f"{name.rstrip('/').split('/')[-1]} {each.speedup.mean:.2f}x (K = {each.cell.draft_length})"
+        for name, each in sorted(best.items())
+        if each.speedup is not None
+    )
+
+
+def _command() -> str:
+    """What was typed, without where the files lie on this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["forerun", *words])
+
+
+def _check(
+    args: argparse.Namespace,
+    batches: Sequence[int],
+    trees: Sequence[int],
+    temperatures: Sequence[float],
+) -> None:
+    """Refuse what can be refused before a model is loaded."""
+    rules.get(args.rule)
+    for temperature in temperatures:
+        Sampling(temperature=temperature, seed=args.seed)
+    for flag, values in (("--batch", batches), ("--tree", trees), ("--repeats", [args.repeats])):
+        if any(value < 1 for value in values):
+            raise InputError(explain(f"{flag} is too small.", min(values), "Use 1 or more."))

@@ -1,0 +1,102 @@
+"""`forerun train`: a drafter for a model of your own, from its own answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from forerun.cli.loading import load_target
+from forerun.errors import InputError, explain
+
+EXAMPLES = """examples:
+  forerun train HuggingFaceTB/SmolLM2-135M-Instruct --prompts prompts.jsonl --out my-drafter
+  forerun train ./my-model --prompts prompts.jsonl --out run --data-only
+  forerun train ./my-model --from-data run --out my-drafter --seconds 1200 --device cuda
+  forerun generate "Why is the sky blue?" --target ./my-model --drafter heads:my-drafter
+
+Prompts are JSON lines, {"prompt": "..."}.  Killed or interrupted, the same command goes on where
+it was.  Out of memory: lower --rows while answers are collected, --batch-tokens while it trains.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a drafter for a target on the target's own answers",
+        description="Collect a target's answers and train a small drafter on them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", help="hub name or folder of a model of the Llama family")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where all of it is written")
+    parser.add_argument("--prompts", metavar="F", help="JSON lines to collect answers to")
+    parser.add_argument("--held-out", metavar="F", help="prompts to measure with, by category")
+    parser.add_argument("--device", help="cpu, cuda, ... (default: cuda where there is one)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+
+    data = parser.add_argument_group("answers")
+    only = data.add_mutually_exclusive_group()
+    only.add_argument("--data-only", action="store_true", help="collect answers, do not train")
+    only.add_argument("--from-data", metavar="DIR", help="train on answers collected there")
+    data.add_argument(
+        "--answer-tokens", type=float, metavar="N", help="to collect (default: 2e6; on a CPU 1e5)"
+    )
+    data.add_argument(
+        "--data-seconds", type=float, metavar="S", help="stop collecting after this long"
+    )
+    data.add_argument("--rows", type=int, metavar="N", help="conversations at once")
+
+    train = parser.add_argument_group("training")
+    train.add_argument("--seconds", type=float, metavar="S", help="train this long (default: 600)")
+    train.add_argument("--steps", type=int, metavar="N", help="train so many steps")
+    train.add_argument(
+        "--pause-after", type=float, metavar="S", help="stop after this long, to be gone on with"
+    )
+    train.add_argument("--batch-tokens", type=int, metavar="N", help="per step, padding included")
+    train.add_argument("--objective", default="kl", help="kl, tv, top1 or mix (default: kl)")
+    train.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
+    train.add_argument("--learning-rate", type=float, default=1e-3, help="(default: 0.001)")
+    train.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="(default: 8192)")
+    train.add_argument("--mlp-size", type=int, metavar="N", help="(default: the target's)")
+    train.add_argument("--unroll", type=int, default=5, metavar="N", help="steps (default: 5)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if (args.prompts is None) == (args.from_data is None):
+        received = "neither" if args.prompts is None else "both"
+        cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
+        raise InputError(explain("Either prompts or their answers are needed.", received, cure))
+    from forerun.train.prompts import read_prompts
+    from forerun.train.run import Plan, train
+
+    prompts = read_prompts(args.prompts) if args.prompts else []
+    held_out = read_prompts(args.held_out) if args.held_out else []
+    if args.device is None:
+        import torch
+
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = args.device.startswith("cuda")
+    target = load_target(args.target, args.device, "bfloat16" if on_gpu else "float32", lean=False)
+    plan = Plan(
+        out=Path(args.out),
+        data=Path(args.from_data or args.out),
+        prompts=prompts,
+        held_out=held_out,
+        num_answer_tokens=int(args.answer_tokens or (2e6 if on_gpu else 1e5)),
+        data_seconds=args.data_seconds,
+        num_rows=args.rows or (1024 if on_gpu else 8),
+        data_only=args.data_only,
+        seconds=600.0 if args.seconds is None and args.steps is None else args.seconds,
+        steps=args.steps,
+        pause_after=args.pause_after,
+        batch_tokens=args.batch_tokens or (32_768 if on_gpu else 2048),
+        objective=args.objective,
+        optimizer=args.optimizer,
+        learning_rate=args.learning_rate,
+        draft_vocab=args.draft_vocab,
+        mlp_size=args.mlp_size,
+        num_unrolled=args.unroll,
+        seed=args.seed,
+    )
+    return train(target, plan)

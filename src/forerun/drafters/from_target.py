@@ -1,0 +1,48 @@
+"""Drafters that make their drafting model out of the target, once they know it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.children import Children
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.model import Drafting, Model
+from forerun.models.base import LanguageModel
+
+
+@dataclass(frozen=True)
+class Made:
+    """The drafter made for one engine's target, and its state."""
+
+    drafter: Model
+    drafting: Drafting
+
+
+class FromTarget(ABC):
+    """Everything but the making is left to `Model`, whose options these are."""
+
+    def __init__(self, name: str, temperature: float | None, children: Children | str) -> None:
+        self.name = name
+        self.temperature = temperature
+        self.children = children
+
+    @abstractmethod
+    def make(self, target: LanguageModel, rows: Any) -> LanguageModel:
+        """The drafting model; rows: the target's state."""
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Made:
+        made = self.make(target, rows)
+        drafter = Model(made, temperature=self.temperature, children=self.children)
+        return Made(drafter, drafter.start(target, num_rows, capacity, rows))
+
+    def propose(self, state: Made, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return state.drafter.propose(state.drafting, turns, shared_noise=shared_noise)
+
+    def observe(self, state: Made, outcomes: Sequence[Outcome]) -> None:
+        state.drafter.observe(state.drafting, outcomes)
+
+    def release(self, state: Made, row: int) -> None:
+        state.drafter.release(state.drafting, row)

@@ -1,0 +1,3 @@
+"""A drafter that is trained for its target."""
+
+from forerun.drafters.heads.drafter import Heads as Heads

@@ -1,0 +1,59 @@
+"""The sizes of a drafting network, chosen after the target it reads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Design:
+    """All that is needed to build the network; saved beside its weights."""
+
+    hidden_size: int  # D, the target's own
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    mlp_size: int
+    layers: tuple[int, ...]  # the target's hidden states after so many layers are its input
+    num_tokens: int  # Vd, those it can guess; the target has more
+    rope_theta: float
+    norm_eps: float
+
+    @property
+    def num_features(self) -> int:
+        """F: what the target hands over for each token."""
+        return len(self.layers) * self.hidden_size
+
+    @classmethod
+    def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Design:
+        """One decoder layer like those of a target with this transformers configuration."""
+        heads = config.num_attention_heads
+        rope = getattr(config, "rope_parameters", None) or {}
+        return cls(
+            hidden_size=config.hidden_size,
+            num_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            mlp_size=mlp_size or config.intermediate_size,
+            layers=layers_to_read(config.num_hidden_layers),
+            num_tokens=min(num_tokens, config.vocab_size),
+            rope_theta=float(rope.get("rope_theta", 10_000.0)),
+            norm_eps=float(getattr(config, "rms_norm_eps", 1e-5)),
+        )
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Design:
+        return cls(**{**saved, "layers": tuple(saved["layers"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def layers_to_read(num_layers: int) -> tuple[int, ...]:
+    """Low, middle and high layers: what was read, what it means, and what comes next.
+
+    Never the last layer, whose output some models hand out after their final norm.
+    """
+    wanted = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
+    return tuple(sorted({max(1, layer) for layer in wanted}))

@@ -1,0 +1,99 @@
+"""A small network drafts from the target's own hidden states; `forerun train` makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from forerun.children import Children
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.forks import fork, grow_racing, grow_sampled
+from forerun.drafters.heads.few_racers import Node, grow_from_few, is_about_tokens
+from forerun.drafters.heads.files import load
+from forerun.drafters.heads.fitting import fit, load_shipped
+from forerun.drafters.heads.listening import Listening
+from forerun.drafters.heads.runner import Logits, Runner
+from forerun.drafters.level_growth import Growth
+from forerun.models.base import LanguageModel
+from forerun.tree import ROOT
+from forerun.types import Drawn
+
+
+class Heads:
+    """Draft with a network that was trained for this very target.
+
+    source: a folder that `forerun train` wrote, or a name on the Hugging Face hub; None is the
+    drafter that comes with Forerun, for its default model.
+
+    It has nothing to say in a request's first round, in which the target reads the prompt.
+    """
+
+    def __init__(self, source: str | Path | None = None) -> None:
+        self.name = "heads" if source is None else f"heads:{source}"
+        self._trained = load_shipped() if source is None else load(source)
+        self._runners: WeakKeyDictionary[LanguageModel, Runner] = WeakKeyDictionary()
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Listening:
+        runner = self._runners.get(target)
+        if runner is None:
+            runner = self._runners[target] = fit(self._trained, target)
+        target.watch(rows, self._trained.design.layers)  # type: ignore[attr-defined]
+        return Listening(target, rows, runner, num_rows, capacity)
+
+    def propose(
+        self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
+        depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
+        growths = [
+            Growth(turn, depth, one_line=False) for turn, depth in zip(turns, depths, strict=True)
+        ]
+        busy = [growth for growth in growths if growth.frontier]
+        nodes = [(growth, ROOT) for growth in busy]
+        logits = state.begin([growth.turn.row for growth in busy]) if busy else None
+        while logits is not None:
+            self._grow(nodes, logits, state.vocab_size, shared_noise)
+            for growth in busy:
+                growth.next_level()
+            nodes = [(growth, node) for growth in busy for node in growth.frontier]
+            logits = state.go_on(nodes) if nodes else None
+        drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
+        return [growth.guess(drawn) for growth in growths]
+
+    def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            state.hear(outcome.row, outcome.tokens)
+
+    def release(self, state: Listening, row: int) -> None:
+        state.release(row)
+
+    def _grow(
+        self, nodes: Sequence[Node], logits: Logits, vocab_size: int, shared_noise: bool
+    ) -> None:
+        """Give nodes (N,) their children, out of logits (N, Vd)."""
+        tokens = self._trained.tokens
+        is_whole = [
+            not shared_noise or is_about_tokens(growth.turn.sampling) for growth, _ in nodes
+        ]
+        if not any(is_whole):
+            grow_from_few(nodes, logits, tokens)
+            return
+        few = [index for index, whole in enumerate(is_whole) if not whole]
+        if few:
+            grow_from_few([nodes[index] for index in few], logits[few], tokens)
+        forks = []
+        for (growth, node), row, whole in zip(nodes, logits, is_whole, strict=True):
+            if whole:
+                wide = np.full(vocab_size, -np.inf, np.float32)
+                wide[tokens] = row
+                found = fork(growth, node, wide, vocab_size)
+                forks += [found] if found else []
+        if shared_noise:
+            grow_racing(forks)
+        else:
+            grow_sampled(forks, Children.GREEDY_PLUS_ONE)

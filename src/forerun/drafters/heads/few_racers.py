@@ -1,0 +1,108 @@
+"""Children of draft nodes out of logits over a small vocabulary, a few likeliest tokens each.
+
+For shared noise only: which tokens are looked at does not change a text, and a draft step takes
+less time than a law over the target's whole vocabulary would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.drafters.heads.runner import Logits
+from forerun.drafters.level_growth import Growth
+from forerun.drafters.likeliest import likeliest
+from forerun.noise import Key, exponentials, seed_key
+from forerun.sampling import Sampling
+
+XP = compat.array_namespace(np.empty(0))
+Rows = np.ndarray[Any, Any]
+Node = tuple[Growth, int]
+
+NUM_RACERS = 32
+
+
+def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: Rows) -> None:
+    """Add the first arrivals in the target's race, or the likeliest tokens, after nodes (N,).
+
+    logits: (N, Vd).  draft_tokens: (Vd,), the target's ids.
+    """
+    places = [growth.places_after(node) for growth, node in nodes]
+    if all(growth.turn.sampling.temperature == 0 for growth, _ in nodes):
+        columns, shares = _likeliest(logits, max(map(len, places)))
+    else:
+        columns, shares = _first_arrivals([growth for growth, _ in nodes], logits, draft_tokens)
+    tokens = draft_tokens[columns].tolist()
+    for (growth, node), own, guesses, chances in zip(
+        nodes, places, tokens, shares.tolist(), strict=True
+    ):
+        for place, token, share in zip(own, guesses, chances, strict=False):
+            if share > 0:
+                growth.add(node, token, place, share)
+
+
+def is_about_tokens(sampling: Sampling) -> bool:
+    """Whether a request treats single tokens in a way of its own, so that all must be looked at."""
+    return bool(
+        sampling.logit_bias
+        or sampling.grammar is not None
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
+
+
+def _likeliest(logits: Logits, count: int) -> tuple[Rows, Rows]:
+    """Columns (N, count), the likeliest first, and their probabilities."""
+    columns = logits.argmax(axis=1)[:, None] if count == 1 else likeliest(logits, count)
+    found = np.take_along_axis(logits, columns, axis=1)
+    total = np.exp(logits - found[:, :1]).sum(axis=1, keepdims=True)
+    return columns, np.exp(found - found[:, :1]) / total
+
+
+def _first_arrivals(
+    growths: Sequence[Growth], logits: Logits, draft_tokens: Rows
+) -> tuple[Rows, Rows]:
+    """Columns (N, C) in the order they arrive, and the chance of each to be the target's first.
+
+    Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
+    proportion to its speed.
+    """
+    turns = [growth.turn for growth in growths]
+    samplings = [turn.sampling for turn in turns]
+    positions = np.array([growth.turn.position + growth.level for growth in growths])
+    columns = likeliest(logits, NUM_RACERS)
+    found = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
+    temperatures = np.array([[each.temperature] for each in samplings])
+    is_greedy = temperatures == 0
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
+        law = np.exp((found - found[:, :1]) / np.where(is_greedy, 1.0, temperatures))
+    law = np.where(is_greedy, law, _truncated(law, samplings))
+    noise = exponentials(
+        XP, _key(tuple(turn.seed for turn in turns)), positions, draft_tokens[columns]
+    )
+    speed = law / np.where(is_greedy, 1.0, noise)
+    order = np.argsort(-speed, axis=1, kind="stable")
+    shares = speed / speed.sum(axis=1, keepdims=True)
+    return np.take_along_axis(columns, order, axis=1), np.take_along_axis(shares, order, axis=1)
+
+
+def _truncated(law: Rows, samplings: Sequence[Sampling]) -> Rows:
+    """Laws (N, C), the likeliest first and at 1, after top_k, top_p and min_p."""
+    if all(s.top_k is None and s.top_p == 1 and s.min_p == 0 for s in samplings):
+        return law
+    counts = np.array([[s.top_k or law.shape[1]] for s in samplings])
+    law = np.where(np.arange(law.shape[1]) < counts, law, 0.0)
+    running = np.cumsum(law, axis=1)
+    is_inside = running - law < np.array([[s.top_p] for s in samplings]) * running[:, -1:]
+    is_likely = law >= np.array([[s.min_p] for s in samplings])
+    return np.where(is_inside & is_likely, law, 0.0)
+
+
+@lru_cache(maxsize=64)
+def _key(seeds: tuple[int, ...]) -> Key:
+    return seed_key(XP, seeds, None)

@@ -1,0 +1,159 @@
+"""A trained drafter as a folder: a JSON description, and its weights in 8 bits.
+
+Matrices are stored as blocks of 32 numbers of 8 bits under one float16 scale, as in GGUF's Q8_0:
+1.06 bytes per weight, which no acceptance rate can tell from the float32 they are loaded as.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.errors import InputError, explain
+
+FORMAT, VERSION = "forerun-heads", 1
+DESCRIPTION, WEIGHTS = "heads.json", "heads.safetensors"
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A drafter as it is kept on disk."""
+
+    design: Design
+    target: Fingerprint
+    tokens: NDArray[np.int64]  # (Vd,): the target's id of each draft token, ascending
+    weights: Mapping[str, NDArray[np.float32]]  # as `Network.state_dict` names them
+
+
+def save(folder: Path, trained: Trained) -> None:
+    """Write both files, each whole or not at all."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stored: dict[str, Any] = {"tokens": trained.tokens.astype(np.int32)}
+    for name, values in trained.weights.items():
+        if values.ndim == 1:
+            stored[name] = values.astype(np.float32)
+        else:
+            stored[f"{name}.q8"], stored[f"{name}.scale"] = to_blocks(values)
+    description = {
+        "format": FORMAT,
+        "version": VERSION,
+        "target": trained.target.to_dict(),
+        "design": trained.design.to_dict(),
+    }
+    unfinished = folder / f"{WEIGHTS}.part"
+    save_file(stored, unfinished, metadata={"format": FORMAT})
+    unfinished.replace(folder / WEIGHTS)
+    unfinished = folder / f"{DESCRIPTION}.part"
+    unfinished.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(folder / DESCRIPTION)
+
+
+def load(place: str | Path) -> Trained:
+    """A drafter from a folder, or from the Hugging Face hub by its name."""
+    folder = Path(place) if Path(place).is_dir() else _download(str(place))
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        known = description["format"] == FORMAT and description["version"] == VERSION
+        stated = f"{description['format']} version {description['version']}"
+        design = Design.from_dict(description["design"]) if known else None
+        target = Fingerprint.from_dict(description["target"]) if known else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wrong = f"No drafter could be read: {DESCRIPTION} is missing or broken ({error})."
+        cure = "Name a folder that `forerun train` wrote."
+        raise InputError(explain(wrong, repr(str(place)), cure)) from error
+    if design is None or target is None:
+        wrong = f"This drafter was saved in a format other than {FORMAT} version {VERSION}."
+        raise InputError(explain(wrong, stated, "Use the version of forerun that saved it."))
+    weights, tokens = _read(folder / WEIGHTS)
+    _check_sizes(folder, design, target, weights, tokens)
+    return Trained(design, target, tokens, weights)
+
+
+def to_blocks(values: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Numbers (N, M) as q (N, M) and scales (N, ceil(M / 32)): value = scale * q."""
+    rows, width = values.shape
+    padded = np.zeros((rows, -(-width // BLOCK) * BLOCK), np.float32)
+    padded[:, :width] = values
+    blocks = padded.reshape(rows, -1, BLOCK)
+    scale = (np.abs(blocks).max(axis=2) / 127).astype(np.float16)
+    divisor = np.where(scale == 0, 1, scale.astype(np.float32))[:, :, None]
+    q = np.clip(np.rint(blocks / divisor), -127, 127).astype(np.int8)
+    return np.ascontiguousarray(q.reshape(rows, -1)[:, :width]), scale
+
+
+def from_blocks(q: NDArray[np.int8], scale: NDArray[np.float16]) -> NDArray[np.float32]:
+    """The numbers (N, M) that q and their scales stand for."""
+    widths = np.repeat(scale.astype(np.float32), BLOCK, axis=1)[:, : q.shape[1]]
+    return q.astype(np.float32) * widths
+
+
+def _read(file: Path) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
+    """Weights in float32 and the draft tokens."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        stored = load_file(file)
+        tokens = stored.pop("tokens").astype(np.int64)
+        weights = {}
+        for name, values in stored.items():
+            if name.endswith(".q8"):
+                name = name.removesuffix(".q8")
+                weights[name] = from_blocks(values, stored[f"{name}.scale"])
+            elif not name.endswith(".scale"):
+                weights[name] = values
+        return weights, tokens
+    except (OSError, SafetensorError, LookupError, ValueError) as error:
+        wrong = f"The drafter's weights cannot be read: the file is cut short or broken ({error})."
+        cure = "Copy or download the folder again."
+        raise InputError(explain(wrong, repr(str(file)), cure)) from error
+
+
+def _check_sizes(
+    folder: Path,
+    design: Design,
+    target: Fingerprint,
+    weights: Mapping[str, NDArray[np.float32]],
+    tokens: NDArray[np.int64],
+) -> None:
+    """Refuse weights that are not those of the network that is described beside them."""
+    import torch
+
+    from forerun.drafters.heads.network import Network
+
+    with torch.device("meta"):  # sizes without numbers
+        wanted = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
+    found = {name: w.shape for name, w in weights.items()}
+    different = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    is_sorted = bool((np.diff(tokens, prepend=-1) > 0).all())
+    fits = len(tokens) == design.num_tokens and is_sorted and tokens[-1] < target.vocab_size
+    if different or not fits:
+        name = different[0] if different else "tokens"
+        wrong = f"The drafter's weights do not fit {DESCRIPTION} beside them: {name} differs."
+        received = f"{found.get(name, len(tokens))} rather than {wanted.get(name, 'as stated')}"
+        cure = f"Copy or download {str(folder)!r} again."
+        raise InputError(explain(wrong, received, cure))
+
+
+def _download(name: str) -> Path:
+    """The two files from the hub, or what was downloaded earlier."""
+    try:
+        from huggingface_hub import hf_hub_download
+
+        hf_hub_download(name, WEIGHTS)
+        return Path(hf_hub_download(name, DESCRIPTION)).parent
+    except Exception as error:  # of whichever HTTP library, or no such name, or no such package
+        wrong = "No drafter was found: it was looked for as a folder and on the Hugging Face hub."
+        cure = "Check the spelling and the connection, or train one with `forerun train`."
+        raise InputError(explain(wrong, repr(name), cure)) from error

@@ -1,0 +1,66 @@
+"""Which target a drafter was trained for, told by its sizes and a sample of its embedding.
+
+The sample is compared by direction, not bit by bit: a copy in another precision, 4 bits included,
+is the same target; another model of the same sizes is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import UnsupportedError, explain
+
+NUM_ROWS, NUM_COLUMNS = 16, 16
+ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copies 0.99
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What has to agree."""
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    sample: tuple[float, ...]  # of the embedding's rows, spread over the vocabulary
+
+    @classmethod
+    def of(cls, model: Any, name: str) -> Fingerprint:
+        """Of a transformers model."""
+        table = model.get_input_embeddings().weight.detach()
+        rows = np.linspace(0, table.shape[0] - 1, NUM_ROWS).astype(int).tolist()
+        values = table[rows, :NUM_COLUMNS].float().cpu().numpy().ravel()
+        scale = float(np.abs(values).max()) or 1.0
+        sample = tuple(round(float(value) / scale, 4) for value in values)
+        config = model.config.get_text_config(decoder=True)
+        sizes = (config.hidden_size, config.num_hidden_layers, table.shape[0])
+        return cls(name, *sizes, sample)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Fingerprint:
+        return cls(**{**saved, "sample": tuple(saved["sample"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def check(self, target: Fingerprint) -> None:
+        """Refuse a target that is not the one this drafter was trained for."""
+        difference = self._difference(target)
+        if difference:
+            wrong = f"This drafter was trained for {self.name} and does not fit {target.name}: "
+            cure = "Use it with its own target, or train one for yours with `forerun train`."
+            raise UnsupportedError(explain(wrong + difference + ".", target.name, cure))
+
+    def _difference(self, other: Fingerprint) -> str:
+        for what in ("hidden_size", "num_layers", "vocab_size"):
+            ours, theirs = getattr(self, what), getattr(other, what)
+            if ours != theirs:
+                return f"{what} is {theirs} rather than {ours}"
+        ours, theirs = np.array(self.sample), np.array(other.sample)
+        if ours.shape != theirs.shape:
+            return "their embeddings were sampled differently"
+        alike = float(ours @ theirs / max(np.linalg.norm(ours) * np.linalg.norm(theirs), 1e-12))
+        return "" if alike >= ALIKE else f"their embeddings differ (cosine {alike:.2f})"

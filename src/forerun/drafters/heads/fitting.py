@@ -1,0 +1,47 @@
+"""A trained drafter put to work for one target: does it fit, and what computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forerun.drafters.heads.files import Trained, load
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.runner import Runner
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import Inspectable, LanguageModel
+
+SHIPPED = Path(__file__).parent / "shipped" / "smollm2-135m-instruct"
+
+
+def load_shipped() -> Trained:
+    """The drafter that comes with Forerun, for its default model."""
+    if not SHIPPED.is_dir():
+        wrong = "This installation comes without a trained drafter."
+        cure = "Name one that `forerun train` wrote, or install Forerun again."
+        raise InputError(explain(wrong, repr(SHIPPED.name), cure))
+    return load(SHIPPED)
+
+
+def fit(trained: Trained, target: LanguageModel) -> Runner:
+    """What drafts for this target, on its device; refused if it was trained for another one."""
+    model = getattr(target, "model", None)
+    if not isinstance(target, Inspectable) or model is None:
+        wrong = (
+            f"{trained.target.name}'s drafter reads hidden states, and {target.name} shows none."
+        )
+        cure = "Use a transformers model, or a drafter that needs none."
+        raise UnsupportedError(explain(wrong, type(target).__name__, cure))
+    trained.target.check(Fingerprint.of(model, target.name))
+    import torch
+
+    from forerun.drafters.heads.network import Network, embedding_of
+    from forerun.drafters.heads.torch_runner import TorchRunner
+
+    network = Network(trained.design)
+    network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
+    embedding = embedding_of(model)
+    if type(target).__module__ == "forerun.lean.model":
+        from forerun.drafters.heads.lean_runner import LeanRunner
+
+        return LeanRunner(network, embedding)
+    return TorchRunner(network.to(embedding.device, embedding.dtype), embedding)

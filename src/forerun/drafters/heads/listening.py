@@ -1,0 +1,101 @@
+"""What a drafting network has heard from its target, row by row, and its draft on top of that.
+
+After a round the target has processed all of a text but its newest token.  Token t's hidden state
+goes together with token t + 1, so what was just processed makes as many entries, and the newest
+token is in the last of them.  Entries are run when a draft is wanted: rounds without cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.drafters.heads.few_racers import Node
+from forerun.drafters.heads.runner import Logits, Runner
+from forerun.models.base import LanguageModel
+from forerun.tree import ROOT
+
+
+@dataclass
+class Heard:
+    """One row."""
+
+    num_entries: int = 0  # those that wait included
+    waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
+    """Hidden states (N, F), and the token after each of theirs (N,)."""
+    logits: Any = None  # (Vd,): after the last entry that was run
+    numbers: dict[int, int] = field(default_factory=dict)
+    """The runner's number of each node of the draft that it was given."""
+    num_nodes: int = 0  # that the runner was given since its last entry
+
+
+class Listening:
+    """The rows of one engine."""
+
+    def __init__(
+        self, target: LanguageModel, target_rows: Any, runner: Runner, num_rows: int, capacity: int
+    ) -> None:
+        self.vocab_size = target.vocab_size
+        self._target: Any = target
+        self._target_rows = target_rows
+        self._runner = runner
+        self._rows = runner.start(num_rows, capacity)
+        self._heard = [Heard() for _ in range(num_rows)]
+
+    def can_draft(self, row: int) -> bool:
+        return self._heard[row].num_entries > 0
+
+    def hear(self, row: int, text: Sequence[int]) -> None:
+        """The target has processed more of a text, which may have ended with it."""
+        heard = self._heard[row]
+        states = self._target.watched(self._target_rows, row)
+        if self._target_rows.lengths[row] != heard.num_entries + len(states):
+            self.release(row)  # its beginning went by unheard
+            return
+        first = heard.num_entries + 1
+        following = text[first : first + len(states)]
+        if following:
+            heard.waiting.append((states[: len(following)], following))
+            heard.num_entries += len(following)
+
+    def begin(self, rows: Sequence[int]) -> Logits:
+        """Drafts from the end of the texts: logits (R, Vd) of what comes first."""
+        behind = [row for row in rows if self._heard[row].waiting]
+        if behind:
+            waiting = [self._heard[row].waiting for row in behind]
+            states = [_joined([part for part, _ in parts]) for parts in waiting]
+            tokens = [[token for _, part in parts for token in part] for parts in waiting]
+            found = self._runner.extend(self._rows, behind, states, tokens)
+            for row, logits in zip(behind, found, strict=True):
+                heard = self._heard[row]
+                heard.waiting, heard.logits, heard.num_nodes = [], logits.copy(), 0
+        for row in rows:
+            self._heard[row].numbers = {ROOT: ROOT}
+        return np.stack([self._heard[row].logits for row in rows])
+
+    def go_on(self, nodes: Sequence[Node]) -> Logits:
+        """Logits (N, Vd) of what comes after nodes whose parents the network was given before."""
+        rows, parents, tokens = [], [], []
+        for growth, node in nodes:
+            heard = self._heard[growth.turn.row]
+            rows.append(growth.turn.row)
+            parents.append(heard.numbers[growth.parents[node]])
+            tokens.append(growth.tokens[node])
+            heard.numbers[node] = heard.num_nodes
+            heard.num_nodes += 1
+        return self._runner.step(self._rows, rows, parents, tokens)
+
+    def release(self, row: int) -> None:
+        self._runner.release(self._rows, row)
+        self._heard[row] = Heard()
+
+
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    import torch
+
+    return torch.cat(parts)

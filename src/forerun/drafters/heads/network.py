@@ -1,0 +1,113 @@
+"""One decoder layer that runs ahead of a target on the target's own hidden states.
+
+An *entry* stands for a token x_t.  Its input is a feature f_t and the embedding of the token after
+it, x_{t+1}; its output h_t gives a law of x_{t+2}.  For a token the target has processed, f_t is
+fused from the target's hidden states.  Past those, f_t is the network's own h_{t-1}, so it can go
+on alone, less surely with every step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.drafters.heads.design import Design
+
+
+class Network(nn.Module):  # type: ignore[misc]
+    """Everything but the attention itself, which differs between training and drafting."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__()
+        width, inner = design.hidden_size, design.num_heads * design.head_size
+        shared = design.num_kv_heads * design.head_size
+        eps = design.norm_eps
+        self.design = design
+        self.norm_layers = RMSNorm(len(design.layers), width, eps)
+        self.fuse = nn.Linear(design.num_features, width, bias=False)
+        self.norm_feature = RMSNorm(1, width, eps)
+        self.norm_embedding = RMSNorm(1, width, eps)
+        self.qkv = nn.Linear(2 * width, inner + 2 * shared, bias=False)  # rows: q, then k, then v
+        self.output = nn.Linear(inner, width, bias=False)
+        self.norm_mlp = RMSNorm(1, width, eps)
+        self.gate_up = nn.Linear(width, 2 * design.mlp_size, bias=False)  # rows: gate, then up
+        self.down = nn.Linear(design.mlp_size, width, bias=False)
+        self.norm_head = RMSNorm(1, width, eps)
+        self.head = nn.Linear(width, design.num_tokens, bias=False)
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """f (..., D) of the target's hidden states (..., F)."""
+        fused: Tensor = self.fuse(self.norm_layers(hidden))
+        return fused
+
+    def project(
+        self, features: Tensor, embeddings: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (..., H, d), keys and values (..., KV, d) of entries (..., D), rotated.
+
+        cos, sin: (..., d / 2) of each entry's position.
+        """
+        design = self.design
+        joined = torch.cat((self.norm_feature(features), self.norm_embedding(embeddings)), -1)
+        heads = self.qkv(joined).unflatten(-1, (-1, design.head_size))
+        counts = (design.num_heads, design.num_kv_heads, design.num_kv_heads)
+        q, k, v = heads.split(counts, dim=-2)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finish(self, features: Tensor, attended: Tensor) -> Tensor:
+        """h (..., D) of entries whose heads gathered attended (..., H * d)."""
+        hidden = features + self.output(attended)
+        gate, up = self.gate_up(self.norm_mlp(hidden)).chunk(2, -1)
+        finished: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
+        return finished
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Over the draft vocabulary, (..., Vd)."""
+        found: Tensor = self.head(self.norm_head(hidden))
+        return found
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (..., d / 2) of positions (...)."""
+        half = self.design.head_size // 2
+        exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / half
+        turns = positions[..., None].float() * self.design.rope_theta**-exponents
+        return turns.cos(), turns.sin()
+
+    def initialise(self, head: Tensor) -> Network:
+        """Start from the target's own rows (Vd, D) of the vocabulary; the rest is random."""
+        for layer in (self.fuse, self.qkv, self.gate_up):
+            nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
+        for layer in (self.output, self.down):  # nearly silent: features pass through at first
+            nn.init.normal_(layer.weight, std=0.1 / math.sqrt(layer.in_features))
+        self.head.weight.data.copy_(head)
+        return self
+
+
+class RMSNorm(nn.Module):  # type: ignore[misc]
+    """Each of `parts` equal pieces of the last axis is scaled to length one and weighted."""
+
+    def __init__(self, parts: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(parts * width))
+        self.parts, self.eps = parts, eps
+
+    def forward(self, values: Tensor) -> Tensor:
+        pieces = values.float().unflatten(-1, (self.parts, -1))
+        scaled = pieces * torch.rsqrt(pieces.square().mean(-1, keepdim=True) + self.eps)
+        return (scaled.flatten(-2) * self.weight).to(values.dtype)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn pairs (i, i + d / 2) of heads (..., H, d) by the angles (..., d / 2) of their entry."""
+    first, second = heads.chunk(2, -1)
+    cos, sin = cos[..., None, :].to(heads.dtype), sin[..., None, :].to(heads.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def embedding_of(model: Any) -> Tensor:
+    """A transformers model's token embedding (V, D): the network has none of its own."""
+    table: Tensor = model.get_input_embeddings().weight.detach()
+    return table

@@ -1,0 +1,59 @@
+"""What computes a drafting network for the rows of a batch.
+
+Each row holds *verified* entries, one per token the target has processed, and after them
+*tentative* nodes, guessed tokens in the shape of a tree.  A network is one layer, so all that
+later entries need of earlier ones is their keys and values: a prompt is projected, not run, and
+only a row's last entry is finished into a law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Runner(Protocol):
+    """Rows of one drafting network; laws come back as logits over its own vocabulary.
+
+    Position: a row's i-th verified entry stands at i, counting from 0.  A tentative node stands
+    right after its parent.  Returned arrays may be overwritten by the next call.
+    """
+
+    def start(self, num_rows: int, capacity: int) -> Any:
+        """Empty rows, each for at most `capacity` tokens, guesses included."""
+        ...
+
+    def extend(
+        self,
+        state: Any,
+        rows: Sequence[int],  # (R,), distinct
+        features: Sequence[Any],  # (R,) of (N_r, F), N_r >= 1: hidden states of verified tokens
+        tokens: Sequence[Sequence[int]],  # (R,) of (N_r,): the token that follows each of them
+    ) -> Logits:
+        """Forget the rows' tentative nodes and append verified entries.
+
+        Returns (R, Vd): the law of what comes after each row's last token.
+        """
+        ...
+
+    def step(
+        self,
+        state: Any,
+        rows: Sequence[int],  # (N,): the row of each node; may repeat
+        parents: Sequence[int],  # (N,): a node of an earlier call, -1 for the row's last entry
+        tokens: Sequence[int],  # (N,): the guess that each node stands for
+    ) -> Logits:
+        """Append tentative nodes; a row's are numbered from 0 in the order they are given.
+
+        A node's feature is the network's own output at its parent.  It attends to the verified
+        entries, its ancestors and itself.  Returns (N, Vd): the law of what comes after each.
+        """
+        ...
+
+    def release(self, state: Any, row: int) -> None:
+        """Empty a row."""
+        ...

@@ -1,0 +1,130 @@
+"""How a draft grows level by level, when a pass of a model says what may follow its last nodes.
+
+Where a shape is given, a chain included, its places are filled one after the other.  Where none
+is, a node's chance to be kept is the product of the shares along its path: the few best nodes of a
+level are grown further, and in the end the best of all are kept.  A share is at most 1, so a parent
+is never worth less than its child and what is kept is a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.drafters.base import Guess, Turn
+from forerun.tree import ROOT, Tree
+from forerun.types import Drawn
+
+Row = np.ndarray[Any, Any]
+
+MOST_CHILDREN = 8
+"""Of a node in a tree of no given shape."""
+
+
+class Growth:
+    """The draft of one turn.
+
+    depth: levels at most.  one_line: the model can only go on from one node of a level.
+    """
+
+    def __init__(self, turn: Turn, depth: int, one_line: bool) -> None:
+        self.turn = turn
+        self.depth = depth
+        self.is_chain = turn.is_chain
+        self.shape = Tree.chain(depth) if turn.is_chain else turn.shape
+        self.width = 1 if one_line else max(1, round(turn.budget**0.5))
+        self.level = 0
+        self.frontier: list[int] = [ROOT] if depth > 0 and turn.budget > 0 else []
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.places: list[int] = []  # of each node in the shape
+        self.values: list[float] = []
+        self.laws: list[Row] = []
+        self._num_pending = 0
+        self._fed: list[int] = []  # nodes that the model was given, in that order
+        self._kept_order: list[int] = []  # nodes of the guess
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the text to a node."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def places_after(self, node: int) -> Sequence[int]:
+        """Where the children of a node belong in the shape; without one, anywhere."""
+        if self.shape is None:
+            return range(min(self.turn.budget, MOST_CHILDREN))
+        return self.shape.children[ROOT if node == ROOT else self.places[node]]
+
+    def add(
+        self, parent: int, token: int, place: int, share: float, law: Row | None = None
+    ) -> None:
+        """One more node; share is the chance that it is kept if its parent is."""
+        before = 1.0 if parent == ROOT else self.values[parent]
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.places.append(place)
+        self.values.append(before * share)
+        if law is not None:
+            self.laws.append(law)
+
+    def next_level(self) -> None:
+        """Choose the nodes to go on from, among the children of those before."""
+        last = set(self.frontier)
+        new = [node for node, parent in enumerate(self.parents) if parent in last]
+        self.level += 1
+        if self.level >= self.depth:
+            self.frontier = []
+        elif self.shape is None:
+            self.frontier = sorted(self._best(new, self.width))
+            worst = sorted(self.values, reverse=True)[: self.turn.budget][-1:]
+            full = len(self.values) >= self.turn.budget
+            if full and all(self.values[node] < worst[0] for node in self.frontier):
+                self.frontier = []  # their children could not be among the best
+        else:
+            grows = [node for node in new if self.places_after(node)]
+            self.frontier = grows[:1] if self.width == 1 else grows
+
+    def feed(self, num_pending: int) -> tuple[list[int], list[int] | None]:
+        """The nodes that the model is given, the frontier last: tokens and parents."""
+        self._num_pending = num_pending
+        if self.frontier != [ROOT]:
+            self._fed += self.frontier
+        number = {ROOT: ROOT} | {node: index for index, node in enumerate(self._fed)}
+        parents = [number[self.parents[node]] for node in self._fed]
+        is_line = parents == list(range(-1, len(parents) - 1))
+        return [self.tokens[node] for node in self._fed], None if is_line else parents
+
+    def guess(self, drawn: Drawn) -> Guess:
+        """What is proposed in the end."""
+        if self.shape is None:
+            order = sorted(self._best(range(len(self.tokens)), self.turn.budget))
+        else:
+            order = sorted(range(len(self.tokens)), key=self.places.__getitem__)
+        self._kept_order = order
+        if not order:
+            return Guess()
+        number = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+        return Guess(
+            [self.tokens[node] for node in order],
+            drawn,
+            np.stack([self.laws[node] for node in order]) if self.laws else None,
+            None if self.is_chain else [number[self.parents[node]] for node in order],
+            [self.values[node] for node in order] if drawn is Drawn.SHARED else None,
+        )
+
+    def kept(self, path: Sequence[int]) -> int | list[int]:
+        """What the model keeps of its feed, when these nodes of the guess were accepted."""
+        fed = {node: index for index, node in enumerate(self._fed)}
+        nodes = [self._kept_order[node] for node in path]
+        there = [self._num_pending + fed[node] for node in nodes if node in fed]
+        whole = self._num_pending + len(there)
+        indices = [*range(self._num_pending), *there]
+        return whole if indices == list(range(whole)) else indices
+
+    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
+        return sorted(nodes, key=lambda node: -self.values[node])[:count]

@@ -1,0 +1,37 @@
+"""The few largest entries of long rows, without sorting or partitioning all of them."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+Row = np.ndarray[Any, Any]
+
+
+def likeliest(rows: Row, count: int) -> Row:
+    """The columns (R, count) of the largest entries of rows (R, V), the largest first.
+
+    Columns c, c + S, c + 2 S ... are stripe c.  An entry among the `count` largest lies in one of
+    the `count` stripes with the largest maxima, so only those stripes are looked into.
+    """
+    num_rows, width = rows.shape
+    count = min(count, width)
+    row = np.arange(num_rows)[:, None]
+    num_stripes = isqrt(count * width)
+    columns = np.arange(width)[None, :]
+    if 2 * count < num_stripes:
+        depth = width // num_stripes
+        whole = depth * num_stripes
+        maxima = rows[:, :whole].reshape(num_rows, depth, num_stripes).max(axis=1)
+        stripes = np.argpartition(maxima, -count, axis=1)[:, -count:]
+        inside = np.arange(0, whole, num_stripes)[:, None] + stripes[:, None, :]
+        rest = np.broadcast_to(columns[:, whole:], (num_rows, width - whole))
+        columns = np.concatenate([inside.reshape(num_rows, -1), rest], axis=1)
+    columns = np.broadcast_to(columns, (num_rows, columns.shape[1]))
+    if count < columns.shape[1]:
+        some = np.argpartition(rows[row, columns], -count, axis=1)[:, -count:]
+        columns = columns[row, some]
+    order = np.argsort(-rows[row, columns], axis=1, kind="stable")
+    return np.asarray(columns[row, order])

@@ -1,0 +1,42 @@
+"""The target with its weights in fewer bits drafts for the target as it is."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from forerun.children import Children
+from forerun.drafters.from_target import FromTarget
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import LanguageModel
+
+WORKING = ("int8", "int4")
+
+
+class Quantized(FromTarget):
+    """Draft with a weight-only copy of the target: it nearly always agrees, and a pass of few
+    tokens waits for little but weights.  The copy is made once per target and kept with it.
+    """
+
+    def __init__(
+        self,
+        bits: Literal["int8", "int4"] = "int8",
+        *,
+        temperature: float | None = None,
+        children: Children | str = Children.GREEDY_PLUS_ONE,
+    ) -> None:
+        if bits not in WORKING:
+            cure = f"Use one of {WORKING}."
+            raise InputError(explain("Unknown quantisation of the target.", repr(bits), cure))
+        super().__init__(f"quantized:{bits}", temperature, children)
+        self.bits = bits
+        self._copies: WeakKeyDictionary[LanguageModel, LanguageModel] = WeakKeyDictionary()
+
+    def make(self, target: LanguageModel, rows: Any) -> LanguageModel:
+        if not hasattr(target, "rounded"):
+            wrong = f"This target has no weights to round to {self.bits}."
+            cure = "Use a transformers model, or another drafter."
+            raise UnsupportedError(explain(wrong, type(target).__name__, cure))
+        if target not in self._copies:
+            self._copies[target] = target.rounded(self.bits)
+        return self._copies[target]

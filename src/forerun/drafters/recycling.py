@@ -1,0 +1,135 @@
+"""Token recycling: the likeliest successors of each token, as the target last gave them.
+
+Every pass of the target says, for each token it scored, what it found likeliest next; all but one
+of those are thrown away.  Here they are kept, one short list per token, and a draft is a walk
+along the lists: a tree that takes the most promising guess next, where a guess of rank k is worth
+as much as rank k has been right lately.  (Luo et al., "Turning Trash into Treasure".)
+
+Under `match` all requests share the lists.  A law-only rule must not judge a draft that depends
+on its own coins, which an earlier request with the same seed has met: there each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, pairwise
+from typing import Any
+
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.growing import GrowingTree
+from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel
+from forerun.tree import ROOT
+
+FIRST_GUESS = (0.4, 0.12, 0.07, 0.05)
+"""How often each rank is right before anything was seen."""
+TRUST = 20.0  # tokens of text that this belief weighs as much as
+FADE = 0.99  # what an observation counts one token later
+
+
+@dataclass
+class Lists:
+    """The successors of each token, best first, and how often each rank was the right one."""
+
+    successors: dict[int, Sequence[int]] = field(default_factory=dict)
+    hits: list[float] = field(default_factory=list)
+    tries: float = 0.0
+
+    def chance(self, rank: int) -> float:
+        """That the token of this rank comes next."""
+        belief = FIRST_GUESS[rank] if rank < len(FIRST_GUESS) else FIRST_GUESS[-1] / (rank + 1)
+        hits = self.hits[rank] if rank < len(self.hits) else 0.0
+        return (hits + TRUST * belief) / (self.tries + TRUST)
+
+    def learn(self, pairs: Iterable[tuple[int, int]], num_ranks: int) -> None:
+        """Text went on from one token to another: of which rank was the other?"""
+        self.hits += [0.0] * (num_ranks - len(self.hits))
+        for token, follower in pairs:
+            known = self.successors.get(token)
+            if known is not None:
+                self.tries = self.tries * FADE + 1
+                self.hits = [hit * FADE for hit in self.hits]
+                if follower in known:
+                    self.hits[known.index(follower)] += 1
+
+
+@dataclass
+class Memory:
+    """Lists of all rows together and of each alone, and how much of each text was read."""
+
+    shared: Lists
+    own: list[Lists]
+    num_read: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recycling:
+    """Propose the most promising walks along the target's own likeliest successors.
+
+    num_successors: how many are kept of each token.
+    worth: a guess is proposed while its chance to be kept is at least this.
+    """
+
+    num_successors: int = 8
+    worth: float = 0.02
+    name: str = "recycling"
+
+    def __post_init__(self) -> None:
+        if self.num_successors < 1 or not 0 < self.worth < 1:
+            received = f"num_successors={self.num_successors}, worth={self.worth}"
+            cure = "Use num_successors from 1 and worth between 0 and 1."
+            raise InputError(explain("A setting of Recycling is out of range.", received, cure))
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Memory:
+        return Memory(Lists(), [Lists() for _ in range(num_rows)])
+
+    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [
+            self._guess(state.shared if shared_noise else state.own[turn.row], turn)
+            for turn in turns
+        ]
+
+    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            text = outcome.tokens
+            start = state.num_read.get(outcome.row, len(text) - 1)
+            state.num_read[outcome.row] = len(text)
+            for lists in (state.shared, state.own[outcome.row]):
+                lists.learn(pairwise(text[start - 1 :]), self.num_successors)
+                lists.successors.update(outcome.successors)
+
+    def release(self, state: Memory, row: int) -> None:
+        state.own[row] = Lists()
+        state.num_read.pop(row, None)
+
+    def _guess(self, lists: Lists, turn: Turn) -> Guess:
+        """Best first: behind every node that is taken wait its next sibling and its first child."""
+        tree, order = GrowingTree(), count()
+        chances = [lists.chance(rank) for rank in range(self.num_successors)]
+        ranks = sorted(range(self.num_successors), key=lambda rank: -chances[rank])
+        heap: list[tuple[float, int, int, int, int, int]] = []
+
+        def wait(value: float, parent: int, depth: int, before: int, turn_of: int) -> None:
+            """For the next token after `before` in the order of ranks, if it is worth it."""
+            known = lists.successors.get(before, ())
+            while depth < turn.height and turn_of < len(ranks):
+                chance = value * chances[ranks[turn_of]]
+                if ranks[turn_of] < len(known) and chance >= self.worth:
+                    heappush(heap, (-chance, next(order), parent, depth, before, turn_of))
+                    return
+                turn_of += 1
+
+        wait(1.0, ROOT, 0, turn.tokens[-1], 0)
+        while heap and len(tree) < turn.budget:
+            chance, _, parent, depth, before, turn_of = heappop(heap)
+            rank = ranks[turn_of]
+            token = lists.successors[before][rank]
+            node = tree.child(parent, token, -chance)
+            wait(-chance, node, depth + 1, token, 0)
+            if not turn.is_chain:
+                wait(-chance / chances[rank], parent, depth, before, turn_of + 1)
+        return tree.guess()

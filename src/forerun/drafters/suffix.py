@@ -1,0 +1,196 @@
+"""Suffix lookup: of all the times a text ended like this one, how did they go on?
+
+The text of each request and the outputs of earlier ones are kept in suffix tries.  A proposal
+starts where the end of the text matches, and every guess carries the chance that it survives:
+the trust in the match, times the share of its continuation at each fork.  Guesses are made in the
+order of that chance and only while it is worth a slot in the target's pass, so a proposal is long
+where the past is unanimous and silent where it knows nothing.
+
+Earlier requests are remembered under `match` only.  A request with the seed of an earlier one
+meets that one's coins again, and a law-only rule must not judge a draft that depends on its coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.growing import GrowingTree
+from forerun.drafters.suffix_trie import Cursor, SuffixTrie, read
+from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel
+from forerun.tree import ROOT
+
+NUM_STARTS = 3
+"""So many match lengths are tried in each trie; a shorter one has seen more, and says less."""
+
+
+@dataclass
+class Reader:
+    """How far a row has been read along a trie of earlier outputs."""
+
+    trie: SuffixTrie
+    num_read: int = 0
+    cursors: list[Cursor] = field(default_factory=list)
+
+    def read_on(self, text: Sequence[int]) -> None:
+        start = max(self.num_read, len(text) - self.trie.depth)
+        self.cursors = read(self.trie, self.cursors if start == self.num_read else [], text[start:])
+        self.num_read = len(text)
+
+
+@dataclass
+class Row:
+    """One request: the trie of its own text, and its place in the tries of earlier outputs."""
+
+    own: SuffixTrie
+    text: Sequence[int] = ()
+    num_prompt: int = 0
+    num_added: int = 0
+    readers: list[Reader] = field(default_factory=list)
+
+
+@dataclass
+class Memory:
+    """All rows, and the outputs of earlier requests in two generations, the younger one last."""
+
+    rows: list[Row]
+    past: list[SuffixTrie]
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """Propose what followed the longest matches, as far as it is likely enough to be right.
+
+    max_match: the longest match looked for, and so the steps that a new token costs at most.
+    worth: a guess is proposed while the chance that it survives is at least this.
+    max_nodes: memory, some 200 bytes each: half of it is dropped, the older, when it is full.
+    """
+
+    max_match: int = 16
+    worth: float = 0.15
+    max_nodes: int = 500_000
+    name: str = "suffix"
+
+    def __post_init__(self) -> None:
+        if self.max_match < 1 or not 0 < self.worth < 1 or self.max_nodes < 2:
+            received = f"max_match={self.max_match}, worth={self.worth}, max_nodes={self.max_nodes}"
+            cure = "Use max_match from 1, worth between 0 and 1, max_nodes from 2."
+            raise InputError(explain("A setting of Suffix is out of range.", received, cure))
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Memory:
+        fresh = [Row(self._trie()) for _ in range(num_rows)]
+        return Memory(fresh, [self._trie(), self._trie()])
+
+    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [self._guess(state, turn, shared_noise) for turn in turns]
+
+    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn: the text itself is read at the next proposal."""
+
+    def release(self, state: Memory, row: int) -> None:
+        """The request is over: its output becomes part of the past."""
+        done = state.rows[row]
+        state.rows[row] = Row(self._trie())
+        young = state.past[-1]
+        young.add(done.text[max(0, done.num_prompt - self.max_match) :])
+        young.end_text()
+        if young.num_nodes > self.max_nodes // 2:
+            state.past = [young, self._trie()]
+
+    def _trie(self) -> SuffixTrie:
+        return SuffixTrie(self.max_match)
+
+    def _guess(self, state: Memory, turn: Turn, use_past: bool) -> Guess:
+        row = state.rows[turn.row]
+        row.text, row.num_prompt = turn.tokens, turn.num_prompt
+        if row.own.num_nodes > self.max_nodes:
+            most = self.max_nodes // (2 * self.max_match)  # tokens that cannot fill it again
+            row.own, row.num_added = self._trie(), len(turn.tokens) - most
+        row.own.add(turn.tokens[row.num_added :])
+        row.num_added = len(turn.tokens)
+        known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.own, row.own.walkers)]
+        if use_past:
+            if [reader.trie for reader in row.readers] != state.past:
+                row.readers = [Reader(trie) for trie in state.past]
+            for reader in row.readers:
+                reader.read_on(turn.tokens)
+                known.append((reader.trie, reader.cursors))
+        starts = [start for trie, cursors in known for start in _starts(trie, cursors)]
+        if not turn.is_chain:
+            return self._tree(starts, turn)
+        lines = [self._line(start, turn.height) for start in starts]
+        tokens, values = max(lines, key=lambda line: sum(line[1]), default=([], []))
+        return Guess(tokens, values=values)
+
+    def _line(self, start: Start, length: int) -> tuple[list[int], list[float]]:
+        """The likeliest way on from one match: tokens, and the chance that each survives."""
+        tokens: list[int] = []
+        values: list[float] = []
+        cursor, value = start.cursor, 1.0
+        while len(tokens) < length:
+            sequels = start.trie.sequels(cursor)
+            if not sequels:
+                break
+            token, share, cursor = sequels[0]
+            value *= share * trust(start.length + len(tokens))
+            if value < self.worth:
+                break
+            tokens.append(token)
+            values.append(value)
+        return tokens, values
+
+    def _tree(self, starts: Sequence[Start], turn: Turn) -> Guess:
+        """The likeliest nodes of all matches together, best first, so a parent before its child."""
+        tree, order = GrowingTree(), count()
+        heap: list[tuple[float, int, int, int, Start]] = []  # value, order, parent, depth, at
+
+        def open_up(parent: int, depth: int, value: float, at: Start) -> None:
+            for token, share, cursor in at.trie.sequels(at.cursor):
+                chance = value * share * trust(at.length)
+                if depth < turn.height and chance >= self.worth:
+                    after = Start(at.trie, cursor, at.length + 1, token)
+                    heappush(heap, (-chance, next(order), parent, depth, after))
+
+        for start in starts:
+            open_up(ROOT, 0, 1.0, start)
+        while heap:
+            chance, _, parent, depth, at = heappop(heap)
+            if tree.has(parent, at.token) or len(tree) < turn.budget:
+                node = tree.child(parent, at.token, -chance)
+                open_up(node, depth + 1, -chance, at)
+        return tree.guess()
+
+
+@dataclass(frozen=True)
+class Start:
+    """A place in a trie, the length of the match up to it, and the token that led there."""
+
+    trie: SuffixTrie
+    cursor: Cursor
+    length: int
+    token: int = -1
+
+
+def _starts(trie: SuffixTrie, cursors: Sequence[Cursor]) -> Iterator[Start]:
+    """The longest matches that went on."""
+    found = 0
+    for length in range(len(cursors), 0, -1):
+        if found < NUM_STARTS and trie.sequels(cursors[length - 1]):
+            found += 1
+            yield Start(trie, cursors[length - 1], length)
+
+
+def trust(length: int) -> float:
+    """The chance that a match of so many tokens goes on as it did.
+
+    In answers of a small chat model to 48 questions the likeliest sequel of the longest match was
+    right in 23, 50, 59, 66, 72% of cases for 1 to 5 tokens, 78% for 8, 93% for 16.
+    """
+    return length / (length + 2)

@@ -1,0 +1,201 @@
+"""How far to draft, decided anew for every request in every round: as many tokens as pay.
+
+A round with drafts of K_r tokens emits one token per request plus, for each drafted slot, the
+chance s that it survives: that every slot up to it is accepted.  It costs a draft of that depth
+and a pass over so many tokens.  The best lengths maximise tokens per second, and they are found by
+adding slots in order of their survival: the top ones are a prefix of each request's draft, since
+survival falls along it.  Drafting nothing is one of the choices.
+
+Both sides are learned as it goes.  A slot counts only where it was reached, so a short draft says
+nothing about the slots it left out; the recent past counts more than the distant one; and what is
+not being tried is tried again from time to time, because an estimate that is never tested stays
+wrong for ever.  Lengths are chosen before anything is drawn, from rounds that are over, which is
+what keeps rules exact that divide by the draft's law.  Under `match` nothing could hurt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+from weakref import WeakKeyDictionary
+
+HALF_LIFE = 200  # verified slots after which an observation of all requests counts half
+OWN_HALF_LIFE = 50  # and one of a single request
+OWN_TRUST = 8.0  # slots of its own after which a request is judged half by them
+PROBE_EVERY = 48  # rounds between two tries of what is not being done
+PROBE_LENGTH = 2
+FIRST_LENGTH = 3  # of the draft that is tried before anything is known
+NUM_TIMINGS = 9  # the latest passes of one size, of which the median counts
+FIRST_GUESS = 0.6  # acceptance before anything was seen: enough to try
+MOST = 8  # the longest draft to consider
+
+
+@dataclass
+class Acceptance:
+    """How often each slot of a draft was accepted where it was reached, with forgetting."""
+
+    half_life: float = HALF_LIFE
+    accepted: list[float] = field(default_factory=list)
+    reached: list[float] = field(default_factory=list)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """One verified draft: slots up to the first refusal were reached."""
+        num_reached = min(num_drafted, num_accepted + 1)
+        missing = num_reached - len(self.reached)
+        self.accepted += [0.0] * missing
+        self.reached += [0.0] * missing
+        fade = 0.5 ** (num_reached / self.half_life)
+        for slot in range(len(self.reached)):
+            self.accepted[slot] *= fade
+            self.reached[slot] *= fade
+        for slot in range(num_reached):
+            self.reached[slot] += 1.0
+            self.accepted[slot] += slot < num_accepted
+
+    def rate(self, slot: int, belief: float, trust: float) -> float:
+        """Acceptance of a slot, drawn towards a belief that weighs as much as `trust` slots."""
+        if slot >= len(self.reached):
+            return belief
+        return (self.accepted[slot] + trust * belief) / (self.reached[slot] + trust)
+
+
+@dataclass
+class Clock:
+    """Seconds of something by its size, from the latest few of each size."""
+
+    timings: dict[int, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=NUM_TIMINGS))
+    )
+
+    def learn(self, size: int, seconds: float) -> None:
+        self.timings[size].append(seconds)
+
+    def __call__(self, wanted: int) -> float:
+        """The median where this size was timed; else a line through its neighbours, level below
+        the smallest and as steep as the last known stretch, at most in proportion, above."""
+        known = sorted((size, median(own)) for size, own in self.timings.items())
+        below = [pair for pair in known if pair[0] <= wanted]
+        above = [pair for pair in known if pair[0] >= wanted]
+        if not below:
+            return known[0][1]
+        (size, seconds), rest = below[-1], wanted - below[-1][0]
+        if above:
+            other, later = above[0]
+            return seconds + (later - seconds) * rest / max(1, other - size)
+        slope = seconds / size
+        if len(below) > 1:
+            before, sooner = below[-2]
+            slope = min(slope, max(0.0, (seconds - sooner) / (size - before)))
+        return seconds + slope * rest
+
+
+@dataclass
+class Controller:
+    """Chooses the draft lengths of each round, and learns from what came of them.
+
+    One controller may outlive its engine: what it knows is about a target and a drafter, not about
+    a request.
+    """
+
+    most: int = MOST
+    everyone: Acceptance = field(default_factory=Acceptance)
+    score: Clock = field(default_factory=Clock)  # by tokens in the pass
+    draft: Clock = field(default_factory=Clock)  # by the longest draft
+    overhead: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    rounds: int = 0
+    last_asked: int = 0  # the round in which a draft was asked for last
+    last_plain: int = 0  # and the one in which nothing was drafted
+
+    def choose(self, own: Sequence[Acceptance], room: Sequence[int]) -> list[int]:
+        """Draft lengths (R,), each at most its room; own[r] is what is known of request r."""
+        self.rounds += 1
+        lengths = self._lengths(own, [min(self.most, each) for each in room])
+        if any(lengths):
+            self.last_asked = self.rounds
+        return lengths
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        """What a round without drafts takes, as far as that is known."""
+        return self._seconds(num_rows, 0) if self.last_plain else None
+
+    def _lengths(self, own: Sequence[Acceptance], limits: list[int]) -> list[int]:
+        num_rows = len(limits)
+        if not any(limits):
+            return [0] * num_rows
+        if not self.draft.timings:
+            return [min(FIRST_LENGTH, limit) for limit in limits]
+        if not self.last_plain or self.rounds - self.last_plain > 4 * PROBE_EVERY:
+            return [0] * num_rows
+        if self.rounds - self.last_asked > PROBE_EVERY:
+            return [min(PROBE_LENGTH, limit) for limit in limits]
+        slots = [
+            (-survival, slot, row)
+            for row, limit in enumerate(limits)
+            for slot, survival in enumerate(self._survivals(own[row], limit))
+        ]
+        lengths, best, best_rate = [0] * num_rows, [0] * num_rows, 0.0
+        tokens = float(num_rows)
+        for added, (minus_survival, _, row) in enumerate([(0.0, 0, -1), *sorted(slots)]):
+            if row >= 0:
+                lengths[row] += 1
+                tokens -= minus_survival
+            rate = tokens / self._seconds(num_rows + added, max(lengths))
+            if rate > best_rate:
+                best, best_rate = list(lengths), rate
+        return best
+
+    def learn(
+        self,
+        own: Sequence[Acceptance],
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        *,
+        draft_seconds: float,
+        score_seconds: float,
+        other_seconds: float,
+        reads_prompt: bool,
+    ) -> None:
+        """A round is over: how much each request drafted and kept, and what it took.
+
+        reads_prompt: a prompt was in the pass, whose time says nothing about rounds to come.
+        """
+        for row, (count, kept) in enumerate(zip(drafted, accepted, strict=True)):
+            if count:
+                own[row].learn(count, kept)
+                self.everyone.learn(count, kept)
+        if reads_prompt:
+            return
+        self.score.learn(len(drafted) + sum(drafted), score_seconds)
+        self.overhead.append(other_seconds)
+        if any(drafted):
+            self.draft.learn(max(drafted), draft_seconds)
+        else:
+            self.last_plain = self.rounds
+
+    def _survivals(self, own: Acceptance, limit: int) -> list[float]:
+        """The chance that each slot of a draft is accepted with all before it."""
+        found, survival, rate = [], 1.0, FIRST_GUESS
+        for slot in range(limit):
+            # Slots that nobody has reached yet are taken to be like the last one that was.
+            rate = self.everyone.rate(slot, rate, trust=1.0)
+            survival *= own.rate(slot, rate, trust=OWN_TRUST)
+            found.append(survival)
+        return found
+
+    def _seconds(self, num_tokens: int, depth: int) -> float:
+        draft = self.draft(depth) if depth else 0.0
+        return self.score(num_tokens) + draft + median(self.overhead or [0.0])
+
+
+_known: WeakKeyDictionary[Any, dict[Any, Controller]] = WeakKeyDictionary()
+
+
+def controller_of(target: Any, drafter: Any) -> Controller:
+    """What earlier engines have learned about this pair, or a controller that knows nothing."""
+    try:
+        return _known.setdefault(target, {}).setdefault(drafter, Controller())
+    except TypeError:  # not hashable, or cannot be referred to weakly
+        return Controller()

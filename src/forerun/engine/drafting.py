@@ -1,0 +1,353 @@
+"""The drafter as the engine sees it: asked for what is useful, checked, and never trusted.
+
+A drafter that raises costs its requests the rest of their drafts and nothing else: what it knew
+is thrown away, and the next requests start with a fresh state.  One that keeps raising is done
+without for good.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.engine.controller import OWN_HALF_LIFE, Acceptance, controller_of
+from forerun.engine.request import Request
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import LanguageModel
+from forerun.rules.base import Rule
+from forerun.tree import ROOT, Tree
+from forerun.types import Drawn
+
+DraftLength = int | Literal["auto"]
+TREE_HEIGHT = 5  # of trees whose draft length is left to us
+MOST_FAILURES = 3
+"""After so many a drafter is done without for good."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A guess that has been checked."""
+
+    tokens: list[int]
+    drawn: Drawn = Drawn.POINT
+    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
+    tree: Tree | None = None  # None: one after the other
+
+    @property
+    def height(self) -> int:
+        return len(self.tokens) if self.tree is None else self.tree.height
+
+    def path(self, node: int) -> Sequence[int]:
+        """The nodes from the text to a node, itself included; none for -1, the text."""
+        return range(node + 1) if self.tree is None else self.tree.path(node)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The guess of a token after a node, or after the text for -1."""
+        if self.tree is None:
+            nodes: Sequence[int] = range(node + 1, min(node + 2, len(self.tokens)))
+        else:
+            nodes = self.tree.children[node]
+        return next((each for each in nodes if self.tokens[each] == token), None)
+
+    def goes_on(self, node: int) -> bool:
+        """Whether there is a guess after a node, or after the text for -1."""
+        if self.tree is None:
+            return node + 1 < len(self.tokens)
+        return bool(self.tree.children[node])
+
+
+NOTHING = Proposal([])
+LOST = object()
+"""Stands for a drafter's state that has to be made afresh."""
+
+
+class Drafting:
+    """One drafter at work for the slots of an engine.
+
+    draft_length: how many guesses may follow one another, 0 for none, "auto" for as many as pay.
+    tree: None for a chain, a number of nodes for a tree of any shape, or the shape itself, which
+    then says how many follow.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        target: LanguageModel,
+        rule: Rule,
+        draft_length: DraftLength,
+        tree: int | Tree | None,
+    ) -> None:
+        check_tree(tree, rule, target)
+        self.drafter = drafter if draft_length else None
+        self.target = target
+        self.rule = rule
+        self.draft_length = TREE_HEIGHT if draft_length == "auto" else draft_length
+        self.num_successors: int = getattr(drafter, "num_successors", 0)
+        self.tree = tree if getattr(target, "scores_trees", False) else None
+        self.note: str | None = None
+        if drafter is not None and self.tree is not tree:
+            self.note = f"{target.name} cannot score trees, so drafts were chains"
+        self._controller = None
+        if draft_length == "auto" and self.tree is None and drafter is not None:
+            self._controller = controller_of(target, drafter)
+        self._acceptance: dict[int, Acceptance] = {}  # of the request in each row
+        self._state: Any = LOST
+        self._abandoned: set[int] = set()  # rows that are done without until they are released
+        self._num_failures = 0
+
+    def start(self, num_rows: int, capacity: int, rows: Any) -> None:
+        """A target that does not fit is refused here, before the first token."""
+        self._start = (num_rows, capacity, rows)
+        if self.drafter is not None:
+            self._state = self.drafter.start(self.target, *self._start)
+
+    def welcome(self, request: Request) -> None:
+        """A request enters a slot: it learns what it will have to do without."""
+        if self.note is not None:
+            request.stats.notes.append(self.note)
+
+    def propose(self, rows: Sequence[int], requests: Sequence[Request]) -> list[Proposal]:
+        """What the drafter guesses for each row, which may be nothing."""
+        found = [NOTHING] * len(rows)
+        asked = [index for index, row in enumerate(rows) if row not in self._abandoned]
+        if self.drafter is None or not asked:
+            return found
+        rooms = [requests[index].limit - requests[index].num_output - 1 for index in asked]
+        depths = [min(self.draft_length, room) for room in rooms]
+        if self._controller is not None:
+            own = [self._own(rows[index]) for index in asked]
+            depths = self._controller.choose(own, rooms)
+            if not any(depths):
+                return found
+        turns = [
+            self._turn(rows[index], requests[index], room, depth)
+            for index, room, depth in zip(asked, rooms, depths, strict=True)
+        ]
+        guesses: Sequence[Guess] = ()
+        try:
+            if self._state is LOST:
+                self._state = self.drafter.start(self.target, *self._start)
+            shared = not self.rule.needs_draft_probs
+            guesses = self.drafter.propose(self._state, turns, shared_noise=shared)
+            if len(guesses) != len(turns):
+                cure = f"There must be one for each of the {len(turns)} turns."
+                wrong = "it gave another number of guesses."
+                raise UnsupportedError(explain(wrong, len(guesses), cure))
+        except Exception as error:
+            self._lose_state(error, {rows[index]: requests[index] for index in asked})
+            return found
+        broken: dict[int, Exception] = {}
+        for index, turn, guess in zip(asked, turns, guesses, strict=True):
+            try:
+                found[index] = self._checked(turn, guess)
+            except Exception as error:
+                broken[index] = error
+        for index, reason in broken.items():
+            self._abandon(reason, {rows[index]: requests[index]})
+        if broken:
+            self._count_failure()
+        return found
+
+    def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
+        pairs = [
+            (outcome, request)
+            for outcome, request in zip(outcomes, requests, strict=True)
+            if outcome.row not in self._abandoned
+        ]
+        if self.drafter is None or self._state is LOST or not pairs:
+            return
+        try:
+            self.drafter.observe(self._state, [outcome for outcome, _ in pairs])
+        except Exception as error:
+            self._lose_state(error, {outcome.row: request for outcome, request in pairs})
+
+    def learn(
+        self, rows: Sequence[int], requests: Sequence[Request], spent: Sequence[float]
+    ) -> None:
+        """A round is over, and took so many seconds by stage."""
+        if self._controller is None:
+            return
+        drafted = [request.stats.drafted_by_round[-1] for request in requests]
+        accepted = [request.stats.accepted_by_round[-1] for request in requests]
+        reads_prompt = any(request.stats.rounds == 1 for request in requests)
+        draft, score, *others = spent
+        self._controller.learn(
+            [self._own(row) for row in rows],
+            drafted,
+            accepted,
+            draft_seconds=draft,
+            score_seconds=score,
+            other_seconds=sum(others),
+            reads_prompt=reads_prompt,
+        )
+        plain = self._controller.plain_seconds(len(rows))
+        if plain is not None and not reads_prompt:
+            for request in requests:
+                request.stats.compare_to_plain(plain, sum(spent))
+
+    def _own(self, row: int) -> Acceptance:
+        return self._acceptance.setdefault(row, Acceptance(OWN_HALF_LIFE))
+
+    def release(self, row: int, others: dict[int, Request]) -> None:
+        """The request of a row is over; others: those that go on."""
+        if self.drafter is not None and self._state is not LOST:
+            try:
+                self.drafter.release(self._state, row)
+            except Exception as error:
+                self._lose_state(error, others)
+        self._abandoned.discard(row)
+        self._acceptance.pop(row, None)
+
+    def _turn(self, row: int, request: Request, room: int, depth: int) -> Turn:
+        budget, shape = depth, None
+        if isinstance(self.tree, Tree):
+            depth = min(self.tree.height, room)
+            shape = cut(self.tree, depth)
+            budget = len(shape)
+        elif self.tree is not None and depth:
+            budget = self.tree
+        return Turn(
+            row,
+            request.tokens,
+            len(request.prompt),
+            budget,
+            request.sampling,
+            request.seed,
+            request.num_output,
+            None if self.tree is None else depth,
+            shape,
+        )
+
+    def _checked(self, turn: Turn, guess: Guess) -> Proposal:
+        """A guess that breaks its promise would break the target far from here."""
+        size = self.target.vocab_size
+        tokens = [operator.index(token) for token in guess.tokens]
+        if not tokens:
+            return NOTHING
+        if min(tokens) < 0 or max(tokens) >= size:
+            outside = [token for token in tokens if not 0 <= token < size]
+            wrong = "it proposed tokens that are not in the target's vocabulary."
+            raise UnsupportedError(explain(wrong, outside, f"Ids must lie in 0 .. {size - 1}."))
+        if len(tokens) > turn.budget:
+            wrong = "it proposed more tokens than it was asked for."
+            raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
+        tree = self._checked_tree(turn, guess)
+        if self.rule.needs_draft_probs:
+            self._check_law(turn, guess, tree)
+        return Proposal(tokens, guess.drawn, guess.probs, tree)
+
+    def _checked_tree(self, turn: Turn, guess: Guess) -> Tree | None:
+        """The shape of a guess, None for a chain; only what the turn allows."""
+        if guess.parents is None:
+            tree = None
+        else:
+            tree = Tree(tuple(guess.parents))
+            if len(tree) != len(guess.tokens):
+                cure = f"There must be one for each of the {len(guess.tokens)} tokens."
+                raise UnsupportedError(explain("its parents do not fit.", len(tree), cure))
+            tree = None if tree.is_chain else tree
+        if tree is not None and turn.is_chain:
+            wrong, cure = "it proposed a tree.", "Only a chain was asked for."
+            raise UnsupportedError(explain(wrong, f"parents {list(tree.parents)}", cure))
+        height = len(guess.tokens) if tree is None else tree.height
+        if height > turn.height:
+            wrong = "it proposed too many tokens after one another."
+            raise UnsupportedError(explain(wrong, height, f"At most {turn.height}."))
+        return tree
+
+    def _check_law(self, turn: Turn, guess: Guess, tree: Tree | None) -> None:
+        """What a rule that divides by the draft's law must be able to rely on."""
+        count, name = len(guess.tokens), self.rule.name
+        if guess.drawn is Drawn.SHARED:
+            wrong = f"it used the target's noise under the rule {name!r}."
+            raise UnsupportedError(explain(wrong, "shared noise", "Draw with noise of its own."))
+        if guess.drawn is Drawn.PRUNED:
+            wrong = f"it chose its guesses by their tokens under the rule {name!r}."
+            cure = "Decide what to draft before drawing it, or use the rule match."
+            raise UnsupportedError(explain(wrong, "a pruned draft", cure))
+        if guess.drawn is not Drawn.SAMPLED:
+            return
+        shape = None if guess.probs is None else guess.probs.shape
+        wanted = (count, self.target.vocab_size)
+        if shape != wanted:
+            wrong = "its probabilities have a wrong shape."
+            raise UnsupportedError(explain(wrong, shape, f"They must be {wanted}."))
+        assert guess.probs is not None
+        if not (guess.probs[range(count), guess.tokens] > 0).all():
+            wrong = "it proposed tokens that its own probabilities call impossible."
+            raise UnsupportedError(
+                explain(wrong, guess.tokens, "Pass the law they were drawn from.")
+            )
+        if turn.shape is not None and not fits(tree or Tree.chain(count), turn.shape):
+            wrong = "its tree is not the one it was asked for."
+            received = "a chain" if tree is None else f"parents {list(tree.parents)}"
+            cure = f"A node has the children it has in {list(turn.shape.parents)}, or none."
+            raise UnsupportedError(explain(wrong, received, cure))
+
+    def _lose_state(self, error: Exception, requests: dict[int, Request]) -> None:
+        """It raised half-way, so what it knows about any row cannot be trusted."""
+        self._state = LOST
+        self._abandon(error, requests)
+        self._count_failure()
+
+    def _abandon(self, error: Exception, requests: dict[int, Request]) -> None:
+        """Some requests go on without drafts, and say why."""
+        assert self.drafter is not None
+        note = f"{self.drafter.name} failed and was done without: {type(error).__name__}: {error}"
+        for row, request in requests.items():
+            request.stats.notes.append(note)
+            self._abandoned.add(row)
+
+    def _count_failure(self) -> None:
+        assert self.drafter is not None
+        self._num_failures += 1
+        if self._num_failures == MOST_FAILURES:
+            self.note = f"{self.drafter.name} failed {MOST_FAILURES} times and was done without"
+            self.drafter = None
+
+
+def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> None:
+    """Refuse a tree that the rule or the target can make nothing of."""
+    if tree is None:
+        return
+    if not isinstance(tree, Tree) and (not isinstance(tree, int) or tree < 1):
+        cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
+        raise InputError(explain("tree is out of range.", repr(tree), cure))
+    if not rule.judges_trees:
+        cure = "Use match, siblings or traversal, or leave the tree out."
+        raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
+    if not rule.needs_draft_probs:
+        return
+    if not isinstance(tree, Tree):
+        wrong = "A tree that grows by its tokens cannot be judged by a rule that needs their law."
+        cure = "Pass a forerun.Tree, whose shape is known before, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
+    if not getattr(target, "scores_trees", False):
+        wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
+        cure = "Leave the tree out, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))
+
+
+@cache
+def cut(tree: Tree, height: int) -> Tree:
+    """A tree without the nodes past a height."""
+    kept = [node for node in range(len(tree)) if tree.depths[node] < height]
+    number = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return Tree(tuple(number[tree.parents[node]] for node in kept))
+
+
+def fits(tree: Tree, shape: Tree) -> bool:
+    """Whether every node of a tree has the children that it has in a shape, or none at all."""
+    place = {ROOT: ROOT}
+    for node in (ROOT, *range(len(tree))):
+        own, wanted = tree.children[node], shape.children[place[node]]
+        if own and len(own) != len(wanted):
+            return False
+        place |= dict(zip(own, wanted, strict=False))
+    return True

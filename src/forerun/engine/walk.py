@@ -1,0 +1,66 @@
+"""`match` on the host, one row at a time: the rule's twin, for rounds that cost less than a pass.
+
+The rule itself, in `rules/match.py`, is written for whole arrays on any device.  Here the same
+walk is plain Python: sample the target, follow the guess that was right, go on from there.  A law
+that is certain is not made, and noise is drawn for several positions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.engine.drafting import Proposal
+from forerun.engine.laws import TargetLaws
+from forerun.noise import block_minima, race_row
+from forerun.verification import CounterNoise
+
+Row = np.ndarray[Any, Any]
+
+AHEAD = 16
+"""Positions whose noise is drawn at once: a call costs hardly more than for one."""
+
+
+@dataclass(frozen=True)
+class TargetNoise(CounterNoise):
+    """The noise of a round, and what was drawn ahead for the rounds to come."""
+
+    drawn: dict[int, tuple[int, Row, Row]] = field(default_factory=dict)
+    """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
+
+    def sample(self, law: Row, row: int, depth: int) -> int:
+        """The target's own token from a law (V,), so many positions into the round."""
+        position = int(self.positions[row]) + depth
+        key = self.key[:, :, row : row + 1]
+        first, minimum, lane = self.drawn.get(row, (-AHEAD, law, law))
+        if not first <= position < first + AHEAD:
+            first = position
+            ahead = np.arange(first, first + AHEAD)
+            minimum, lane = block_minima(self.xp, key, ahead, len(law))
+            self.drawn[row] = first, minimum, lane
+        return race_row(law, key, position, minimum[position - first], lane[position - first])
+
+
+def walk(
+    drafts: Sequence[Proposal], laws: TargetLaws, noise: TargetNoise
+) -> tuple[list[Sequence[int]], list[int]]:
+    """The accepted nodes of each row, and the token after them."""
+    paths: list[Sequence[int]] = []
+    extra: list[int] = []
+    for row, draft in enumerate(drafts):
+        path: list[int] = []
+        while True:
+            slot = path[-1] + 1 if path else 0
+            token = laws.certain(row, slot)
+            if token is None:
+                token = noise.sample(laws.law(row, slot), row, len(path))
+            child = draft.child(slot - 1, token)
+            if child is None:
+                break
+            path.append(child)
+        paths.append(path)
+        extra.append(token)
+    return paths, extra

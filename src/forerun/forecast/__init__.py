@@ -1,0 +1,19 @@
+"""Deciding before running: costs of passes, simulated rounds, and the draft length to use."""
+
+from forerun.forecast.costs import CostModel, MeasuredCosts, PassCost, Roofline
+from forerun.forecast.scan import Scan, scan
+from forerun.forecast.simulator import Estimate, Simulation, draw_accepted, replay, simulate
+
+__all__ = [
+    "CostModel",
+    "Estimate",
+    "MeasuredCosts",
+    "PassCost",
+    "Roofline",
+    "Scan",
+    "Simulation",
+    "draw_accepted",
+    "replay",
+    "scan",
+    "simulate",
+]

@@ -1,0 +1,118 @@
+"""A scan in words: tables and a curve for people, plain dictionaries for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from forerun.forecast.curve import draw_curve
+from forerun.forecast.scan import Scan
+from forerun.forecast.simulator import Estimate, Simulation
+
+Paint = Callable[[str, str], str]
+"""(text, style) -> text; the styles are "best", "curve" and "faint"."""
+
+STYLES = {"best": "1;32", "curve": "36", "faint": "2"}
+
+
+def in_colour(text: str, style: str) -> str:
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+
+
+def plain_text(text: str, style: str) -> str:
+    return text
+
+
+def render(scan: Scan, *, in_seconds: bool, paint: Paint = plain_text) -> str:
+    """Tables by draft length and by batch, the curve between them, and the advice."""
+    blocks = [_by_draft_length(scan, in_seconds, paint)]
+    if len(scan.draft_lengths) > 1:
+        blocks.append(_curve(scan, paint))
+    if len(scan.batches) > 1:
+        blocks.append(_by_batch(scan, paint))
+    blocks.append(iter([_advice(scan)]))
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def as_dict(scan: Scan, *, in_seconds: bool) -> dict[str, Any]:
+    """Everything the tables show, unrounded."""
+    return {
+        "unit_of_time": "second" if in_seconds else "target pass over one token",
+        "batches": [
+            {
+                "batch": batch,
+                "best_draft_length": scan.best(batch).draft_length,
+                "runs": [_run_as_dict(run) for run in runs],
+            }
+            for batch, runs in scan.by_batch.items()
+        ],
+    }
+
+
+def _run_as_dict(run: Simulation) -> dict[str, Any]:
+    names = ("tokens_per_round", "speedup", "latency", "throughput")
+    estimates = {name: getattr(run, name)._asdict() for name in names}
+    return {"draft_length": run.draft_length, **estimates}
+
+
+def _by_draft_length(scan: Scan, in_seconds: bool, paint: Paint) -> Iterator[str]:
+    batch = scan.batches[0]
+    best = scan.best(batch)
+    times = f"{'ms/token':>8}  {'tokens/s':>9}" if in_seconds else f"{'passes/token':>12}"
+    yield f"batch {batch}"
+    yield paint(f"{'K':>4}  {'tokens per round':<20}  {'speed-up':<20}  {times}", "faint")
+    for run in scan.by_batch[batch]:
+        tokens, gain = _interval(run.tokens_per_round), _interval(run.speedup, "x")
+        times = _times(run) if in_seconds else f"{run.latency.mean:>12.3f}"
+        row = f"{run.draft_length:>4}  {tokens:<20}  {gain:<20}  {times}"
+        yield paint(row + "  ◆ best", "best") if run is best else row
+
+
+def _times(run: Simulation) -> str:
+    return f"{run.latency.mean * 1e3:>8.3f}  {run.throughput.mean:>9,.0f}"
+
+
+def _curve(scan: Scan, paint: Paint) -> Iterator[str]:
+    runs = scan.by_batch[scan.batches[0]]
+    yield "speed-up by draft length K"
+    lines = draw_curve(
+        scan.draft_lengths,
+        [run.speedup.mean for run in runs],
+        baseline=1.0,
+        mark=runs.index(scan.best(scan.batches[0])),
+    )
+    for line in lines:
+        yield (paint(line.label, "faint") + paint(line.plot, "curve")).rstrip()
+
+
+def _by_batch(scan: Scan, paint: Paint) -> Iterator[str]:
+    times = f"{'ms/token':>8}  {'tokens/s':>9}"
+    yield "as the batch grows, at the best K and plain"
+    yield paint(f"{'batch':>6} {'K':>3}  {'speed-up':<20}  {times}  |  {times}", "faint")
+    for batch in scan.batches:
+        best, plain = scan.best(batch), scan.by_batch[batch][0]
+        gain = f"{_interval(best.speedup, 'x'):<20}"
+        yield f"{batch:>6} {best.draft_length:>3}  {gain}  {_times(best)}  |  {_times(plain)}"
+
+
+def _advice(scan: Scan) -> str:
+    first, *later = (scan.best(batch) for batch in scan.batches)
+    if not later or first.draft_length == later[-1].draft_length == 0:
+        return _verdict(first)
+    if later[-1].draft_length > 0:
+        return f"{_verdict(first)}  {_verdict(later[-1])}"
+    speculating = [run.batch for run in later if run.draft_length > 0]
+    lost = next(run.batch for run in later if run.batch > max(speculating, default=0))
+    return f"{_verdict(first)}  From batch {lost} on, do not speculate."
+
+
+def _verdict(run: Simulation) -> str:
+    if run.draft_length == 0:
+        return f"Do not speculate at batch {run.batch}: no draft length beats plain decoding."
+    return f"Draft {run.draft_length} at batch {run.batch}: {run.speedup.mean:.2f}x."
+
+
+def _interval(value: Estimate, unit: str = "") -> str:
+    if value.low == value.high:
+        return f"{value.mean:.2f}{unit}"
+    return f"{value.mean:.2f}{unit} [{value.low:.2f}, {value.high:.2f}]"

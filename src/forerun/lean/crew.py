@@ -1,0 +1,137 @@
+"""Threads that share the work of a pass, stage by stage.
+
+Each stage is a number of items.  A thread claims the next item until none is left, then waits for
+the ones others still hold.  Nobody waits for a thread that holds nothing: a helper that the
+system starts late, or not at all, costs its share and no more, and a pass needs no pool that
+only one caller may use.  Waiting is spinning, because stages last microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numpy.typing import NDArray
+
+from forerun.lean.jit import compiled, intrinsic
+
+CLAIMED, FINISHED = 0, 1
+LINE = 8  # counters per stage: one cache line, of which two are used
+MOST_CLAIMED = 8  # items at once
+MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
+PATIENCE = 2000  # looks before the thread offers its core to others
+PAUSE: dict[str, tuple[str, list[int]]] = {
+    "x86_64": ("llvm.x86.sse2.pause", []),
+    "aarch64": ("llvm.aarch64.hint", [1]),
+}
+PAUSE |= {"AMD64": PAUSE["x86_64"], "arm64": PAUSE["aarch64"]}
+CAN_YIELD = os.name == "posix"
+
+Board = NDArray[np.int64]  # (stages, LINE)
+
+
+class Crew:
+    """The calling thread and `size - 1` helpers; as many as torch would use, if not told."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size or min(torch.get_num_threads(), MOST_THREADS)
+        self._helpers: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def run(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> None:
+        """`work(board, *arguments)` on every thread; returns when the last item is finished.
+
+        Each pass has its own board, so a helper that arrives after the end finds nothing to claim.
+        """
+        board = np.zeros((num_stages, LINE), np.int64)
+        if self.size > 1:
+            helpers = self._ready()
+            for _ in range(self.size - 1):
+                helpers.submit(work, board, *arguments)
+        work(board, *arguments)
+
+    def _ready(self) -> ThreadPoolExecutor:
+        """The helpers of this process: a fork inherits the object without its threads."""
+        if self._helpers is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._helpers = ThreadPoolExecutor(self.size - 1, "forerun-lean")
+        return self._helpers
+
+
+@compiled
+def share(board: Board, stage: int, count: int) -> Iterator[int]:
+    """The items of a stage that fall to this thread; ends when all `count` are finished.
+
+    Items are claimed by the handful where there are many, so that claiming costs nothing and the
+    last handful is still short.
+    """
+    handful = max(1, min(MOST_CLAIMED, count // 32))
+    first = add(board, stage * LINE + CLAIMED, handful)
+    while first < count:
+        last = min(first + handful, count)
+        for item in range(first, last):  # noqa: UP028 (Numba has no `yield from`)
+            yield item
+        add(board, stage * LINE + FINISHED, last - first)
+        first = add(board, stage * LINE + CLAIMED, handful)
+    looks = 0
+    while look(board, stage * LINE + FINISHED) < count:
+        looks += 1
+        if looks > PATIENCE:
+            give_way()
+
+
+@intrinsic
+def add(context: Any, board: Any, index: Any, amount: Any) -> Any:
+    """Count up, visible to all threads; the number before."""
+    signature = types.intp(board, types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = _counter(context, builder, signature, values)
+        return builder.atomic_rmw("add", place, values[2], ordering="seq_cst")
+
+    return signature, generate
+
+
+@intrinsic
+def look(context: Any, board: Any, index: Any) -> Any:
+    """The number as other threads have left it, after a short pause."""
+    signature = types.intp(board, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if platform.machine() in PAUSE:
+            name, numbers = PAUSE[platform.machine()]
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(numbers))
+            pause = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(pause, [ir.IntType(32)(number) for number in numbers])
+        place = _counter(context, builder, signature, values)
+        return builder.load_atomic(place, ordering="acquire", align=8)
+
+    return signature, generate
+
+
+@intrinsic
+def give_way(context: Any) -> Any:
+    """Let another thread have the core, if the system has a call for that."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if CAN_YIELD:
+            kind = ir.FunctionType(ir.IntType(32), [])
+            call = cgutils.get_or_insert_function(builder.module, kind, "sched_yield")
+            builder.call(call, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _counter(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    board, index = values[:2]
+    array = context.make_array(signature.args[0])(context, builder, board)
+    return builder.gep(array.data, [index])

@@ -1,0 +1,143 @@
+"""A pass of a Llama-family model: one call per thread, from token ids to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forerun.lean.attention import Cache, Heads, attend, place
+from forerun.lean.crew import Board, share
+from forerun.lean.jit import compiled, entry, sources
+from forerun.lean.linear import (
+    Floats,
+    Matrices,
+    make_work,
+    num_panels,
+    project,
+    project_gated,
+    project_onto,
+)
+from forerun.lean.plan import Ints, Plan
+from forerun.lean.scalar import copy, normalise
+from forerun.lean.shape import TOKENS
+
+ENTER, PROJECT, PLACE, ATTEND, OUT, NORM, GATED, DOWN = range(8)  # the stages of a layer
+STAGES_PER_LAYER = 8  # the head is the first two of one layer more
+MATRICES = 4  # of a layer: queries, keys and values; out; gate and up; down
+MATRIX_OF = (0, 0, 0, 0, 1, 0, 2, 3)  # by stage
+
+
+class Weights(NamedTuple):
+    """A model: its matrices, and what is not a matrix product."""
+
+    matrices: Matrices
+    embedding: Floats  # (vocabulary, hidden)
+    norms: Floats  # (2 * layers + 1, hidden)
+    head_norms: Floats  # (layers, 2, head size): of queries and keys
+    heads: Heads
+    eps: Any  # float32
+
+
+class Watched(NamedTuple):
+    """Hidden states that are asked for."""
+
+    layers: Ints  # after so many layers, the last after the final norm too
+    states: Floats  # (tokens, len(layers) * hidden)
+
+
+class Scratch(NamedTuple):
+    """What the tokens of a pass carry from stage to stage."""
+
+    x: Floats  # (tokens, hidden): the residual stream
+    normed: Floats  # (tokens, hidden)
+    qkv: Floats  # (tokens, padded)
+    queries: Floats  # (key heads, tokens * queries per key, head size)
+    mixed: Floats  # (tokens, query heads * head size)
+    inner: Floats  # (tokens, intermediate)
+
+
+@compiled
+def num_stages(num_layers: int) -> int:
+    return STAGES_PER_LAYER * num_layers + PROJECT + 1
+
+
+@compiled
+def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats) -> Any:
+    """How many pieces of work the threads share in a stage."""
+    if kind == PROJECT:
+        return num_panels(logits) if is_head else num_panels(s.qkv)
+    if kind == ATTEND:
+        return len(plan.tiles) * w.heads.keys
+    if kind == GATED:
+        return num_panels(s.inner)
+    if kind in (OUT, DOWN):
+        return num_panels(s.x)
+    return len(plan.ids)
+
+
+@compiled
+def watch(
+    watched: Watched, layer: int, is_head: bool, token: int, x: Floats, norm: Floats, eps: Any
+) -> None:
+    """Keep a token's states after so many layers, where they are asked for."""
+    for i in range(len(watched.layers)):
+        if watched.layers[i] == layer:
+            kept = watched.states[token, i * x.size : (i + 1) * x.size]
+            if is_head:
+                normalise(x, norm, eps, kept)
+            else:
+                copy(x, kept)
+
+
+def build(revision: int) -> Callable[..., None]:
+    @entry
+    def forward(
+        board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
+        logits: Floats,
+    ) -> None:  # fmt: skip
+        """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
+
+        One loop over stages with one call of each kind in it: that compiles in half the time.
+        """
+        num_tokens, num_layers = len(plan.ids), len(w.head_norms)
+        last = 2 * num_layers  # norm
+        work = make_work(num_tokens)
+        scores = np.empty((TOKENS, cache.slots + 16), np.float32)  # no power of two: caches mind
+        for stage in range(0 * revision, num_stages(num_layers)):
+            layer, kind = divmod(stage, STAGES_PER_LAYER)
+            is_head = layer == num_layers
+            matrix = MATRICES * layer + MATRIX_OF[kind]
+            for i in share(board, stage, num_items(kind, is_head, plan, w, s, logits)):
+                if kind == ENTER:
+                    if layer == 0:
+                        copy(w.embedding[plan.ids[i]], s.x[i])
+                    watch(watched, layer, is_head, i, s.x[i], w.norms[last], w.eps)
+                    if not is_head:
+                        normalise(s.x[i], w.norms[2 * layer], w.eps, s.normed[i])
+                    elif i < len(plan.wanted):
+                        normalise(s.x[plan.wanted[i]], w.norms[last], w.eps, s.normed[i])
+                elif kind == PROJECT:
+                    places, out = (plan.places, logits) if is_head else (plan.order, s.qkv)
+                    project(w.matrices, matrix, i, s.normed, places, out, work)
+                elif kind == PLACE:
+                    place(w.heads, plan, cache, layer, i, w.head_norms[layer], s.qkv, s.queries)
+                elif kind == ATTEND:
+                    tile, head = divmod(i, w.heads.keys)
+                    sums = work.sums
+                    attend(
+                        w.heads, plan, cache, layer, tile, head, s.queries, scores, sums, s.mixed
+                    )
+                elif kind == NORM:
+                    normalise(s.x[i], w.norms[2 * layer + 1], w.eps, s.normed[i])
+                elif kind == GATED:
+                    project_gated(w.matrices, matrix, i, s.normed, num_tokens, s.inner, work)
+                else:
+                    inputs = s.mixed if kind == OUT else s.inner
+                    project_onto(w.matrices, matrix, i, inputs, num_tokens, s.x, work)
+
+    return forward
+
+
+forward = build(sources())

@@ -1,0 +1,184 @@
+"""Linear layers for few tokens: each weight is read once and meets every token of the pass.
+
+A matrix (out, in) is kept as panels of LANES outputs, so that the inner loop runs over memory in
+order and over outputs in vectors.  More tokens than one tile holds meet it in tiles, so a long
+prompt takes the same path.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.lean.formats import BLOCK, Format
+from forerun.lean.jit import compiled, inlined
+from forerun.lean.scalar import exp
+from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.storage import padded
+from forerun.lean.tile import (
+    multiply_bfloat16,
+    multiply_block4,
+    multiply_block8,
+    multiply_float32,
+    multiply_float32_onto,
+)
+from forerun.lean.unpack import unpack_bfloat16, unpack_block4, unpack_block8, unpack_float32
+
+CHUNK = 4 * BLOCK  # inputs
+FLOAT32, BFLOAT16, BLOCK8 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.BLOCK8)
+
+Floats = NDArray[np.float32]
+
+
+class Matrices(NamedTuple):
+    """All matrices of a model one after the other: layer by layer in the order they are used."""
+
+    panels: NDArray[np.uint8]  # their bytes
+    biases: Floats
+    format: NDArray[np.int64]  # (matrices,)
+    depth: NDArray[np.int64]  # (matrices,): number of inputs
+    panel_at: NDArray[np.int64]  # (matrices,): where each begins in panels
+    panel_bytes: NDArray[np.int64]  # (matrices,): size of one of its panels
+    output_at: NDArray[np.int64]  # (matrices,): where its biases begin
+
+
+class Work(NamedTuple):
+    """Memory of one thread."""
+
+    sums: Floats  # (tokens, LANES)
+    gates: Floats  # the same
+    flat: Floats  # (CHUNK * LANES,): weights written out
+
+
+@compiled
+def make_work(num_tokens: int) -> Work:
+    num_tokens = max(num_tokens, TOKENS)
+    return Work(
+        np.empty((num_tokens, LANES), np.float32),
+        np.empty((num_tokens, LANES), np.float32),
+        np.empty(CHUNK * LANES, np.float32),
+    )
+
+
+def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+    """Two matrices of one shape as one whose panels take turns, so that a panel of the first and
+    its counterpart are read together."""
+    blocks = []
+    for matrix in (first, second):
+        full = np.zeros((padded(len(matrix)), *matrix.shape[1:]), matrix.dtype)
+        full[: len(matrix)] = matrix
+        blocks.append(full.reshape(-1, LANES, *matrix.shape[1:]))
+    return np.stack(blocks, axis=1).reshape(-1, *first.shape[1:])
+
+
+@inlined
+def num_panels(outputs: Floats) -> Any:
+    """How many panels make outputs (tokens, width)."""
+    return (outputs.shape[1] + LANES - 1) // LANES
+
+
+@inlined
+def panel(
+    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
+) -> None:
+    """Outputs without bias of one panel for the first tokens of x: (tokens, LANES)."""
+    depth, w, format = m.depth[index], m.panels, m.format[index]
+    at, blocks = m.panel_at[index] + number * m.panel_bytes[index], depth // BLOCK
+    if num_tokens > TOKENS:
+        panel_of_many(m, index, at, x, num_tokens, sums, flat)
+    elif format == FLOAT32:
+        multiply_float32(x, 0, depth, w, at, 4 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+    elif format == BFLOAT16:
+        multiply_bfloat16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+    elif format == BLOCK8:
+        multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
+    else:
+        multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
+
+
+@compiled
+def panel_of_many(
+    m: Matrices, index: int, at: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
+) -> None:
+    """The same for more tokens than one tile holds.
+
+    Some inputs of the panel at a time are written out as float32, to stay in the innermost cache
+    while they meet tile after tile, all of about one size.  Each sum still runs over the inputs in
+    order.
+    """
+    depth, format = m.depth[index], m.format[index]
+    tiles = (num_tokens + TOKENS - 1) // TOKENS
+    for i in range(num_tokens):
+        for j in range(LANES):
+            sums[i, j] = np.float32(0)
+    for begin in range(0, depth, CHUNK):
+        size, w_at = min(CHUNK, depth - begin), at + begin * m.panel_bytes[index] // depth
+        if format == FLOAT32:
+            unpack_float32(m.panels, w_at, 1, size, flat)
+        elif format == BFLOAT16:
+            unpack_bfloat16(m.panels, w_at, 1, size, flat)
+        elif format == BLOCK8:
+            unpack_block8(m.panels, w_at, size // BLOCK, BLOCK, flat)
+        else:
+            unpack_block4(m.panels, w_at, size // BLOCK, BLOCK // 2, flat)
+        for tile in range(tiles):
+            first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
+            multiply_float32_onto(
+                x, first * depth + begin, depth, flat, 0, 4 * LANES, 1, size,
+                sums, first * LANES, LANES, last - first,
+            )  # fmt: skip
+
+
+@inlined
+def project(
+    m: Matrices, index: int, number: int, x: Floats, places: NDArray[np.int64], y: Floats,
+    work: Work,
+) -> None:  # fmt: skip
+    """y[places[i]] (outputs,) = W x[i] + b, for one panel."""
+    panel(m, index, number, x, len(places), work.sums, work.flat)
+    begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
+    biases = biases_of(m, index, number)
+    for i in range(len(places)):
+        out, own = y[places[i], begin:end], work.sums[i]
+        for j in range(end - begin):
+            out[j] = own[j] + biases[j]
+
+
+@inlined
+def project_onto(
+    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
+) -> None:
+    """y (tokens, outputs) += W x + b, for one panel."""
+    panel(m, index, number, x, num_tokens, work.sums, work.flat)
+    begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
+    biases = biases_of(m, index, number)
+    for i in range(num_tokens):
+        out, own = y[i, begin:end], work.sums[i]
+        for j in range(end - begin):
+            out[j] += own[j] + biases[j]
+
+
+@inlined
+def project_gated(
+    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
+) -> None:
+    """y (tokens, outputs) = silu(G x) * (U x), for one panel of each."""
+    panel(m, index, 2 * number, x, num_tokens, work.gates, work.flat)
+    panel(m, index, 2 * number + 1, x, num_tokens, work.sums, work.flat)
+    begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
+    gate_biases = biases_of(m, index, 2 * number)
+    biases = biases_of(m, index, 2 * number + 1)
+    for i in range(num_tokens):
+        out, own, gate = y[i, begin:end], work.sums[i], work.gates[i]
+        for j in range(end - begin):
+            g = gate[j] + gate_biases[j]
+            out[j] = (own[j] + biases[j]) * g / (np.float32(1) + exp(-g))
+
+
+@inlined
+def biases_of(m: Matrices, index: int, number: int) -> Floats:
+    """Those of one panel."""
+    at = m.output_at[index] + number * LANES
+    return m.biases[at : at + LANES]

@@ -1,0 +1,106 @@
+"""A transformers model on the lean CPU pass, as the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.errors import InputError, explain
+from forerun.lean.crew import Crew
+from forerun.lean.linear import Floats
+from forerun.lean.rows import LeanRows
+from forerun.lean.shallow import ShallowRows
+from forerun.lean.weights import take, unfit
+from forerun.models.base import Kept, Parents, check_score
+from forerun.models.first_layers import FirstLayers, check_depth
+from forerun.models.huggingface import HuggingFaceModel
+from forerun.models.rounded import Bits
+
+
+class LeanModel:
+    """Scores like the model it was made from, within float rounding.
+
+    The weights are copied, in another order; `model` stays as it is and at hand.  With
+    `int8=True` the copy is rounded to 8 bits: that is another model, and named so.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        int8: bool = False,
+        num_threads: int | None = None,
+    ) -> None:
+        self._weights = take(model, int8)
+        self._crew = Crew(num_threads)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name: str = (model.config.name_or_path or type(model).__name__) + "-int8" * int8
+        self.vocab_size: int = model.config.vocab_size
+        self.max_context: int | None = model.config.max_position_embeddings
+        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers
+        self.scores_trees = True
+
+    def start(self, num_rows: int, capacity: int) -> LeanRows:
+        return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
+
+    def score(
+        self,
+        state: LeanRows,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
+    ) -> Any:
+        check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
+        return state.score(rows, tokens, num_logits, parents)
+
+    def commit(self, state: LeanRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        state.commit(rows, kept)
+
+    def release(self, state: LeanRows, row: int) -> None:
+        state.release(row)
+
+    def watch(self, state: LeanRows, layers: Sequence[int]) -> None:
+        """Keep hidden states of what is scored from now on.
+
+        0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
+        """
+        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
+            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
+            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        state.watch(layers)
+
+    def watched(self, state: LeanRows, row: int) -> Any:
+        if not state.layers:
+            wrong = "No hidden states were kept."
+            cure = "Call `watch` with the layers wanted before the row is scored."
+            raise InputError(explain(wrong, f"row {row}", cure))
+        kept = state.kept[row]
+        return None if kept is None else torch.from_numpy(kept)
+
+    def first_layers(self, state: LeanRows, num_layers: int) -> FirstLayers:
+        """The first layers under the model's own head, scoring on these very rows."""
+        check_depth(self.name, self.num_layers, num_layers)
+        return FirstLayers(self, num_layers, state, ShallowRows(state, num_layers))
+
+    def rounded(self, bits: Bits) -> LeanModel | HuggingFaceModel:
+        """A copy with linear weights of 8 or 4 bits, on this pass where it has such blocks."""
+        if bits != "int8" or unfit(self.model, int8=True):
+            return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
+        copied = LeanModel(self.model, self.tokenizer, int8=True, num_threads=self._crew.size)
+        copied.name = f"{self.name}-int8"
+        return copied
+
+    def _angles(self, slots: int) -> tuple[Floats, Floats]:
+        """Cosines and sines (slots, head size / 2), from the model's own rotary table."""
+        with torch.inference_mode():
+            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(slots)[None])
+        half = self._weights.heads.size // 2
+        cos, sin = (np.ascontiguousarray(part[0, :, :half].numpy()) for part in both)
+        return cos, sin

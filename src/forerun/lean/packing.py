@@ -1,0 +1,76 @@
+"""The loops that find out whether blocks of a matrix are small whole numbers, and pack these.
+
+They are compiled because a model is packed each time it is loaded.  What depends on the shape of
+this package's panels is an argument: Numba's cache knows only this file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.lean.jit import exact_entry
+
+Floats = NDArray[np.float32]
+
+
+@exact_entry
+def extremes(matrix: Floats, low: Floats, high: Floats) -> None:
+    """The least and the largest weight of each block: two arrays (out, blocks)."""
+    size = matrix.shape[1] // low.shape[1]
+    for output in range(len(matrix)):
+        for block in range(low.shape[1]):
+            weights = matrix[output, block * size : (block + 1) * size]
+            least = most = weights[0]
+            for weight in weights:
+                least = weight if weight < least else least
+                most = weight if weight > most else most
+            low[output, block], high[output, block] = least, most
+
+
+@exact_entry
+def pack8(matrix: Floats, d: Floats, lanes: int, blocks: NDArray[np.uint8], header: int) -> bool:
+    """Write q of d * q behind the headers of blocks (panels, blocks, bytes); False if some weight
+    is no such product of a q from -127 to 127."""
+    size = matrix.shape[1] // d.shape[1]
+    for output in range(len(matrix)):
+        panel, lane = divmod(output, lanes)
+        for block in range(d.shape[1]):
+            scale = d[output, block]
+            inverse = np.float32(1) / scale if scale else np.float32(0)
+            weights = matrix[output, block * size : (block + 1) * size]
+            place = blocks[panel, block, header + lane :]
+            misfits = 0
+            for i in range(size):
+                q = np.rint(weights[i] * inverse)
+                misfits += not (abs(q) <= 127 and q * scale == weights[i])
+                place[i * lanes] = np.uint8(np.int32(q))
+            if misfits:
+                return False
+    return True
+
+
+@exact_entry
+def pack4(
+    matrix: Floats, d: Floats, m: Floats, lanes: int, blocks: NDArray[np.uint8], header: int
+) -> bool:
+    """The same for d * q + m, q from 0 to 15, two to a byte."""
+    size = matrix.shape[1] // d.shape[1]
+    digits = np.empty(size, np.uint8)
+    for output in range(len(matrix)):
+        panel, lane = divmod(output, lanes)
+        for block in range(d.shape[1]):
+            scale, offset = d[output, block], m[output, block]
+            inverse = np.float32(1) / scale if scale else np.float32(0)
+            weights = matrix[output, block * size : (block + 1) * size]
+            misfits = 0
+            for i in range(size):
+                q = np.rint((weights[i] - offset) * inverse)
+                misfits += not (0 <= q <= 15 and q * scale + offset == weights[i])
+                digits[i] = np.uint8(q)
+            if misfits:
+                return False
+            place = blocks[panel, block, header + lane :]
+            for i in range(size // 2):
+                place[i * lanes] = digits[2 * i] | digits[2 * i + 1] << 4
+    return True

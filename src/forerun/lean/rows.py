@@ -1,0 +1,144 @@
+"""Rows of the lean pass: per-row lengths over one preallocated cache.
+
+Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
+kept to where the text goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.lean.cache import Rotary, allocate, reserve
+from forerun.lean.crew import Crew
+from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
+from forerun.lean.linear import Floats
+from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
+from forerun.lean.shape import LANES, TOKENS
+from forerun.models.base import Kept, Parents
+from forerun.models.feed import Feed, feeds
+
+
+class LeanRows:
+    """Rows of one model; the verbs of `LanguageModel` without the checks."""
+
+    def __init__(
+        self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int, capacity: int
+    ) -> None:
+        self.lengths = [0] * num_rows
+        self.layers: tuple[int, ...] = ()  # whose states are kept
+        self.kept: list[Floats | None] = [None] * num_rows  # those of the last commit
+        self._seen = [np.empty((0, 0), np.float32)] * num_rows  # those since the last commit
+        self._fed = [Feed()] * num_rows  # since the last commit
+        self._weights = weights
+        self._rotary = rotary
+        self._crew = crew
+        self._capacity = capacity
+        layers, heads = len(weights.head_norms), weights.heads
+        self._cache = allocate(layers, num_rows, heads, rotary, LANES)
+        self._scratch = _scratch(weights, TOKENS)
+
+    def score(
+        self,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
+    ) -> Any:
+        """Logits (R, max(num_logits), V), as a torch tensor."""
+        fed, lots = feeds(tokens, parents), []
+        width, vocab = max(num_logits), len(self._weights.embedding)
+        for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
+            end = len(feed.tokens)
+            known = self._fed[row].shared(feed, end - count)
+            places = np.full(end - known, -1)
+            places[-count:] = np.arange(index * width, index * width + count)
+            lots.append(Lot.of(row, self.lengths[row], feed, known, places))
+            self.forget(row, known)  # nothing to build on if a pass is interrupted
+        heads, longest = self._weights.heads, max(int(lot.slots[-1]) + 1 for lot in lots)
+        self._cache = reserve(self._cache, heads, self._rotary, longest, self._capacity)
+        logits = np.empty((len(rows) * width, vocab), np.float32)
+        seen = [self._pass(plan, logits) for plan in passes(lots, heads.queries // heads.keys)]
+        if self.layers:
+            self._see(lots, np.concatenate(seen))
+        for row, feed in zip(rows, fed, strict=True):
+            self._fed[row] = feed
+        return torch.from_numpy(logits.reshape(len(rows), width, vocab))
+
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        paths = [self._fed[row].path(row, own) for row, own in zip(rows, kept, strict=True)]
+        for row, path in zip(rows, paths, strict=True):
+            if not isinstance(path, range):
+                self._gather(row, np.asarray(path, np.int64))
+            if self.layers:
+                self.kept[row] = self._seen[row][list(path)]
+            self.forget(row)
+            self.lengths[row] += len(path)
+
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+        self.kept[row] = None
+        self.forget(row)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep states from now on; what was scored unwatched cannot be built on."""
+        self.layers = tuple(layers)
+        for row in range(len(self.lengths)):
+            self._seen[row] = np.empty((0, self._width), np.float32)
+            self.forget(row)
+
+    def forget(self, row: int, known: int = 0) -> None:
+        """Of what was scored since the last commit, only the first `known` tokens still count."""
+        self._fed[row] = Feed()
+        self._seen[row] = self._seen[row][:known]
+
+    @property
+    def _width(self) -> int:
+        """Of a token's states."""
+        return len(self.layers) * int(self._weights.embedding.shape[1])
+
+    def _see(self, lots: Sequence[Lot], states: Floats) -> None:
+        """Put the states of a score behind those of the tokens it built on."""
+        ends = np.cumsum([len(lot.slots) for lot in lots])
+        for lot, own in zip(lots, np.split(states, ends[:-1]), strict=True):
+            self._seen[lot.row] = np.concatenate([self._seen[lot.row], own])
+
+    def _gather(self, row: int, path: Any) -> None:
+        """Move the keys and values of a path to the end of the row's text."""
+        new = self.lengths[row] + np.arange(len(path))
+        old = self.lengths[row] + path
+        is_moved = old != new
+        if is_moved.any():
+            old, new = old[is_moved], new[is_moved]
+            keys, values = self._cache.keys[:, row], self._cache.values[:, row]
+            keys[:, :, new // LANES, :, new % LANES] = keys[:, :, old // LANES, :, old % LANES]
+            values[:, :, new] = values[:, :, old]
+
+    def _pass(self, plan: Plan, logits: Floats) -> Floats:
+        """Fill in logits; the hidden states of the pass's tokens, where they are watched."""
+        weights, count = self._weights, len(plan.ids)
+        if count > len(self._scratch.x):
+            self._scratch = _scratch(weights, min(MOST_TOKENS, 2 * count))
+        watched = Watched(
+            layers=np.array(self.layers, np.int64),
+            states=np.empty((count, self._width), np.float32),
+        )
+        stages = num_stages(len(weights.head_norms))
+        self._crew.run(stages, forward, weights, plan, self._cache, self._scratch, watched, logits)
+        return watched.states
+
+
+def _scratch(weights: Weights, num_tokens: int) -> Scratch:
+    heads, m = weights.heads, weights.matrices
+    hidden, group = weights.embedding.shape[1], heads.queries // heads.keys
+    return Scratch(
+        x=np.empty((num_tokens, hidden), np.float32),
+        normed=np.empty((num_tokens, hidden), np.float32),
+        qkv=np.empty((num_tokens, m.output_at[1]), np.float32),
+        queries=np.empty((heads.keys, num_tokens * group, heads.size), np.float32),
+        mixed=np.empty((num_tokens, heads.queries * heads.size), np.float32),
+        inner=np.empty((num_tokens, m.depth[3]), np.float32),
+    )

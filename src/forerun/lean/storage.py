@@ -1,0 +1,118 @@
+"""How weights are kept: in the fewest bits that give back every float32 exactly.
+
+Reading weights is what a pass of few tokens costs, and most float32 weights were fewer bits once:
+a checkpoint saved in bfloat16, or a file of 4-bit numbers written out.  Such a matrix is kept as
+what it was, and a weight becomes the same float32 again in a register.  Nothing is rounded: a
+format is used only where every weight survives the way there and back.
+
+The block formats are those of GGUF's Q8_0 and Q4_1, whose exact scales can be told from the
+weights: the largest of a block is 127 or 15 times its scale, and the least of a Q4_1 its offset.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.lean.formats import BLOCK, HEADER, INPUTS_PER_ROW, ROW, Format
+from forerun.lean.packing import extremes, pack4, pack8
+from forerun.lean.shape import LANES
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+def padded(count: int) -> int:
+    """The next multiple of LANES."""
+    return -(-count // LANES) * LANES
+
+
+def to_panels(matrix: NDArray[Any]) -> NDArray[Any]:
+    """(out, in) as panels (out / LANES, in, LANES); missing outputs are zero."""
+    out, depth = matrix.shape
+    full = np.zeros((padded(out), depth), matrix.dtype)
+    full[:out] = matrix
+    return np.ascontiguousarray(full.reshape(-1, LANES, depth).transpose(0, 2, 1))
+
+
+class Stored(NamedTuple):
+    """A matrix as panels of bytes."""
+
+    format: Format
+    panels: Bytes  # (out / LANES, bytes of a panel)
+
+
+def store(matrix: Floats) -> Stored:
+    """A matrix (out, in) in the first format that keeps all of it."""
+    if matrix.shape[1] % BLOCK == 0:
+        for shrink in (block4, block8):
+            # A look at a few outputs saves the work on all of a matrix that will not fit.
+            if shrink(matrix[:4]) is not None and (stored := shrink(matrix)) is not None:
+                return stored
+    return bfloat16(matrix) or float32(matrix)
+
+
+def float32(matrix: Floats) -> Stored:
+    panels = to_panels(matrix)
+    return Stored(Format.FLOAT32, panels.reshape(len(panels), -1).view(np.uint8))
+
+
+def bfloat16(matrix: Floats) -> Stored | None:
+    bits = matrix.view(np.uint32)
+    if (bits & 0xFFFF).any():
+        return None
+    panels = to_panels((bits >> 16).astype(np.uint16))
+    return Stored(Format.BFLOAT16, panels.reshape(len(panels), -1).view(np.uint8))
+
+
+def block8(matrix: Floats) -> Stored | None:
+    low, high = _extremes(matrix)
+    d = _half(np.maximum(high, -low) / 127)
+    blocks = _with_headers(Format.BLOCK8, [d])
+    fits = pack8(matrix, d, LANES, blocks, HEADER[Format.BLOCK8])
+    return Stored(Format.BLOCK8, blocks.reshape(len(blocks), -1)) if fits else None
+
+
+def block4(matrix: Floats) -> Stored | None:
+    m, high = _extremes(matrix)
+    d = _half((high - m) / 15)
+    if not np.array_equal(_half(m), m):
+        return None
+    blocks = _with_headers(Format.BLOCK4, [d, m])
+    fits = pack4(matrix, d, m, LANES, blocks, HEADER[Format.BLOCK4])
+    return Stored(Format.BLOCK4, blocks.reshape(len(blocks), -1)) if fits else None
+
+
+def rounded(matrix: Floats) -> Floats:
+    """The nearest matrix that BLOCK8 keeps: another model, for those who want it smaller."""
+    blocks = matrix.reshape(len(matrix), -1, BLOCK)
+    d = _half(np.abs(blocks).max(2) / 127)
+    q = np.clip(np.rint(blocks / _divisor(d)), -127, 127)
+    nearest: Floats = (d[..., None] * q).reshape(matrix.shape)
+    return nearest
+
+
+def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
+    low, high = np.empty((2, len(matrix), matrix.shape[1] // BLOCK), np.float32)
+    extremes(matrix, low, high)
+    return low, high
+
+
+def _with_headers(format: Format, numbers: list[Floats]) -> Bytes:
+    """Blocks (panels, blocks, bytes) that begin with their numbers (out, blocks), LANES of each."""
+    panels = [to_panels(each.astype(np.float16)).view(np.uint8) for each in numbers]
+    headers = np.concatenate(panels, axis=2)
+    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format]
+    return np.pad(headers, ((0, 0), (0, 0), (0, body)))
+
+
+def _half(x: NDArray[Any]) -> Floats:
+    """The nearest float16: where that is not x itself, a matrix does not survive."""
+    return x.clip(-65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def _divisor(d: Floats) -> Floats:
+    """d, or 1 where a block is constant."""
+    return np.where(d == 0, np.float32(1), d)[..., None]

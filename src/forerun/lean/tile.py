@@ -1,0 +1,174 @@
+"""The one inner loop: a few rows times a panel, with all sums in registers.
+
+    y[i, :] = sum over k of x[i, k] * w[k, :]      i < count <= TOKENS, w[k, :] is LANES wide
+
+The panel is read once, in order; each of its vectors meets every row while it is in a register.
+Linear layers, attention scores and attention averages are all this loop over different memory.
+It is written as LLVM instructions, because loops over arrays leave the sums in memory.
+The sum over k is sequential, so a row's result depends neither on which rows stand beside it nor
+on how the weights are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from forerun.lean.formats import (
+    BYTE,
+    F32,
+    HEADER,
+    I64,
+    INPUTS_PER_ROW,
+    ROW,
+    Format,
+    fetch,
+    load,
+    multiply_add,
+    read_header,
+    read_row,
+    spread,
+    vector,
+)
+from forerun.lean.jit import intrinsic
+from forerun.lean.shape import LANES, TOKENS
+
+AHEAD = 8192  # bytes from what is multiplied to what is fetched: hardware alone falls behind
+
+
+def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
+    """The loop over weights of one format, for compiled code; `onto`: sums begin with y."""
+
+    @intrinsic
+    def multiply(
+        context: Any,
+        x: Any,  # float32, any shape: only memory and strides matter
+        x_at: Any,
+        x_stride: Any,
+        w: Any,
+        w_at: Any,  # of w's own elements
+        row_bytes: Any,
+        num_blocks: Any,
+        num_rows: Any,  # per block
+        y: Any,  # float32
+        y_at: Any,
+        y_stride: Any,
+        count: Any,  # 1 to TOKENS
+    ) -> Any:
+        """`count` rows of x, `x_stride` apart, times a panel that begins at `w_at`, into y."""
+        n = types.intp
+        signature = types.void(x, n, n, w, n, n, n, n, y, n, n, n)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x, x_at, x_stride, w, w_at, row_bytes, num_blocks, num_rows, y, y_at, *rest = values
+            kinds = signature.args
+            x = address(context, builder, kinds[0], x, x_at)
+            w = builder.bitcast(address(context, builder, kinds[3], w, w_at), BYTE)
+            y = address(context, builder, kinds[8], y, y_at)
+            function = _define(builder.module, format, onto)
+            builder.call(function, [x, x_stride, w, row_bytes, num_blocks, num_rows, y, *rest])
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return multiply
+
+
+multiply_float32 = multiply_by(Format.FLOAT32)
+multiply_float32_onto = multiply_by(Format.FLOAT32, onto=True)
+multiply_bfloat16 = multiply_by(Format.BFLOAT16)
+multiply_block8 = multiply_by(Format.BLOCK8)
+multiply_block4 = multiply_by(Format.BLOCK4)
+
+
+def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
+
+
+def _define(module: Any, format: Format, onto: bool) -> Any:
+    """The function itself, once per module however often it is called."""
+    name = f"forerun_multiply_{format.name.lower()}" + "_onto" * onto
+    if name in module.globals:
+        return module.globals[name]
+    floats = F32.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [floats, I64, BYTE, I64, I64, I64, floats, I64, I64])
+    function = ir.Function(module, kind, name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    *operands, y, y_stride, count = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    end = function.append_basic_block()
+    choice = builder.switch(count, end)
+    for tokens in range(1, TOKENS + 1):
+        block = function.append_basic_block()
+        choice.add_case(I64(tokens), block)
+        builder.position_at_end(block)
+        places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
+        zero = ir.Constant(vector(F32), [0.0] * LANES)
+        sums = [load(builder, F32, place) if onto else zero for place in places]
+        for place, total in zip(places, _loops(builder, format, sums, *operands), strict=True):
+            builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)
+        builder.branch(end)
+    builder.position_at_end(end)
+    builder.ret_void()
+    return function
+
+
+def _loops(
+    builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any, row_bytes: Any,
+    num_blocks: Any, num_rows: Any,
+) -> list[Any]:  # fmt: skip
+    """Blocks, and in each its rows, for a fixed number of tokens; the finished sums."""
+    starts = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(len(sums))]
+    header_bytes = HEADER[format]
+    block_bytes = builder.add(builder.mul(num_rows, row_bytes), I64(header_bytes))
+    per_block = builder.mul(num_rows, I64(INPUTS_PER_ROW[format]))
+
+    def block(index: Any, sums: list[Any]) -> list[Any]:
+        place = builder.gep(w, [builder.mul(index, block_bytes)])
+        header = read_header(builder, format, place)
+        body = builder.gep(place, [I64(header_bytes)])
+        first = builder.mul(index, per_block)
+
+        def row(index: Any, sums: list[Any]) -> list[Any]:
+            place = builder.gep(body, [builder.mul(index, row_bytes)])
+            fetch(builder, place, AHEAD, ROW[format])
+            k = builder.add(first, builder.mul(index, I64(INPUTS_PER_ROW[format])))
+            for offset, weights in enumerate(read_row(builder, format, place, header)):
+                at = builder.add(k, I64(offset))
+                inputs = [builder.load(builder.gep(start, [at])) for start in starts]
+                sums = [
+                    multiply_add(builder, spread(builder, value), weights, total)
+                    for value, total in zip(inputs, sums, strict=True)
+                ]
+            return sums
+
+        return repeat(builder, num_rows, sums, row)
+
+    return repeat(builder, num_blocks, sums, block)
+
+
+def repeat(
+    builder: Any, times: Any, values: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """`values = body(i, values)` for i below `times`, which is at least 1."""
+    before = builder.block
+    loop = builder.append_basic_block("loop")
+    after = builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    carried = [builder.phi(value.type) for value in values]
+    new = body(index, carried)
+    following = builder.add(index, I64(1))
+    index.add_incoming(I64(0), before)
+    index.add_incoming(following, builder.block)
+    for phi, old, value in zip(carried, values, new, strict=True):
+        phi.add_incoming(old, before)
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, times), loop, after)
+    builder.position_at_end(after)
+    return new

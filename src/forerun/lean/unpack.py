@@ -1,0 +1,95 @@
+"""Write a piece of a panel out as float32, for passes of more tokens than one tile holds: tile
+after tile would otherwise make float32 of the same weights again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from forerun.lean.formats import (
+    BYTE,
+    F32,
+    HEADER,
+    I64,
+    INPUTS_PER_ROW,
+    ROW,
+    Format,
+    read_header,
+    read_row,
+    vector,
+)
+from forerun.lean.jit import intrinsic
+from forerun.lean.shape import LANES
+from forerun.lean.tile import address, repeat
+
+
+def unpack_from(format: Format) -> Callable[..., Any]:
+    """The loop over weights of one format, for compiled code."""
+
+    @intrinsic
+    def unpack(
+        context: Any,
+        w: Any,
+        w_at: Any,  # of w's own elements
+        num_blocks: Any,
+        num_rows: Any,  # per block
+        y: Any,  # float32
+    ) -> Any:
+        """The blocks that begin at `w_at` as (inputs, LANES) into y."""
+        n = types.intp
+        signature = types.void(w, n, n, n, y)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            w, w_at, num_blocks, num_rows, y = values
+            w = builder.bitcast(address(context, builder, signature.args[0], w, w_at), BYTE)
+            y = address(context, builder, signature.args[4], y, I64(0))
+            builder.call(_define(builder.module, format), [w, num_blocks, num_rows, y])
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return unpack
+
+
+unpack_float32 = unpack_from(Format.FLOAT32)
+unpack_bfloat16 = unpack_from(Format.BFLOAT16)
+unpack_block8 = unpack_from(Format.BLOCK8)
+unpack_block4 = unpack_from(Format.BLOCK4)
+
+
+def _define(module: Any, format: Format) -> Any:
+    """The function itself, once per module however often it is called."""
+    name = f"forerun_unpack_{format.name.lower()}"
+    if name in module.globals:
+        return module.globals[name]
+    kind = ir.FunctionType(ir.VoidType(), [BYTE, I64, I64, F32.as_pointer()])
+    function = ir.Function(module, kind, name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    w, num_blocks, num_rows, y = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    block_bytes = builder.add(builder.mul(num_rows, I64(ROW[format])), I64(HEADER[format]))
+
+    def block(index: Any, _: list[Any]) -> list[Any]:
+        place = builder.gep(w, [builder.mul(index, block_bytes)])
+        header = read_header(builder, format, place)
+        body = builder.gep(place, [I64(HEADER[format])])
+        first = builder.mul(index, num_rows)
+
+        def row(index: Any, _: list[Any]) -> list[Any]:
+            place = builder.gep(body, [builder.mul(index, I64(ROW[format]))])
+            k = builder.mul(builder.add(first, index), I64(INPUTS_PER_ROW[format]))
+            for offset, weights in enumerate(read_row(builder, format, place, header)):
+                at = builder.mul(builder.add(k, I64(offset)), I64(LANES))
+                out = builder.bitcast(builder.gep(y, [at]), vector(F32).as_pointer())
+                builder.store(weights, out, align=4)
+            return []
+
+        return repeat(builder, num_rows, [], row)
+
+    repeat(builder, num_blocks, [], block)
+    builder.ret_void()
+    return function

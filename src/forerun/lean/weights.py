@@ -1,0 +1,152 @@
+"""Take the weights out of a transformers model, or say why this pass is not its own.
+
+Only what the pass computes exactly is taken: a class is listed by name, and every part that could
+make it something else (a window, another activation, adapters, another precision) is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.errors import UnsupportedError, explain
+from forerun.lean.attention import Heads
+from forerun.lean.formats import BLOCK
+from forerun.lean.forward import Weights
+from forerun.lean.linear import Floats, Matrices, alternate
+from forerun.lean.storage import padded, rounded, store
+
+FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Rotary tables that do not change with the length of the text.
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+def take(model: Any, int8: bool = False) -> Weights:
+    """The weights, copied into panels; rounded to 8 bits and a scale per block if asked."""
+    if reason := unfit(model, int8):
+        raise UnsupportedError(
+            explain(
+                f"The lean CPU pass does not fit this model: {reason}.",
+                type(model).__name__,
+                "Use the plain path: lean=False, or forerun.wrap(model).",
+            )
+        )
+    layers = model.model.layers
+    attention = layers[0].self_attn
+    size = attention.head_dim
+    has_norms = hasattr(attention, "q_norm")
+    heads = Heads(
+        queries=attention.q_proj.out_features // size,
+        keys=attention.k_proj.out_features // size,
+        size=size,
+        wide=padded(size),
+        scale=np.float32(attention.scaling),
+        has_norms=has_norms,
+        eps=np.float32(attention.q_norm.variance_epsilon if has_norms else 0),
+    )
+    norms = [n for x in layers for n in (x.input_layernorm, x.post_attention_layernorm)]
+    pairs = [(x.self_attn.q_norm, x.self_attn.k_norm) if has_norms else () for x in layers]
+    return Weights(
+        matrices=_matrices(model, int8),
+        embedding=as_array(model.model.embed_tokens.weight),
+        norms=np.stack([as_array(n.weight) for n in (*norms, model.model.norm)]),
+        head_norms=np.stack(
+            [[as_array(n.weight) for n in pair] or np.ones((2, size), np.float32) for pair in pairs]
+        ),
+        heads=heads,
+        eps=np.float32(model.model.norm.variance_epsilon),
+    )
+
+
+def unfit(model: Any, int8: bool = False) -> str:
+    """Why the pass would not compute what this model computes; empty if it would."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers."):
+        return f"it is not one of {', '.join(FAMILY)}"
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        return 'its weights are not all float32 on the CPU (dtype="float32" would load them so)'
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if any("sliding" in name for name in _layer_types(config)):
+        return "some of its layers see a sliding window"
+    if model.model.rotary_emb.rope_type not in FIXED_ROPE:
+        return f"its rotary table ({model.model.rotary_emb.rope_type}) changes with the text"
+    modules = list(model.modules())
+    linear = [module for module in modules if hasattr(module, "out_features")]
+    is_whole = len(linear) == 7 * len(model.model.layers) + 1
+    if not is_whole or any(type(module) is not torch.nn.Linear for module in linear):
+        return "some of its linear layers were replaced"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+        return "hooks on its layers would not be called"
+    if model.lm_head.out_features != model.model.embed_tokens.num_embeddings:
+        return "its head and its embedding differ in vocabulary"
+    if int8 and any(module.in_features % BLOCK for module in linear):
+        return f"its layers are not multiples of {BLOCK} wide, the blocks of int8"
+    return ""
+
+
+def _layer_types(config: Any) -> list[str]:
+    if types := getattr(config, "layer_types", None):
+        return list(types)
+    return ["sliding"] if getattr(config, "sliding_window", None) else []
+
+
+def _matrices(model: Any, int8: bool) -> Matrices:
+    """All matrices in the order a pass uses them."""
+    parts = [part for layer in model.model.layers for part in _layer_matrices(layer)]
+    parts.append(((model.lm_head,), False))
+    return join(_together(*part, int8) for part in parts)
+
+
+def _together(modules: tuple[Any, ...], takes_turns: bool, int8: bool) -> tuple[Floats, Floats]:
+    """Several linear layers with one input as one matrix and its biases."""
+    both = alternate if takes_turns else _stack
+    matrix = both(*[as_array(module.weight) for module in modules])
+    return rounded(matrix) if int8 else matrix, both(*[_bias(module) for module in modules])
+
+
+def join(parts: Iterable[tuple[Floats, Floats]]) -> Matrices:
+    """Matrices (out, in) and biases (out,) in one piece of memory."""
+    stored, biases, depth = [], [], []
+    for matrix, bias in parts:
+        stored.append(store(matrix))
+        biases.append(np.pad(bias, (0, padded(len(bias)) - len(bias))))
+        depth.append(matrix.shape[1])
+    sizes = [matrix.panels.size for matrix in stored]
+    return Matrices(
+        panels=np.concatenate([matrix.panels.reshape(-1) for matrix in stored]),
+        biases=np.concatenate(biases),
+        format=np.array([matrix.format for matrix in stored], np.int64),
+        depth=np.array(depth, np.int64),
+        panel_at=np.cumsum([0, *sizes[:-1]]),
+        panel_bytes=np.array([matrix.panels.shape[1] for matrix in stored], np.int64),
+        output_at=np.cumsum([0, *map(len, biases[:-1])]),
+    )
+
+
+def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
+    """The modules that are one matrix, and whether their panels take turns."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        ((attention.q_proj, attention.k_proj, attention.v_proj), False),
+        ((attention.o_proj,), False),
+        ((mlp.gate_proj, mlp.up_proj), True),
+        ((mlp.down_proj,), False),
+    ]
+
+
+def _stack(*arrays: Floats) -> Floats:
+    return np.concatenate(arrays)
+
+
+def _bias(module: Any) -> Floats:
+    if module.bias is None:
+        return np.zeros(module.out_features, np.float32)
+    return as_array(module.bias)
+
+
+def as_array(tensor: Any) -> Floats:
+    return np.ascontiguousarray(tensor.detach().numpy())

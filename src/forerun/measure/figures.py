@@ -1,0 +1,163 @@
+"""The figures of a sweep, each under the name and by the definition of docs/measuring.md.
+
+Repeats of a prompt are merged first, by their median, so that one slow minute counts little; then
+prompts are the unit: intervals come from resampling prompts, because it is other prompts that
+the next user will bring.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from forerun.measure.records import Answer, Cell, Interval, Run
+
+NUM_RESAMPLES = 1000
+STAGES = ("draft", "score", "verify", "commit")
+Floats = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the runs of one cell came to; `speedup` is None where plain decoding was not run."""
+
+    cell: Cell
+    num_prompts: int
+    num_repeats: int
+    acceptance_rate: Interval
+    acceptance_by_position: list[float]
+    accepted_length_shares: list[float]  # of rounds, for accepted lengths 0, 1, ...
+    tokens_per_round: Interval
+    seconds_per_token: Interval
+    tokens_per_second: Interval
+    tokens_per_second_with_prompt: float
+    time_shares: dict[str, float]  # by stage; empty for a peer
+    speedup: Interval | None
+
+
+def figures(runs: Sequence[Run], *, group: str | None = None) -> list[Figures]:
+    """One entry per cell, in the order of their first runs; with `group`, of that task alone."""
+    cells: dict[Cell, list[Run]] = defaultdict(list)
+    for run in runs:
+        answers = [each for each in run.answers if group in (None, each.group)]
+        if answers:
+            cells[run.cell].append(replace(run, answers=answers))
+    return [_figures(cell, own, cells.get(plain_of(cell), [])) for cell, own in cells.items()]
+
+
+def groups(runs: Sequence[Run]) -> list[str]:
+    """The task groups, in the order of their first appearance."""
+    return list(dict.fromkeys(answer.group for run in runs for answer in run.answers))
+
+
+def plain_of(cell: Cell) -> Cell:
+    """The cell of plain decoding that this one is compared with; a peer's too: ours."""
+    return replace(cell, drafter=None, draft_length=0, tree=None, rule="match", peer=None)
+
+
+def is_plain(cell: Cell) -> bool:
+    return cell.drafter is None
+
+
+def seconds_per_token(answer: Answer) -> float:
+    """Of one request, after the round that read its prompt."""
+    tokens = answer.new_tokens - answer.first_tokens
+    return (answer.seconds - answer.first_seconds) / tokens if tokens > 0 else float("nan")
+
+
+def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
+    answers = [answer for run in runs for answer in run.answers]
+    pace, plain_pace = _by_prompt(runs, seconds_per_token), _by_prompt(plain, seconds_per_token)
+    both = [prompt for prompt in pace if prompt in plain_pace]
+    own = np.array([pace[prompt] for prompt in both])
+    theirs = np.array([plain_pace[prompt] for prompt in both])
+    spent = {
+        stage: sum(each.seconds_by_stage.get(stage, 0.0) for each in answers) for stage in STAGES
+    }
+    total = sum(spent.values())
+    return Figures(
+        cell=cell,
+        num_prompts=len({answer.prompt for answer in answers}),
+        num_repeats=len({run.repeat for run in runs}),
+        acceptance_rate=_count_ratio(answers, "accepted", "drafted"),
+        acceptance_by_position=_by_position(answers),
+        accepted_length_shares=_length_shares(answers),
+        tokens_per_round=_count_ratio(answers, "new_tokens", "rounds"),
+        seconds_per_token=ratio_interval(np.array(list(pace.values())), np.ones(len(pace))),
+        tokens_per_second=_throughput(runs),
+        tokens_per_second_with_prompt=_ratio(
+            sum(a.new_tokens for a in answers), sum(run.seconds for run in runs)
+        ),
+        time_shares={stage: part / total for stage, part in spent.items()} if total else {},
+        speedup=ratio_interval(theirs, own) if both else None,
+    )
+
+
+def _by_prompt(runs: Sequence[Run], figure: Callable[[Answer], float]) -> dict[str, float]:
+    """A figure of each prompt: the median over its repeats."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for answer in run.answers:
+            if (value := figure(answer)) == value:
+                found[answer.prompt].append(value)
+    return {prompt: median(values) for prompt, values in found.items()}
+
+
+def _count_ratio(answers: Sequence[Answer], above: str, below: str) -> Interval:
+    """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
+    counts: dict[str, Floats] = defaultdict(lambda: np.zeros(2))
+    for each in answers:
+        counts[each.prompt] += (getattr(each, above), getattr(each, below))
+    table = np.array(list(counts.values()))
+    return ratio_interval(table[:, 0], table[:, 1])
+
+
+def _throughput(runs: Sequence[Run]) -> Interval:
+    """Tokens of the whole batch after its first round, per second of what came after it."""
+    batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        tokens = sum(each.new_tokens - each.first_tokens for each in run.answers)
+        seconds = max(each.seconds - each.first_seconds for each in run.answers)
+        batches[tuple(each.prompt for each in run.answers)].append((tokens, seconds))
+    table = np.array([np.median(repeats, axis=0) for repeats in batches.values()])
+    return ratio_interval(table[:, 0], table[:, 1])
+
+
+def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:
+    """sum(above) / sum(below) over units (N,), with the 95% interval from resampling units."""
+    n = len(above)
+    if n == 0 or below.sum() <= 0:
+        return Interval(0.0, 0.0, 0.0)
+    mean = float(above.sum() / below.sum())
+    if n == 1:
+        return Interval(mean, mean, mean)
+    picked = np.random.default_rng(seed).integers(n, size=(NUM_RESAMPLES, n))
+    ratios = above[picked].sum(axis=1) / np.maximum(below[picked].sum(axis=1), 1e-300)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Interval(mean, min(float(low), mean), max(float(high), mean))
+
+
+def _by_position(answers: Sequence[Answer]) -> list[float]:
+    longest = max((len(each.reached_by_position) for each in answers), default=0)
+    reached, accepted = np.zeros(longest), np.zeros(longest)
+    for each in answers:
+        reached[: len(each.reached_by_position)] += each.reached_by_position
+        accepted[: len(each.accepted_by_position)] += each.accepted_by_position
+    return [_ratio(a, r) for a, r in zip(accepted.tolist(), reached.tolist(), strict=True)]
+
+
+def _length_shares(answers: Sequence[Answer]) -> list[float]:
+    lengths = [length for each in answers for length in each.accepted_by_round]
+    if not lengths:
+        return []
+    shares: list[float] = (np.bincount(lengths) / len(lengths)).tolist()
+    return shares
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

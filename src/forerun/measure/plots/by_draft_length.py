@@ -1,0 +1,112 @@
+"""Speed and acceptance against draft length: which K, and does it pay at all?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.drawing import GREY, canvas, ticker
+from forerun.measure.figures import Figures
+from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look, whisker
+from forerun.measure.plots.results import Results, Setting, length_words, series_of
+
+PANELS = (
+    ("tokens_per_second", "tokens per second", "{:.1f} tokens/s"),
+    ("acceptance_rate", "acceptance rate", "{:.0%} of drafts accepted"),
+)
+
+
+def by_draft_length(results: Results, setting: Setting) -> Plot | None:
+    if not results.series(setting):
+        return None
+    with canvas(WIDTH, 5.9) as figure:
+        plot = Plot("by_draft_length", setting, _title(results, setting), _READING, figure)
+        top, bottom = figure.subplots(2, sharex=True, height_ratios=[3, 2])
+        for axes, (name, label, words) in zip((top, bottom), PANELS, strict=True):
+            _panel(plot, axes, results, setting, name, words)
+            axes.set_ylabel(label)
+        _ticks(bottom, results, setting)
+        bottom.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+        bottom.set_xlabel("draft length K")
+        figure.align_ylabels()
+    return plot
+
+
+_READING = (
+    "Above: what the whole batch writes per second, the prompt left out. Below: the share of "
+    "drafted tokens that were kept. Bands and whiskers are 95% intervals over prompts; the large "
+    "mark is the best K of each drafter; auto chooses K anew in every round."
+)
+
+
+def _title(results: Results, setting: Setting) -> str:
+    best, plain = results.winner(setting), results.plain(setting)
+    if best is None:
+        return "Only a peer was measured here"
+    what = f"{series_of(best.cell).label} with {length_words(best.cell)}"
+    if plain is None or best.speedup is None:
+        return f"Best: {what}, {best.tokens_per_second.mean:.1f} tokens per second"
+    if best.tokens_per_second.mean <= plain.tokens_per_second.mean:
+        return f"Do not speculate: even {what} is not faster than plain decoding"
+    return f"Best: {what}, {best.speedup.mean:.2f}× plain decoding"
+
+
+def _panel(
+    plot: Plot, axes: Any, results: Results, setting: Setting, name: str, words: str
+) -> None:
+    ends = []
+    place = _place_of_auto(results, setting)
+    faint = min(0.15, 0.6 / len(results.series(setting)))
+    for series in results.series(setting):
+        style = look(results, series)
+        colour, line = style["color"], results.fixed(setting, series)
+        if name == "acceptance_rate" and not any(each.acceptance_by_position for each in line):
+            continue  # a peer does not tell what it drafted
+        lengths = [int(each.cell.draft_length) for each in line]
+        values = [getattr(each, name) for each in line]
+        axes.plot(lengths, [each.mean for each in values], **{**style, "marker": None})
+        low, high = [each.low for each in values], [each.high for each in values]
+        axes.fill_between(lengths, low, high, color=colour, alpha=faint, linewidth=0)
+        points = list(zip(lengths, line, strict=True))
+        if (auto := results.auto(setting, series)) is not None:
+            points.append((place, auto))
+        best = results.best_fixed(setting, series)
+        for x, each in points:
+            large = each is best and len(line) > 1 and name == "tokens_per_second"
+            _point(plot, axes, x, each, name, words, style | {"markersize": 9.5 if large else 5.5})
+        ends.append((getattr(points[-1][1], name).mean, series.label, colour))
+    if name == "tokens_per_second":
+        for peer in dict.fromkeys([None, *(each.peer for each in results.series(setting))]):
+            if (plain := results.plain(setting, peer)) is not None:
+                speed = plain.tokens_per_second.mean
+                axes.axhline(speed, color=GREY, linestyle="--" if peer else "-", linewidth=1.4)
+                ends.append((speed, f"plain ({peer})" if peer else "plain", GREY))
+    else:
+        axes.set_ylim(bottom=0)
+    label_ends(axes, ends)
+
+
+def _point(
+    plot: Plot, axes: Any, x: int, each: Figures, name: str, words: str, style: dict[str, Any]
+) -> None:
+    value = getattr(each, name)
+    if each.cell.draft_length == "auto" or style["linestyle"] == "--":
+        whisker(axes, x, value, style["color"])
+    (mark,) = axes.plot([x], [value.mean], **style)
+    label = f"{series_of(each.cell).label}, {length_words(each.cell)}"
+    figure, low, high = (words.format(v) for v in (value.mean, value.low, value.high))
+    plot.tip(mark, f"{label}: {figure} ({low.split(' ')[0]} to {high.split(' ')[0]})")
+
+
+def _place_of_auto(results: Results, setting: Setting) -> int:
+    lines = [results.fixed(setting, series) for series in results.series(setting)]
+    return 1 + max((int(each.cell.draft_length) for line in lines for each in line), default=0)
+
+
+def _ticks(axes: Any, results: Results, setting: Setting) -> None:
+    place = _place_of_auto(results, setting)
+    ticks = list(range(1, place, 1 + place // 13))
+    labels = [str(tick) for tick in ticks]
+    if any(results.auto(setting, series) for series in results.series(setting)):
+        ticks, labels = [*ticks, place], [*labels, "auto"]
+    axes.set_xticks(ticks, labels)
+    axes.set_xlim(0.6, ticks[-1] + 0.4)

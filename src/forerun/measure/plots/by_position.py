@@ -1,0 +1,51 @@
+"""Acceptance by position in the draft: how fast does a drafter lose the thread?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.drawing import canvas, ticker
+from forerun.measure.figures import Figures
+from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
+from forerun.measure.plots.results import Results, Setting, length_words, series_of, shares_in_words
+
+READING = (
+    "The share of drafts accepted at each position, of those that were reached: all before them "
+    "had been accepted. From the longest fixed K of each drafter, as far as at least 30 rounds "
+    "reached. A level line means that longer drafts keep paying; a falling one, that they do not."
+)
+ENOUGH = 30
+
+
+def by_position(results: Results, setting: Setting) -> Plot | None:
+    rows = results.longest(setting)
+    if not rows:
+        return None
+    firsts = {series_of(each.cell).label: each.acceptance_by_position[0] for each in rows}
+    with canvas(WIDTH, 4.2) as figure:
+        title = f"First guesses that hold: {shares_in_words(firsts)}"
+        plot = Plot("by_position", setting, title, READING, figure)
+        axes = figure.subplots()
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+        longest = max(len(each.acceptance_by_position) for each in rows)
+        axes.set_xlim(0.6, longest + 0.4)
+        axes.set_xticks(range(1, longest + 1, 1 + longest // 13))
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("accepted, once reached")
+        label_ends(axes, [_line(plot, axes, results, each) for each in rows])
+    return plot
+
+
+def _line(plot: Plot, axes: Any, results: Results, each: Figures) -> tuple[float, str, str]:
+    """Draws one drafter; gives where its line ends, its name and its colour."""
+    series = series_of(each.cell)
+    style, reached = look(results, series), results.reached_by_position(each.cell)
+    shown = max(1, sum(count >= ENOUGH for count in reached))  # reached falls along the draft
+    rates = each.acceptance_by_position[:shown]
+    axes.plot(range(1, shown + 1), rates, **{**style, "marker": None})
+    for x, (rate, count) in enumerate(zip(rates, reached[:shown], strict=True), start=1):
+        (mark,) = axes.plot([x], [rate], **style)
+        words = f"position {x}: {rate:.0%} of {count:,} accepted"
+        plot.tip(mark, f"{series.label}, {length_words(each.cell)}, {words}")
+    return rates[-1], series.label, style["color"]

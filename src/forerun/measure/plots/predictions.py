@@ -1,0 +1,67 @@
+"""Predicted against measured speed-up: can the plan be trusted?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.drawing import GREY, canvas, ticker
+from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
+from forerun.measure.plots.results import Results, length_words, series_of, setting_of
+
+CLOSE = 0.15
+READING = (
+    "One mark per drafter, K, batch and temperature: what the probe expected before the run, and "
+    "what came of it, with 95% intervals. On the line both agree; in the band they differ by less "
+    "than 15%."
+)
+
+
+def predictions(results: Results) -> Plot | None:
+    pairs = results.predicted
+    if not pairs:
+        return None
+    close = sum(
+        abs(guess.speedup.mean - found.speedup.mean) <= CLOSE * found.speedup.mean
+        for guess, found in pairs
+        if found.speedup is not None
+    )
+    title = f"{close} of {len(pairs)} predictions ({close / len(pairs):.0%}) within 15%"
+    with canvas(WIDTH, 4.6) as figure:
+        plot = Plot("predictions", None, title, READING, figure)
+        axes = figure.subplots()
+        highest: dict[str, tuple[float, float, str]] = {}
+        ends = [1.0]
+        for guess, found in pairs:
+            assert found.speedup is not None
+            series, x, y = series_of(guess.cell), guess.speedup, found.speedup
+            style = {**look(results, series), "linestyle": "none", "alpha": 0.75}
+            thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.35}
+            axes.plot([x.low, x.high], [y.mean, y.mean], **thin)
+            axes.plot([x.mean, x.mean], [y.low, y.high], **thin)
+            (mark,) = axes.plot([x.mean], [y.mean], **style)
+            where = f"{series.label}, {length_words(guess.cell)}, {setting_of(guess.cell).words}"
+            plot.tip(mark, f"{where}: predicted {x.mean:.2f}×, measured {y.mean:.2f}×")
+            ends += [x.mean, y.mean]
+            if series.label not in highest or highest[series.label][1] < x.mean:
+                highest[series.label] = (y.mean, x.mean, style["color"])
+        _diagonal(axes, 0.9 * min(ends), 1.08 * max(ends))
+        label_ends(axes, [(y, name, colour) for name, (y, _, colour) in highest.items()])
+    return plot
+
+
+def _diagonal(axes: Any, low: float, high: float) -> None:
+    ends = [low, high]
+    axes.plot(ends, ends, color=GREY, linewidth=1.2, zorder=1)
+    axes.fill_between(
+        ends,
+        [end / (1 + CLOSE) for end in ends],
+        [end / (1 - CLOSE) for end in ends],
+        color=GREY,
+        alpha=0.13,
+        linewidth=0,
+    )
+    for line in (axes.axhline, axes.axvline):
+        line(1, color=GREY, linewidth=0.8, linestyle=":")
+    axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}×"))

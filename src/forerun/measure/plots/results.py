@@ -1,0 +1,206 @@
+"""What the plots ask of a sweep: settings, lines, and which draft length is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from forerun.errors import InputError, explain
+from forerun.measure.figures import Figures, figures, is_plain
+from forerun.measure.figures import groups as groups_of
+from forerun.measure.records import Cell, Prediction, Records, Sample
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What one plot holds fixed."""
+
+    batch: int
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        """As part of a file's name."""
+        return f"batch-{self.batch}-temperature-{self.temperature:g}"
+
+    @property
+    def words(self) -> str:
+        return f"batch {self.batch}, {temperature_words(self.temperature)}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells that differ in draft length alone: one line of a plot."""
+
+    drafter: str | None
+    tree: int | None
+    rule: str
+    peer: str | None
+
+    @property
+    def label(self) -> str:
+        """What a reader calls it; a hub name is known without its owner."""
+        name = "plain" if self.drafter is None else self.drafter.rstrip("/").split("/")[-1]
+        tree = f" tree {self.tree}" if self.tree else ""
+        rule = f" {self.rule}" if self.rule != "match" else ""
+        return name + tree + rule + (f" ({self.peer})" if self.peer else "")
+
+
+class Results:
+    """A sweep's figures, looked up by what they share."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._check()
+        self.figures = figures(records.runs)
+        self.groups = groups_of(records.runs)
+        self.settings = sorted({setting_of(each.cell) for each in self.figures})
+        self.batches = sorted({setting.batch for setting in self.settings})
+        self.temperatures = sorted({setting.temperature for setting in self.settings})
+        self.drafters = list(dict.fromkeys(each.cell.drafter for each in self.figures))
+
+    def series(self, setting: Setting | None = None) -> list[Series]:
+        """What was drafted with, in the order of the sweep; plain decoding is not among them."""
+        cells = (each.cell for each in self.figures if not is_plain(each.cell))
+        kept = (series_of(cell) for cell in cells if setting in (None, setting_of(cell)))
+        return list(dict.fromkeys(kept))
+
+    def plain_series(self) -> list[Series]:
+        """Plain decoding: ours, and that of each peer that was run."""
+        cells = (each.cell for each in self.figures if is_plain(each.cell))
+        found = dict.fromkeys(map(series_of, cells))
+        return sorted(found, key=lambda each: each.peer or "")
+
+    def has(self, setting: Setting, series: Series) -> bool:
+        return bool(self._line(setting, series))
+
+    def fixed(self, setting: Setting, series: Series) -> list[Figures]:
+        """The cells of a line with a fixed draft length, shortest first."""
+        cells = [each for each in self._line(setting, series) if each.cell.draft_length != "auto"]
+        return sorted(cells, key=lambda each: int(each.cell.draft_length))
+
+    def auto(self, setting: Setting, series: Series) -> Figures | None:
+        line = self._line(setting, series)
+        return next((each for each in line if each.cell.draft_length == "auto"), None)
+
+    def plain(self, setting: Setting, peer: str | None = None) -> Figures | None:
+        line = self._line(setting, Series(None, None, "match", peer))
+        return next(iter(line), None)
+
+    def best(self, setting: Setting, series: Series) -> Figures:
+        """The cell of a line with the most tokens per second, `auto` among them."""
+        return max(self._line(setting, series), key=lambda each: each.tokens_per_second.mean)
+
+    def best_fixed(self, setting: Setting, series: Series) -> Figures | None:
+        line = self.fixed(setting, series)
+        return max(line, key=lambda each: each.tokens_per_second.mean, default=None)
+
+    def longest(self, setting: Setting) -> list[Figures]:
+        """The longest fixed draft of each drafter of ours: it shows the most of its fortune."""
+        lines = [self.fixed(setting, each) for each in self.series(setting) if each.peer is None]
+        return [line[-1] for line in lines if line and line[-1].acceptance_by_position]
+
+    def winner(self, setting: Setting) -> Figures | None:
+        """The best cell of our own, if anything was drafted."""
+        lines = [each for each in self.series(setting) if each.peer is None]
+        cells = [self.best(setting, series) for series in lines]
+        return max(cells, key=lambda each: each.tokens_per_second.mean, default=None)
+
+    def reached_by_position(self, cell: Cell) -> list[int]:
+        """In how many rounds of a cell each draft slot was judged."""
+        answers = [a for run in self.records.runs if run.cell == cell for a in run.answers]
+        columns = zip_longest(*(each.reached_by_position for each in answers), fillvalue=0)
+        return [sum(column) for column in columns]
+
+    def by_group(self, group: str) -> dict[Cell, Figures]:
+        return self._groups[group]
+
+    @property
+    def sample(self) -> Sample | None:
+        """The generation to show: one with a drafter that is best in some setting, if there is."""
+        best = [each.cell.drafter for setting in self.settings if (each := self.winner(setting))]
+        samples = self.records.samples
+        fitting = [each for drafter in best for each in samples if each.cell.drafter == drafter]
+        return next(iter([*fitting, *samples]), None)
+
+    @cached_property
+    def predicted(self) -> list[tuple[Prediction, Figures]]:
+        """Predictions whose cell was measured, plain decoding included."""
+        measured = {each.cell: each for each in self.figures if each.speedup is not None}
+        latest = {each.cell: each for each in self.records.predictions}  # a new probe counts
+        return [(each, measured[cell]) for cell, each in latest.items() if cell in measured]
+
+    @cached_property
+    def same_text(self) -> tuple[int, int]:
+        """Answers equal to plain decoding's for their prompt and temperature, and compared."""
+        plain: dict[tuple[str, float], str] = {}
+        for run in self.records.runs:
+            if is_plain(run.cell) and run.cell.peer is None:
+                for each in run.answers:
+                    plain.setdefault((each.prompt, run.cell.temperature), each.digest)
+        same = compared = 0
+        for run in self.records.runs:
+            if run.cell.peer is None and not is_plain(run.cell) and run.cell.rule == "match":
+                pairs = [(plain.get((a.prompt, run.cell.temperature)), a) for a in run.answers]
+                compared += sum(expected is not None for expected, _ in pairs)
+                same += sum(expected == answer.digest for expected, answer in pairs)
+        return same, compared
+
+    @cached_property
+    def _groups(self) -> dict[str, dict[Cell, Figures]]:
+        runs = self.records.runs
+        return {
+            group: {each.cell: each for each in figures(runs, group=group)} for group in self.groups
+        }
+
+    def _line(self, setting: Setting, series: Series) -> list[Figures]:
+        return self._lines.get((setting, series), [])
+
+    @cached_property
+    def _lines(self) -> dict[tuple[Setting, Series], list[Figures]]:
+        lines: dict[tuple[Setting, Series], list[Figures]] = {}
+        for each in self.figures:
+            lines.setdefault((setting_of(each.cell), series_of(each.cell)), []).append(each)
+        return lines
+
+    def _check(self) -> None:
+        if not self.records.runs:
+            cure = "Let the sweep finish a run first: start it again, it goes on where it was."
+            raise InputError(explain("The sweep has nothing to show yet.", "no finished run", cure))
+        targets = sorted({run.cell.target for run in self.records.runs})
+        if len(targets) > 1:
+            cure = "Sweep each target into a folder of its own."
+            wrong = "The sweep holds several targets, whose speeds do not compare."
+            raise InputError(explain(wrong, ", ".join(targets), cure))
+
+
+def setting_of(cell: Cell) -> Setting:
+    return Setting(cell.batch, cell.temperature)
+
+
+def series_of(cell: Cell) -> Series:
+    return Series(cell.drafter, cell.tree, cell.rule, cell.peer)
+
+
+def temperature_words(temperature: float) -> str:
+    return f"temperature {temperature:g}" if temperature else "greedy"
+
+
+def length_words(cell: Cell) -> str:
+    return "auto K" if cell.draft_length == "auto" else f"K = {cell.draft_length}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`"""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def shares_in_words(shares: dict[str, float]) -> str:
+    """`a 10%, b 20%`; of many, the least and the greatest."""
+    words = {name: f"{name} {share:.0%}" for name, share in shares.items()}
+    if len(words) <= 3:
+        return ", ".join(words.values())
+    ends = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    return " to ".join(words[name] for name in ends)

@@ -1,0 +1,198 @@
+"""What a sweep writes: one JSON object per line, appended as things happen, never rewritten.
+
+A *cell* is one setting; a *run* is one call in it: up to `batch` prompts answered together, once.
+Counts and seconds are kept as they were observed; every figure made of them is in `figures`, under
+the name that docs/measuring.md gives it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from forerun.errors import InputError, explain
+from forerun.measure.machine import Machine
+from forerun.measure.typed_json import build
+
+FILE = "sweep.jsonl"
+"""Name of the file in a sweep's folder."""
+
+DraftLength = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of a sweep.
+
+    Plain decoding is drafter None with draft length 0.  A peer's cells use the same words: its
+    prompt lookup is drafter "ngram", its assisted mode the assistant's name.
+    """
+
+    target: str
+    drafter: str | None
+    draft_length: DraftLength
+    tree: int | None  # nodes in a round's tree; None: a chain
+    batch: int
+    temperature: float
+    rule: str
+    peer: str | None = None  # who ran it, if not Forerun: "transformers"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt's part of a run: counts, and the wall clock of the rounds it took part in."""
+
+    prompt: str  # its id in the prompt set
+    group: str  # its task group
+    prompt_tokens: int
+    new_tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    reached_by_position: list[int]  # rounds in which each draft slot was reached
+    accepted_by_position: list[int]  # and was accepted
+    drafted_by_round: list[int]  # draft length of each round
+    accepted_by_round: list[int]  # accepted length of each round, without the extra token
+    first_tokens: int  # tokens of the first round, the one that reads the prompt
+    first_seconds: float  # and how long that round took
+    seconds: float  # all rounds
+    seconds_by_stage: dict[str, float]  # draft, score, verify, commit; empty for a peer
+    digest: str  # of the tokens: equal digests, equal texts
+
+
+@dataclass(frozen=True)
+class Run:
+    """Up to `batch` prompts through one cell, once; seconds is the wall clock of the call."""
+
+    cell: Cell
+    repeat: int
+    seconds: float
+    answers: list[Answer]
+    notes: list[str] = field(default_factory=list)  # what the engine had to say, a failed drafter
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A middle value and the ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the probe expects of a cell before it is run."""
+
+    cell: Cell
+    tokens_per_round: Interval
+    speedup: Interval
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token: its text, how it came about, its probability under the target's law."""
+
+    text: str
+    fate: str  # "accepted", "correction" or "bonus"
+    probability: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generation token by token; made apart from the timed runs."""
+
+    cell: Cell
+    prompt: str  # its id
+    prompt_text: str
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all lines below it have in common, and where they were made."""
+
+    target: str
+    max_new_tokens: int
+    seed: int
+    prompts: list[str]  # their ids
+    prompts_digest: str  # of their texts
+    machine: Machine
+
+
+KINDS: dict[str, type[Any]] = {
+    "header": Header,
+    "run": Run,
+    "prediction": Prediction,
+    "sample": Sample,
+}
+Record = Header | Run | Prediction | Sample
+
+
+@dataclass
+class Records:
+    """All of a sweep's lines by kind, in the order they were written."""
+
+    headers: list[Header] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)  # line number -> what is wrong with it
+
+    def add(self, record: Record) -> None:
+        for kind, made in KINDS.items():
+            if isinstance(record, made):
+                getattr(self, f"{kind}s").append(record)
+
+
+def to_line(record: Record) -> str:
+    """A record as a line of JSON, newline included."""
+    kind = next(name for name, made in KINDS.items() if isinstance(record, made))
+    return json.dumps({"kind": kind, **asdict(record)}, allow_nan=False) + "\n"
+
+
+def from_line(line: str) -> Record:
+    """The record of a line; ValueError says what is wrong with it."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or row.get("kind") not in KINDS:
+        raise ValueError(f"it is none of {', '.join(KINDS)}")
+    found: Record = build(KINDS[row.pop("kind")], row)
+    return found
+
+
+def read_records(folder: str | Path, *, skip_corrupt: bool = False) -> Records:
+    """All records of a sweep's folder; a corrupt line is an error unless it may be skipped.
+
+    A last line without its newline is no error: the sweep was killed while it wrote it, and will
+    run that run again.
+    """
+    path = Path(folder) / FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        cure = "Name the folder that a sweep was told to write: forerun sweep ... --out DIR."
+        wrong = "There is no sweep in that folder."
+        raise InputError(explain(wrong, repr(str(folder)), cure)) from error
+    except OSError as error:
+        wrong = f"The sweep cannot be read ({error.strerror})."
+        cure = "Check the folder, or sweep into another one."
+        raise InputError(explain(wrong, repr(str(path)), cure)) from error
+    return parse(data, str(path), skip_corrupt=skip_corrupt)
+
+
+def parse(data: bytes, name: str, *, skip_corrupt: bool = False) -> Records:
+    """Records of the complete lines of a file; `name` is what an error calls it."""
+    lines = data.decode("utf-8", errors="replace").split("\n")[:-1]
+    records = Records()
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.add(from_line(line))
+        except ValueError as error:
+            if not skip_corrupt:
+                wrong = f"Line {number} of {name} is corrupt ({error})."
+                cure = "Mend or delete it, or pass --skip-corrupt to go on without it."
+                raise InputError(explain(wrong, repr(line[:60]), cure)) from error
+            records.skipped[number] = str(error)
+    return records

@@ -1,0 +1,120 @@
+"""Drafters that help to measure: they make an engine's real rounds show what is asked for.
+
+Costs are taken from rounds that the engine really runs, not from loops around a model: so they
+include whatever a round includes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Any
+
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.models.base import LanguageModel
+
+
+@dataclass(frozen=True)
+class Script:
+    """Proposes what is known to follow, right up to a point that moves, and wrong after it.
+
+    outputs: the known answer to each prompt.  Always as many tokens as asked for, so that passes of
+    every size are run, with acceptance of every length.  is_ragged: every other row is silent.
+    """
+
+    outputs: Mapping[tuple[int, ...], Sequence[int]]
+    is_ragged: bool = False
+    name: str = "script"
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> None:
+        """Nothing evolves: the script is written."""
+
+    def propose(self, state: None, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [Guess(self._guess(turn)) for turn in turns]
+
+    def observe(self, state: None, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to learn."""
+
+    def release(self, state: None, row: int) -> None:
+        """Nothing to forget."""
+
+    def _guess(self, turn: Turn) -> list[int]:
+        if self.is_ragged and turn.row % 2:
+            return []
+        output = self.outputs[tuple(turn.tokens[: turn.num_prompt])]
+        known = list(output[turn.position : turn.position + turn.budget])
+        guess = [*known, *[0] * (turn.budget - len(known))]
+        right = turn.position % (turn.budget + 1)
+        return [token if slot < right else _other(token) for slot, token in enumerate(guess)]
+
+
+def _other(token: int) -> int:
+    return token - 1 if token else 1
+
+
+@dataclass
+class Cycling:
+    """Another drafter, asked for drafts of these lengths in turn; remembers what it asked for."""
+
+    drafter: Drafter
+    lengths: Sequence[int]
+    asked: list[int] = field(default_factory=list)  # the longest draft wanted in each round
+
+    def __post_init__(self) -> None:
+        self._next = cycle(self.lengths)
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def num_successors(self) -> int:
+        """What it wants to be told about each token of a round."""
+        return getattr(self.drafter, "num_successors", 0)
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
+        return self.drafter.start(target, num_rows, capacity, rows)
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        length = next(self._next)
+        cut = [replace(turn, budget=min(turn.budget, length)) for turn in turns]
+        self.asked.append(max(turn.budget for turn in cut))
+        return self.drafter.propose(state, cut, shared_noise=shared_noise)
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        self.drafter.observe(state, outcomes)
+
+    def release(self, state: Any, row: int) -> None:
+        self.drafter.release(state, row)
+
+
+@dataclass
+class Overheard:
+    """Another drafter, asked at every token of one text and never heeded: decoding stays plain."""
+
+    drafter: Drafter
+    guesses: list[Guess] = field(default_factory=list)  # at each output position
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def num_successors(self) -> int:
+        """What it wants to be told about each token of a round."""
+        return getattr(self.drafter, "num_successors", 0)
+
+    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
+        return self.drafter.start(target, num_rows, capacity, rows)
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        found = self.drafter.propose(state, turns, shared_noise=shared_noise)
+        self.guesses += found
+        return [Guess() for _ in turns]
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        self.drafter.observe(state, outcomes)
+
+    def release(self, state: Any, row: int) -> None:
+        self.drafter.release(state, row)

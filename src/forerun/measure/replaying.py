@@ -1,0 +1,65 @@
+"""A check of the simulator: fed what was accepted, does it give back what was measured?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.forecast.simulator import replay
+from forerun.measure.records import Cell, Run
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Tokens per round of a cell: measured, and replayed from recorded rounds."""
+
+    cell: Cell
+    measured: float
+    from_own: float  # the cell's own rounds
+    from_longest: float  # rounds of the same drafter's longest drafts, each cut to this length
+
+    @property
+    def error(self) -> float:
+        """How far the replay of its own rounds is off, as a share."""
+        return abs(self.from_own / self.measured - 1)
+
+
+def replayed(runs: Sequence[Run]) -> list[Replayed]:
+    """Every cell with chains of a fixed length, against the simulator's replay of it."""
+    rounds: dict[Cell, list[int]] = defaultdict(list)
+    tokens: dict[Cell, int] = defaultdict(int)
+    for run in runs:
+        cell = run.cell
+        if cell.peer is None and cell.drafter and cell.tree is None and cell.draft_length != "auto":
+            for answer in run.answers:
+                rounds[cell] += answer.accepted_by_round
+                tokens[cell] += answer.new_tokens
+    longest: dict[tuple[object, ...], Cell] = {}
+    for cell in rounds:
+        known = longest.setdefault(_kind(cell), cell)
+        if int(cell.draft_length) > int(known.draft_length):
+            longest[_kind(cell)] = cell
+    return [
+        Replayed(
+            cell,
+            tokens[cell] / len(own),
+            _replay(own, cell, cell),
+            _replay(rounds[longest[_kind(cell)]], longest[_kind(cell)], cell),
+        )
+        for cell, own in rounds.items()
+    ]
+
+
+def _kind(cell: Cell) -> tuple[object, ...]:
+    return cell.drafter, cell.batch, cell.temperature, cell.rule
+
+
+def _replay(accepted: list[int], recorded: Cell, wanted: Cell) -> float:
+    found = replay(
+        accepted,
+        recorded_length=int(recorded.draft_length),
+        draft_length=int(wanted.draft_length),
+        draft_cost=0.0,
+    )
+    return found.tokens_per_round.mean

@@ -1,0 +1,108 @@
+"""The sweep as one page that opens from disk: no network, nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from string import Template
+
+from forerun.measure.plots import Plot, Results
+from forerun.measure.plots.results import Setting
+from forerun.measure.report.all_figures import all_figures
+from forerun.measure.report.generation import generation
+from forerun.measure.report.inline import inline
+from forerun.measure.report.leaderboard import leaderboard
+from forerun.measure.report.verdict import advice, headline, tiles
+
+
+def report(results: Results, plots: Sequence[Plot]) -> str:
+    """The page's HTML."""
+    drawn = {id(plot): _figure(plot, number) for number, plot in enumerate(plots)}
+    across = "".join(drawn[id(plot)] for plot in plots if plot.setting is None)
+    return Template(_part("page.html")).substitute(
+        target=escape(results.figures[0].cell.target),
+        style=_part("style.css"),
+        script=_part("settings.js"),
+        headline=escape(headline(results)),
+        tiles=tiles(results),
+        switch=_switch(results.settings),
+        settings="".join(
+            _setting(results, setting, [drawn[id(p)] for p in plots if p.setting == setting])
+            for setting in results.settings
+        ),
+        across=_section("across", "Across settings", f'<div class="across">{across}</div>')
+        if across
+        else "",
+        generation=_generation(results),
+        all_figures=all_figures(results),
+        machine=_machine(results),
+    )
+
+
+def _part(name: str) -> str:
+    return (resources.files(__name__) / name).read_text(encoding="utf-8").strip()
+
+
+def _figure(plot: Plot, number: int) -> str:
+    title = f'<h3 id="p{number}-title">{escape(plot.title)}</h3>'
+    reading = f'id="p{number}-reading" class="reading">{escape(plot.reading)}'
+    return (
+        f'<figure data-plot="{escape(plot.name)}">{title}{inline(plot, number)}'
+        f"<figcaption {reading}</figcaption></figure>"
+    )
+
+
+def _switch(settings: Sequence[Setting]) -> str:
+    """Buttons to choose a setting; hidden until the script shows that it works."""
+    if len(settings) < 2:
+        return ""
+    buttons = "".join(
+        f'<label><input type="radio" name="setting" value="{each.name}"'
+        f"{' checked' if each == settings[0] else ''}><span>{escape(each.words)}</span></label>"
+        for each in settings
+    )
+    return f'<form id="settings" aria-label="batch size and temperature" hidden>{buttons}</form>'
+
+
+def _setting(results: Results, setting: Setting, figures: Sequence[str]) -> str:
+    words = setting.words[0].upper() + setting.words[1:]
+    return (
+        f'<div class="setting" id="{setting.name}"><p class="advice"><b>{escape(words)}.</b> '
+        f'{escape(advice(results, setting))}</p><div class="plots">{"".join(figures)}</div>'
+        f'<div class="card">{leaderboard(results, setting)}</div></div>'
+    )
+
+
+def _generation(results: Results) -> str:
+    if results.sample is None:
+        return ""
+    card = f'<div class="card">{generation(results.sample)}</div>'
+    return _section("tokens", "Token by token", card)
+
+
+def _section(name: str, title: str, content: str) -> str:
+    heading = f'<h2 id="{name}">{escape(title)}</h2>'
+    return f'<section aria-labelledby="{name}">{heading}{content}</section>'
+
+
+def _machine(results: Results) -> str:
+    """Where and with what, from the latest start of the sweep."""
+    rows: list[tuple[str, str]] = []
+    for header in results.records.headers[-1:]:
+        machine = header.machine
+        packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
+        rows = [
+            ("command", machine.command),
+            ("device", f"{machine.device}, {machine.dtype}"),
+            ("processor", f"{machine.cpu}, {machine.cores} cores, {machine.threads} threads"),
+            ("load at the start", f"{machine.load:g}"),
+            ("versions", f"forerun {machine.forerun}, Python {machine.python}, {packages}"),
+            ("prompts", f"{len(header.prompts)}, up to {header.max_new_tokens} new tokens each"),
+            ("seed", str(header.seed)),
+        ]
+    notes = dict.fromkeys(note for run in results.records.runs for note in run.notes)
+    rows += [("note", note) for note in notes]
+    if skipped := results.records.skipped:
+        rows.append(("corrupt lines left out", ", ".join(map(str, skipped))))
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)

@@ -1,0 +1,214 @@
+"""`sweep`: every drafter, draft length, batch and temperature over the same prompts, in turns.
+
+It may be killed at any time and started again: each run is on the disk before the next begins, and
+what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.drafters.base import Drafter
+from forerun.engine.prompts import encode
+from forerun.errors import MissingExtraError, explain
+from forerun.measure.grid import Job, cells_of, jobs_of
+from forerun.measure.log import Log
+from forerun.measure.machine import this_machine
+from forerun.measure.peers import check_peer, run_transformers
+from forerun.measure.pricing import forecast
+from forerun.measure.probe import look_at, try_out
+from forerun.measure.records import Cell, DraftLength, Header, Prediction, Records, Run
+from forerun.measure.running import Question, run_cell, sample_cell
+from forerun.models.base import LanguageModel
+from forerun.models.load import wrap
+from forerun.noise import fold
+from forerun.prompts import Prompt
+
+WARM_UP_TOKENS = 4
+
+
+def sweep(
+    target: Any,
+    drafters: Mapping[str, Drafter],
+    prompts: Sequence[Prompt],
+    out: str | Path | Log,
+    *,
+    draft_lengths: Sequence[DraftLength] = tuple(range(9)),
+    trees: Sequence[int] = (),
+    batches: Sequence[int] = (1,),
+    temperatures: Sequence[float] = (0.0,),
+    rule: str = "match",
+    repeats: int = 1,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    against: Sequence[str] = (),
+    predict: bool = True,
+    command: str = "",
+) -> Records:
+    """Run all cells and return what is in the file at the end.
+
+    drafters: by the name the records should give them.  Plain decoding is always in the sweep.
+    trees: numbers of nodes, for trees as deep as the longest draft; chains are run anyway.
+    against: peers that run the cells they have a counterpart for: "transformers".
+    predict: probe first, and write down what each cell is expected to give.
+    """
+    log = out if isinstance(out, Log) else Log(out)
+    model = wrap(target)
+    if against:
+        check_peer(model)
+    questions = [_question(model, prompt, index, seed) for index, prompt in enumerate(prompts)]
+    cells = cells_of(
+        model.name,
+        drafters,
+        draft_lengths=draft_lengths,
+        trees=trees,
+        batches=batches,
+        temperatures=temperatures,
+        rule=rule,
+        peers=against,
+    )
+    jobs = list(jobs_of(cells, questions, repeats))
+    log.begin(
+        Header(
+            target=model.name,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            prompts=[prompt.id for prompt in prompts],
+            prompts_digest=_digest(prompts),
+            machine=this_machine(model, command=command),
+        )
+    )
+    runner = _Runner(model, drafters, log, max_new_tokens)
+    done = {(run.cell, run.repeat, _ids(run)) for run in log.records.runs}
+    left = [job for job in jobs if job.key not in done]
+    with _progress(len(jobs) - len(left), len(jobs)) as bar:
+        if predict:
+            bar.set_description("probing")
+            runner.predict(cells, questions, seed)
+        bar.set_description("sweeping")
+        for job in left:
+            runner.run(job)
+            bar.update()
+        runner.sample(cells, questions)
+    return log.records
+
+
+class _Runner:
+    """Runs jobs on one target, and warms up whatever runs for the first time."""
+
+    def __init__(
+        self, target: LanguageModel, drafters: Mapping[str, Drafter], log: Log, max_new_tokens: int
+    ) -> None:
+        self.target = target
+        self.drafters = drafters
+        self.log = log
+        self.max_new_tokens = max_new_tokens
+        self._warm: set[tuple[str | None, int | None, int, str | None]] = set()
+
+    def run(self, job: Job) -> None:
+        cell = job.cell
+        kind = (cell.drafter, cell.tree, cell.batch, cell.peer)
+        if kind not in self._warm:
+            self._answer(job, WARM_UP_TOKENS)
+            self._warm.add(kind)
+        self.log.add(self._answer(job, self.max_new_tokens))
+
+    def _answer(self, job: Job, max_new_tokens: int) -> Run:
+        answer = run_cell if job.cell.peer is None else run_transformers
+        return answer(
+            self.target,
+            self._drafter(job.cell),
+            job.cell,
+            job.questions,
+            repeat=job.repeat,
+            max_new_tokens=max_new_tokens,
+        )
+
+    def predict(self, cells: Sequence[Cell], questions: Sequence[Question], seed: int) -> None:
+        """Probe every drafter whose cells have no prediction yet."""
+        known = {each.cell for each in self.log.records.predictions}
+        wanted = [cell for cell in cells if _is_predictable(cell) and cell not in known]
+        if not wanted:
+            return
+        subject = look_at(
+            self.target,
+            [question.tokens for question in questions],
+            temperatures=sorted({cell.temperature for cell in wanted}),
+            batches=sorted({cell.batch for cell in wanted}),
+            max_draft_length=max(int(cell.draft_length) for cell in wanted),
+            trees=sorted({cell.tree for cell in wanted if cell.tree is not None}),
+            max_new_tokens=self.max_new_tokens,
+            seed=seed,
+        )
+        for name in dict.fromkeys(cell.drafter for cell in wanted):
+            probe = try_out(subject, self.drafters[name or ""])
+            for cell in (cell for cell in wanted if cell.drafter == name):
+                if cell.rule in probe.rules(cell.temperature):
+                    found = forecast(
+                        probe,
+                        draft_length=int(cell.draft_length),
+                        tree=cell.tree,
+                        batch=cell.batch,
+                        temperature=cell.temperature,
+                        rule=cell.rule,
+                    )
+                    self.log.add(Prediction(cell, found.tokens_per_round, found.speedup))
+
+    def sample(self, cells: Sequence[Cell], questions: Sequence[Question]) -> None:
+        """One generation of each drafter token by token, at its middle draft length."""
+        known = {each.cell.drafter for each in self.log.records.samples}
+        for name in self.drafters:
+            own = [c for c in cells if c.drafter == name and c.peer is None and c.batch == 1]
+            if own and name not in known:
+                cell = own[len(own) // 2]
+                self.log.add(
+                    sample_cell(
+                        self.target,
+                        self._drafter(cell),
+                        cell,
+                        questions[0],
+                        max_new_tokens=self.max_new_tokens,
+                    )
+                )
+
+    def _drafter(self, cell: Cell) -> Drafter | None:
+        return None if cell.drafter is None else self.drafters[cell.drafter]
+
+
+def _is_predictable(cell: Cell) -> bool:
+    """Fixed drafts of our own; of trees, those that grow freely."""
+    is_ours = cell.peer is None and cell.drafter is not None
+    return is_ours and cell.draft_length != "auto" and (cell.tree is None or cell.rule == "match")
+
+
+def as_chat(target: Any, prompt: Prompt) -> Any:
+    """The first turn, as a chat where the target has a template for it."""
+    has_template = getattr(getattr(target, "tokenizer", None), "chat_template", None) is not None
+    return [{"role": "user", "content": prompt.text}] if has_template else prompt.text
+
+
+def _question(target: LanguageModel, prompt: Prompt, index: int, seed: int) -> Question:
+    tokens = encode(target, as_chat(target, prompt))
+    return Question(prompt.id, prompt.group, prompt.text, tokens, fold(seed, index))
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    text = "\0".join(prompt.text for prompt in prompts)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _ids(run: Run) -> tuple[str, ...]:
+    return tuple(answer.prompt for answer in run.answers)
+
+
+def _progress(num_done: int, total: int) -> Any:
+    """A bar with the time left, on a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        cure = 'Run: pip install "forerun[hf]"'
+        raise MissingExtraError(explain("A sweep needs tqdm.", "no such module", cure)) from error
+    return tqdm(total=total, initial=num_done, unit="run", disable=None)

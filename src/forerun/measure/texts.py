@@ -1,0 +1,76 @@
+"""Texts that the target wrote by plain decoding: what drafts are held against.
+
+Under a lossless rule every text of speculative decoding has the law of these; under `match` with
+the same seeds it is these very texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forerun.drafters.base import Drafter
+from forerun.engine.generate import generate
+from forerun.engine.results import Generation
+from forerun.errors import UnsupportedError, explain
+from forerun.noise import fold
+from forerun.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the target's own answer, as token ids, and how it was sampled."""
+
+    prompt: list[int]
+    output: list[int]
+    sampling: Sampling = field(repr=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+
+def write_texts(
+    target: Any,
+    prompts: Sequence[list[int]],
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int = 0,
+    batch_size: int = 8,
+    drafter: Drafter | None = None,
+    draft_length: int = 0,
+    tree: int | None = None,
+) -> list[Text]:
+    """The target's answers to prompts of token ids; a drafter may listen."""
+    samplings = one_each(Sampling(temperature=temperature, seed=seed), len(prompts))
+    found: list[Generation] = generate(
+        target,
+        prompts,
+        sampling=samplings,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        drafter=drafter,
+        draft_length=draft_length,
+        tree=tree,
+    )
+    check_drafted(found)
+    return [
+        Text(each.prompt_tokens, each.tokens, sampling)
+        for each, sampling in zip(found, samplings, strict=True)
+    ]
+
+
+def one_each(sampling: Sampling, count: int) -> list[Sampling]:
+    """The same options with a seed of its own for each prompt: equal noise would make the luck
+    of one prompt the luck of all."""
+    return [replace(sampling, seed=fold(sampling.seed or 0, index)) for index in range(count)]
+
+
+def check_drafted(found: Sequence[Generation]) -> None:
+    """A drafter that failed was done without: what follows would be about plain decoding."""
+    notes = [note for each in found for note in each.stats.notes]
+    if notes:
+        cure = "Mend the drafter, or leave it out."
+        raise UnsupportedError(explain("A drafter failed while it was probed.", notes[0], cure))

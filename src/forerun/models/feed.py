@@ -1,0 +1,95 @@
+"""What a row is fed between two commits: a run of text, then perhaps a tree of guesses.
+
+A chain is a run and nothing else, so rows with and without trees take the same road.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import InputError, explain
+from forerun.models.base import Kept, Parents, check_commit, shared_prefix
+from forerun.tree import Tree
+
+NO_TREE = Tree(())
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Tokens after what a row stores; the last `len(tree)` of them are the nodes of `tree`."""
+
+    tokens: Sequence[int] = ()
+    tree: Tree = NO_TREE
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Parents | None) -> Feed:
+        """A tree that is a chain is more text."""
+        tokens = list(tokens)  # the caller may let its own grow
+        if parents is None:
+            return cls(tokens)
+        tree = Tree(tuple(parents))
+        if len(tree) > len(tokens):
+            wrong = "A tree has more nodes than there are tokens."
+            received = f"{len(tree)} parents for {len(tokens)} tokens"
+            raise InputError(explain(wrong, received, "Name the parent of each draft token."))
+        return cls(tokens) if tree.is_chain else cls(tokens, tree)
+
+    @property
+    def trunk(self) -> int:
+        """Tokens before the tree."""
+        return len(self.tokens) - len(self.tree)
+
+    def follows(self, index: int) -> int:
+        """The index of the token that a token stands after; -1 is what the row stores."""
+        trunk = self.trunk
+        return index - 1 if index < trunk else trunk + self.tree.parents[index - trunk]
+
+    def shared(self, new: Feed, most: int) -> int:
+        """How many leading tokens of `new` are these same ones in the same places, up to `most`."""
+        count = shared_prefix(self.tokens, new.tokens, most)
+        for index in range(min(self.trunk, new.trunk), count):
+            if self.follows(index) != new.follows(index):
+                return index
+        return count
+
+    def offsets(self, begin: int, end: int) -> NDArray[np.int64]:
+        """How far after the stored text the tokens from `begin` to `end` stand, (end - begin,)."""
+        found = np.arange(begin, end)
+        is_node = found >= self.trunk
+        if is_node.any():
+            depths = np.asarray(self.tree.depths)
+            found[is_node] = self.trunk + depths[found[is_node] - self.trunk]
+        return found
+
+    def path(self, row: int, kept: Kept) -> Sequence[int]:
+        """Indices of the tokens to keep; each must stand right after the one before it."""
+        if isinstance(kept, int):
+            check_commit([row], [len(self.tokens)], [kept])
+            indices: Sequence[int] = range(kept)
+            known = min(kept, self.trunk)  # the text needs no looking at
+        else:
+            check_commit([row], [len(self.tokens)], [len(kept)])
+            indices, known = kept, 0
+        before = known - 1
+        for index in indices[known:]:
+            if not before < index < len(self.tokens) or self.follows(index) != before:
+                wrong = f"Row {row} can only keep a path: token {index} does not follow {before}."
+                cure = "Keep the tokens fed before the tree, then nodes from parent to child."
+                raise InputError(explain(wrong, list(indices), cure))
+            before = index
+        return indices
+
+
+def feeds(tokens: Sequence[Sequence[int]], parents: Sequence[Parents | None] | None) -> list[Feed]:
+    """The arguments of a score, row by row."""
+    if parents is None:
+        parents = [None] * len(tokens)
+    if len(parents) != len(tokens):
+        wrong = "Parents must have one entry per scored row, None for a chain."
+        received = f"{len(parents)} entries for {len(tokens)} rows"
+        raise InputError(explain(wrong, received, "Pass None for all rows if none has a tree."))
+    return [Feed.of(*each) for each in zip(tokens, parents, strict=True)]

@@ -1,0 +1,42 @@
+"""Which pass a loaded model runs on: that of transformers, or the lean one where Numba is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any, Literal
+
+from forerun.errors import InputError, MissingExtraError, explain
+
+Lean = bool | Literal["auto"]
+Quantize = Literal["int8"]
+INSTALL = 'Install it with: pip install "forerun[cpu]"'
+
+
+def check_pass(lean: Lean, quantize: Quantize | None) -> None:
+    """Refuse choices that make no sense, before anything is loaded."""
+    if lean not in (True, False, "auto"):
+        wrong, cure = "Unknown choice of the lean CPU pass.", 'Use "auto", True or False.'
+        raise InputError(explain(wrong, repr(lean), cure))
+    if quantize not in (None, "int8"):
+        wrong, cure = "Unknown rounding of the weights.", 'Use "int8", or None to keep them.'
+        raise InputError(explain(wrong, repr(quantize), cure))
+    if quantize is not None and lean is False:
+        wrong, cure = "Rounded weights need the lean CPU pass.", "Leave out one of the two."
+        raise InputError(explain(wrong, f"lean=False and quantize={quantize!r}", cure))
+
+
+def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None) -> Any:
+    """A loaded `HuggingFaceModel`, or a `LeanModel` made of it."""
+    is_asked_for = lean is True or quantize is not None
+    if not is_asked_for and (lean is False or importlib.util.find_spec("numba") is None):
+        return plain
+    try:
+        from forerun.lean.choice import choose, rounded
+    except ImportError as error:  # Numba is missing, or refuses the NumPy it finds
+        if is_asked_for:
+            wrong = f"The lean CPU pass needs Numba ({error})."
+            raise MissingExtraError(explain(wrong, "an environment without it", INSTALL)) from error
+        warnings.warn(f"The lean CPU pass is not used: {error}", stacklevel=3)
+        return plain
+    return choose(plain, lean) if quantize is None else rounded(plain)

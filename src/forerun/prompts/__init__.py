@@ -1,0 +1,139 @@
+"""Prompts by task group: 48 of our own, and files of JSON lines in Spec-Bench's format.
+
+Speculation pays by task: a summary repeats its source, a poem repeats nothing.  So prompts
+carry their task group, and figures are given for each group as well as overall.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InputError, explain
+
+GROUPS = {
+    "chat": "chat",
+    "translation": "translation",
+    "summarization": "summarisation",
+    "qa": "question answering",
+    "math_reasoning": "maths",
+    "rag": "retrieval",
+}
+"""Spec-Bench's six task groups, in its leaderboard's order, and what a reader calls them."""
+
+CHAT = {
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+    "mt_bench",
+}
+"""Categories that are topics of the one group `chat`."""
+
+UNGROUPED = "prompts"
+"""The group of prompts that name no category."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a user says, turn by turn; `id` names it within its set."""
+
+    id: str
+    group: str
+    turns: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The first turn."""
+        return self.turns[0]
+
+
+def own() -> list[Prompt]:
+    """The set that ships with Forerun, eight prompts in each of the six groups."""
+    file = resources.files(__name__) / "tasks.jsonl"
+    return parse(file.read_text(encoding="utf-8"), "the prompts of Forerun")
+
+
+def read(file: str | Path, *, bare_lines: bool = False) -> list[Prompt]:
+    """The prompts of a file; see `parse`."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        wrong, cure = f"A file cannot be read ({reason}).", "Name a text file that exists."
+        raise InputError(explain(wrong, repr(str(file)), cure)) from error
+    return parse(text, str(file), bare_lines=bare_lines)
+
+
+def parse(text: str, name: str, *, bare_lines: bool = False) -> list[Prompt]:
+    """A prompt per line: JSON with "prompt", or with "turns" as in Spec-Bench.
+
+    With `bare_lines`, what is no JSON object is a prompt as it stands.  `name` is what errors call
+    the file.
+    """
+    found: dict[str, Prompt] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        prompt = _prompt(line, number, name, bare_lines=bare_lines)
+        if prompt.id in found:
+            wrong = f"Line {number} of {name} repeats an id."
+            cure = "Give each prompt a question_id of its own, or leave them all out."
+            raise InputError(explain(wrong, repr(prompt.id), cure))
+        found[prompt.id] = prompt
+    if not found:
+        cure = 'Write one prompt per line, as {"prompt": "..."}.'
+        raise InputError(explain("The list holds no prompt.", repr(name), cure))
+    return list(found.values())
+
+
+def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
+    """At most so many prompts of each group, spread over it; groups as the leaderboard has them."""
+    if per_group < 1:
+        cure = "Use 1 or more, or leave it out for all of them."
+        raise InputError(explain("A group cannot hold so few prompts.", per_group, cure))
+    present = dict.fromkeys(prompt.group for prompt in prompts)
+    order = [group for group in GROUPS if group in present]
+    picked: list[Prompt] = []
+    for group in [*order, *(group for group in present if group not in GROUPS)]:
+        members = [prompt for prompt in prompts if prompt.group == group]
+        step = max(1, len(members) // per_group)  # MT-Bench's topics stand in blocks
+        picked += members[::step][:per_group]
+    return picked
+
+
+def _prompt(line: str, number: int, name: str, *, bare_lines: bool) -> Prompt:
+    if bare_lines and not line.lstrip().startswith("{"):
+        return Prompt(str(number), UNGROUPED, (line,))
+    try:
+        row = json.loads(line)
+        turns = tuple(_turns(row))
+        category = row.get("category", UNGROUPED)
+        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError("a turn is empty or no text")
+        if not isinstance(category, str) or not category.strip():
+            raise ValueError("its category is no text")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        wrong = f"Line {number} of {name} holds no prompt."
+        cure = 'Write {"prompt": "..."}, or {"turns": ["..."]} as in Spec-Bench, on one line.'
+        raise InputError(explain(wrong, repr(line[:60]), cure)) from error
+    return Prompt(
+        str(row.get("question_id", number)), "chat" if category in CHAT else category, turns
+    )
+
+
+def _turns(row: Any) -> list[Any]:
+    if "prompt" in row:
+        return [row["prompt"]]
+    turns = row["turns"]
+    if not isinstance(turns, list):
+        raise ValueError("its turns are no list")
+    return turns

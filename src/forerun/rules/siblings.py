@@ -1,0 +1,54 @@
+"""`siblings`: try a node's children one after the other, each against what the last ones left.
+
+Child x, drawn from q, is accepted with chance min(1, P(x) / q(x)), where P starts as the target's
+law at the node; a refusal leaves (P - q)+ / sum, which the next child meets.  When none is left
+the extra token is drawn from P.  The children may be drawn with replacement, without, or be point
+masses: each comes with the law it was drawn from.  On a chain this is `ratio`.
+
+Nodes are numbered parents first, so one pass in their order is the walk from the root down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.arrays import Array, Namespace, positive_part, put_rows, sum_rows, take_columns
+from forerun.rules.base import Noise, Trial
+
+
+@dataclass(frozen=True)
+class Siblings:
+    name: str = "siblings"
+    lossless: bool = True
+    needs_draft_probs: bool = True
+    judges_trees: bool = True
+
+    def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        xp, everyone = trial.xp, trial.everyone
+        assert trial.draft is not None, "law-only rules are never reached without a draft law"
+        reached = xp.zeros_like(trial.lengths)
+        owed = trial.target.take(everyone, reached)  # what is left to pay there, (B, V)
+        for node in range(trial.tokens.shape[1]):
+            asked = trial.used[:, node] & (trial.parents[:, node] == reached - 1)
+            rows = everyone[asked]
+            if rows.shape[0] == 0:
+                continue
+            law = trial.draft.take(rows, xp.full_like(rows, node))
+            left, tokens = owed[asked], trial.tokens[:, node][asked][:, None]
+            ratio = take_columns(xp, left, tokens)[:, 0] / take_columns(xp, law, tokens)[:, 0]
+            chances = put_rows(xp, asked, xp.minimum(ratio, 1.0), xp.zeros_like(owed[:, 0]))
+            accepted = asked & noise.coins([node], chances[:, None])[:, 0]
+            owed = put_rows(xp, asked, residual(xp, left, law), owed)
+            gone_on = everyone[accepted]
+            if gone_on.shape[0]:
+                after = trial.target.take(gone_on, xp.full_like(gone_on, node + 1))
+                owed = put_rows(xp, accepted, after, owed)
+                reached = xp.where(accepted, node + 1, reached)
+        return reached, noise.draw(owed)
+
+
+def residual(xp: Namespace, law: Array, drawn: Array) -> Array:
+    """(P - q)+ as a law, row by row of (R, V); P itself where rounding leaves nothing of it."""
+    rest = positive_part(xp, law - drawn)
+    total = sum_rows(xp, rest)[:, None]
+    return xp.where(total > 0, rest / xp.where(total > 0, total, 1.0), law)

@@ -1,0 +1,223 @@
+"""What every drafter promises, as checks that anybody's drafter can be put through.
+
+    from forerun.testing import check_drafter
+    check_drafter(lambda: MyDrafter(), target)
+
+The drafter works in the real engine while a witness looks at every guess.  A promise that is
+not kept raises `BrokenPromise`, which says which one and how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.engine.generate import generate
+from forerun.errors import ForerunError, explain
+from forerun.models import TableModel, wrap
+from forerun.noise import race, seed_key
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+from forerun.types import Drawn
+
+XP = compat.array_namespace(np.empty(0))
+MOST_SIGMAS = 5.0
+"""A frequency further from its chance than this is no accident: odds of 6e-7 for each."""
+NUM_SEEDS = 300
+TREE = Tree.of_branching((2, 1))
+DRAFT_LENGTH = 5  # not "auto", which minds the clock
+
+
+class BrokenPromise(ForerunError, AssertionError):
+    """A drafter does something that rules or engine rely on it not to do."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One guess: what was asked, and the answer."""
+
+    turn: Turn
+    text: tuple[int, ...]
+    guess: Guess
+
+    @property
+    def answer(self) -> tuple[Any, ...]:
+        parents = self.guess.parents or range(-1, len(self.guess.tokens) - 1)
+        return tuple(self.guess.tokens), tuple(parents), self.guess.drawn
+
+
+@dataclass
+class Witness:
+    """A drafter that passes everything on to another one and looks at what it says."""
+
+    inner: Drafter
+    vocab_size: int
+    seen: list[Seen] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.inner.name
+        self.num_successors = getattr(self.inner, "num_successors", 0)
+        self.start, self.release = self.inner.start, self.inner.release
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        texts = [tuple(turn.tokens) for turn in turns]
+        found = self.inner.propose(state, turns, shared_noise=shared_noise)
+        _promise(len(found) == len(turns), "gives one guess per turn", len(found), len(turns))
+        for turn, text, guess in zip(turns, texts, found, strict=True):
+            _promise(tuple(turn.tokens) == text, "leaves the text alone", turn.tokens, text)
+            self._check(turn, guess, shared_noise)
+            self.seen.append(Seen(turn, text, guess))
+        return found
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        self.inner.observe(state, outcomes)
+
+    def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
+        count = len(guess.tokens)
+        _promise(count <= turn.budget, "keeps to its budget", count, turn.budget)
+        inside = all(0 <= token < self.vocab_size for token in guess.tokens)
+        _promise(inside, "keeps to the vocabulary", guess.tokens, f"0 .. {self.vocab_size - 1}")
+        tree = Tree.chain(count) if guess.parents is None else Tree(tuple(guess.parents))
+        _promise(len(tree) == count, "gives every token a parent", len(tree), count)
+        _promise(tree.height <= turn.height, "keeps to its depth", tree.height, turn.height)
+        chain = tree.is_chain or not turn.is_chain
+        _promise(chain, "gives a chain where one is wanted", guess.parents, "no branches")
+        if guess.values is not None:
+            fine = len(guess.values) == count and all(0 <= v <= 1 + 1e-9 for v in guess.values)
+            _promise(fine, "gives each token a chance, if any", guess.values, f"{count} in 0 .. 1")
+        if shared_noise:
+            return
+        fair = guess.drawn in (Drawn.POINT, Drawn.SAMPLED)
+        _promise(fair, "draws with noise of its own, unpruned", guess.drawn, "point or sampled")
+        if guess.drawn is Drawn.SAMPLED and count:
+            probs = np.asarray(guess.probs, dtype=np.float64)
+            wanted = (count, self.vocab_size)
+            _promise(probs.shape == wanted, "gives the law of each token", probs.shape, wanted)
+            is_law = (probs >= 0).all() and (abs(probs.sum(axis=1) - 1) < 1e-3).all()
+            _promise(bool(is_law), "gives laws that sum to 1", probs.sum(axis=1), 1)
+            own = probs[range(count), guess.tokens]
+            _promise(bool((own > 0).all()), "draws what its law allows", own, "above 0")
+
+
+def check_drafter(
+    make_drafter: Callable[[], Drafter],
+    target: Any = None,
+    *,
+    prompts: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """Put a drafter through everything below; without a target, one of seven tokens."""
+    model = wrap(TableModel.random(vocab_size=7, order=2, seed=0) if target is None else target)
+    size = model.vocab_size
+    texts = prompts or [[1 % size], [2 % size, 3 % size, 1 % size, 2 % size, 3 % size], [3 % size]]
+    court = _Court(make_drafter, model, [list(text) for text in texts])
+    court.changes_no_text()
+    court.survives_the_end_of_the_context()
+    court.repeats_itself()
+    court.keeps_requests_apart()
+    court.draws_what_it_claims()
+
+
+@dataclass(frozen=True)
+class _Court:
+    make: Callable[[], Drafter]
+    target: Any
+    prompts: list[list[int]]
+
+    def changes_no_text(self) -> None:
+        """Under `match` the text is that of plain decoding: chains, trees, several rounds, rows
+        that are used again, and a budget of nothing at the end of each text."""
+        limits = [1, 9, 14][: len(self.prompts)] + [6] * (len(self.prompts) - 3)
+        for sampling in (Sampling(temperature=0.0), Sampling(seed=3, temperature=0.9)):
+            how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": limits}
+            plain = generate(self.target, self.prompts, **how)
+            for tree, length in ((None, 1), (None, 5), (8, 4), (TREE, 2)):
+                how |= {"tree": tree, "draft_length": length, "batch_size": 2}
+                found, _ = self._run(**how)
+                texts = [[answer.tokens for answer in each] for each in (found, plain)]
+                _promise(texts[0] == texts[1], "changes no text under match", *texts)
+
+    def survives_the_end_of_the_context(self) -> None:
+        limit = self.target.max_context
+        if limit is not None and limit <= 512:
+            found, _ = self._run(max_new_tokens=limit, sampling=Sampling(temperature=0.0))
+            reasons = [answer.finish_reason for answer in found]
+            fine = set(reasons) <= {"context", "stop"}
+            _promise(fine, "goes on to the end of the context", reasons, "context")
+
+    def repeats_itself(self) -> None:
+        """The same requests to a fresh state: the same guesses."""
+        for rule in ("match", "ratio"):
+            both = [self._run(rule=rule, sampling=Sampling(seed=5))[1] for _ in range(2)]
+            answers = [[each.answer for each in seen] for seen in both]
+            _promise(answers[0] == answers[1], "repeats itself", *answers)
+
+    def keeps_requests_apart(self) -> None:
+        """Under a law-only rule a guess depends on its own request alone: an earlier one with the
+        same seed has met the same coins."""
+        samplings = [Sampling(seed=7) for _ in self.prompts]
+        alone: dict[Any, Any] = {}
+        for prompt in self.prompts:
+            _, seen = self._run([prompt], rule="ratio", sampling=Sampling(seed=7))
+            alone |= {each.text: each.answer for each in seen}
+        for batch_size in (1, len(self.prompts)):
+            _, seen = self._run(rule="ratio", sampling=samplings, batch_size=batch_size)
+            for each in seen:
+                if each.text in alone:
+                    _promise(
+                        each.answer == alone[each.text],
+                        "keeps requests apart under a rule that needs the draft's law",
+                        each.answer,
+                        alone[each.text],
+                    )
+
+    def draws_what_it_claims(self) -> None:
+        """First tokens over many seeds: as often as the law says, and unlike the target's own."""
+        samplings = [Sampling(seed=seed) for seed in range(NUM_SEEDS)]
+        prompts = [self.prompts[0]] * NUM_SEEDS
+        how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 2, "batch_size": 50}
+        _, seen = self._run(prompts, rule="ratio", **how)
+        first = [each for each in seen if each.turn.position == 0 and each.guess.tokens]
+        points = {each.answer for each in first if each.guess.drawn is Drawn.POINT}
+        _promise(len(points) <= 1, "guesses by the text alone if not by a law", points, "one")
+        sampled = [each for each in first if each.guess.drawn is Drawn.SAMPLED]
+        if not sampled:
+            return
+        laws = np.stack([np.asarray(each.guess.probs)[0] for each in sampled])
+        tokens = np.array([each.guess.tokens[0] for each in sampled])
+        chances = laws.sum(axis=0)  # (V,): how often each should come
+        spread = np.sqrt((laws * (1 - laws)).sum(axis=0))
+        often = chances > 5
+        counts = np.bincount(tokens, minlength=laws.shape[1])
+        sigmas = abs(counts - chances)[often] / np.maximum(spread[often], 1e-9)
+        is_certain = spread[often] < 1e-9
+        worst = float(np.where(is_certain, 0.0, sigmas).max(initial=0.0))
+        _promise(worst < MOST_SIGMAS, "draws from the law it claims", f"{worst:.1f} sigmas", "5")
+        key = seed_key(XP, [each.turn.seed for each in sampled], None)
+        targets = race(XP, laws, key, np.zeros(len(sampled), dtype=np.int64))
+        agreed = laws[range(len(sampled)), targets]
+        spread_agreed = max(float(np.sqrt((agreed * (1 - agreed)).sum())), 1e-9)
+        excess = float((tokens == targets).sum() - agreed.sum()) / spread_agreed
+        fair = excess < MOST_SIGMAS or spread_agreed == 1e-9
+        _promise(fair, "draws with noise of its own", f"{excess:.1f} sigmas too often", "5")
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]] | None = None, **how: Any
+    ) -> tuple[list[Any], list[Seen]]:
+        """Generate under a witness: the answers, and all guesses in order."""
+        witness = Witness(self.make(), self.target.vocab_size)
+        how = {"max_new_tokens": 8, "ignore_eos": True, "draft_length": DRAFT_LENGTH} | how
+        found = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
+        notes = [note for answer in found for note in answer.stats.notes]
+        unasked = [note for note in notes if "cannot score trees" not in note]
+        _promise(not unasked, "does not fail", unasked, "no notes")
+        return found, witness.seen
+
+
+def _promise(kept: bool, what: str, received: object, wanted: object) -> None:
+    if not kept:
+        raise BrokenPromise(explain(f"A drafter {what}.", received, f"Wanted: {wanted}."))

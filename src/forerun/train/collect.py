@@ -1,0 +1,191 @@
+"""The target's own answers, collected until there are enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import InputError, explain
+from forerun.train.chat import Chat
+from forerun.train.conversations import Author, Say, Script
+from forerun.train.sampler import Slots, Wanted
+from forerun.train.shards import Spoken, list_shards, read, write_shard
+
+STRIDE = 32  # passes between two looks at the rows
+SHARD = 500_000  # tokens per file, prompts included
+MOST_TRIES = 2000  # scripts in a row that do not fit
+SHORTEST = 8  # tokens left in a row for which another turn is begun
+
+
+@dataclass
+class Talk:
+    """A script on stage: its text so far, and what it waits for."""
+
+    script: Script
+    say: Say
+    tokens: list[int] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)  # spans of tokens
+
+    def wanted(self, row: int) -> Wanted:
+        say = self.say
+        return Wanted(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
+
+    def spoken(self) -> Spoken | None:
+        """The conversation as it stands, if the model has answered anything."""
+        if not self.answers:
+            return None
+        end = self.answers[-1][1]
+        is_answer = np.zeros(end, bool)
+        for start, stop in self.answers:
+            is_answer[start:stop] = True
+        return Spoken(np.array(self.tokens[:end], np.int32), is_answer)
+
+
+class Stage:
+    """Rows that play one script after another."""
+
+    def __init__(self, slots: Slots, next_script: Callable[[], Script]) -> None:
+        self.slots, self.next_script = slots, next_script
+        self.talks: dict[int, Talk] = {}
+
+    def play(self) -> list[Spoken]:
+        """Let all rows talk for a while; the conversations that ended."""
+        ended: list[Spoken] = []
+        fresh: list[Wanted] = []
+        going_on: list[Wanted] = []
+        for row, tokens in self.slots.done().items():
+            talk = self.talks.get(row)
+            if talk is not None and self._hear(talk, tokens):
+                going_on.append(talk.wanted(row))
+                continue
+            if talk is not None and (spoken := talk.spoken()) is not None:
+                ended.append(spoken)
+            self.talks[row] = self._begin()
+            fresh.append(self.talks[row].wanted(row))
+        self.slots.put(going_on, fresh=False)
+        self.slots.put(fresh, fresh=True)
+        self.slots.advance(STRIDE)
+        return ended
+
+    def _begin(self) -> Talk:
+        """The next script whose opening fits."""
+        for _ in range(MOST_TRIES):
+            script = self.next_script()
+            talk = Talk(script, next(script))
+            if self._speak(talk):
+                return talk
+        wrong = f"Hardly any prompt fits the {self.slots.context} tokens that answers get."
+        received = f"{MOST_TRIES} longer ones in a row"
+        raise InputError(explain(wrong, received, "Shorten the prompts, or add short ones."))
+
+    def _hear(self, talk: Talk, tokens: list[int]) -> bool:
+        """Hand the script what the model said; whether it has more to say, and room to."""
+        start = len(talk.tokens)
+        talk.tokens = tokens
+        if talk.say.is_answer:
+            talk.answers.append((start, len(tokens)))
+        try:
+            talk.say = talk.script.send(tokens[start:])
+        except StopIteration:
+            return False
+        return self._speak(talk)
+
+    def _speak(self, talk: Talk) -> bool:
+        """Add what the script says to the text; whether an answer still fits."""
+        room = self.slots.context - len(talk.tokens) - len(talk.say.tokens)
+        if room < SHORTEST:
+            return False
+        talk.tokens = [*talk.tokens, *talk.say.tokens]
+        talk.say = replace(talk.say, limit=min(talk.say.limit, room))
+        return True
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many conversations of which length run at once, and their share of the time."""
+
+    num_rows: int
+    context: int
+    share: float
+
+
+def collect(
+    model: Any,
+    chat: Chat,
+    prompts: Sequence[str],
+    folder: Path,
+    *,
+    endings: Sequence[int],
+    scales: Sequence[Scale],
+    num_answer_tokens: int,
+    seconds: float,
+    seed: int,
+    report: Callable[[int], None],
+) -> None:
+    """Append shards until so many answer tokens are there or the seconds are over."""
+    have = sum(count_answers(read(file)) for file in list_shards(folder))
+    report(have)
+    seed += 1000 * len(list_shards(folder))  # a resumed run says something new
+    author = Author(chat, prompts, seed)
+    kinds = (author.short, author.long)
+    stages = [
+        Stage(Slots(model, scale.num_rows, scale.context, endings, seed + index), kind)
+        for index, (scale, kind) in enumerate(zip(scales, kinds, strict=False))
+    ]
+    spent = [0.0] * len(stages)
+    waiting: list[Spoken] = []
+    start = time.perf_counter()
+    try:
+        while have < num_answer_tokens and time.perf_counter() - start < seconds:
+            turn = min(range(len(stages)), key=lambda i: spent[i] / scales[i].share)
+            began = time.perf_counter()
+            ended = stages[turn].play()
+            spent[turn] += time.perf_counter() - began
+            waiting += ended
+            gained = count_answers(ended)
+            have += gained
+            report(gained)
+            if sum(map(len, waiting)) >= SHARD:
+                write_shard(folder, waiting)
+                waiting = []
+    finally:
+        if waiting:
+            write_shard(folder, waiting)
+
+
+def answer_each(
+    model: Any,
+    prompts: Sequence[Sequence[int]],  # token ids
+    *,
+    endings: Sequence[int],
+    temperature: float,
+    num_rows: int,
+    max_new_tokens: int,
+    seed: int,
+) -> Iterator[tuple[int, list[int], int]]:
+    """(which prompt, the whole text, where the answer begins) for each, in no particular order."""
+    context = max(map(len, prompts)) + max_new_tokens
+    slots = Slots(model, min(num_rows, len(prompts)), context, endings, seed)
+    waiting = list(enumerate(prompts))[::-1]
+    playing: dict[int, int] = {}
+    while waiting or playing:
+        fresh = []
+        for row, text in slots.done().items():
+            if row in playing:
+                index = playing.pop(row)
+                yield index, text, len(prompts[index])
+            if waiting:
+                playing[row], tokens = waiting.pop()
+                limit = len(tokens) + max_new_tokens
+                fresh.append(Wanted(row, tokens, temperature, limit))
+        slots.put(fresh, fresh=True)
+        slots.advance(STRIDE if playing else 0)
+
+
+def count_answers(spoken: Sequence[Spoken]) -> int:
+    return int(sum(each.is_answer.sum() for each in spoken))

@@ -1,0 +1,170 @@
+"""What the target is asked, so that its answers show all it does: a script per kind of talk.
+
+A script is a generator.  It yields what is put before the model and receives what the model says;
+one that returns is over.  Prompts come from a file, from the model itself, which also writes
+questions, and from its earlier answers, which become texts to summarise, translate or ask about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from forerun.train.chat import Chat
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tokens to add to the text, and how the model goes on from there."""
+
+    tokens: Sequence[int]
+    temperature: float
+    limit: int  # tokens the model may say
+    is_answer: bool = True  # what it says is worth learning; its questions are not
+
+
+Script = Generator[Say, list[int], None]
+
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+MOST_KEPT = 4096  # passages and questions
+ENOUGH = 8  # of them before they are used
+
+FOLLOW_UPS = (
+    "Say that again in one sentence.",
+    "Explain this to a child.",
+    "Give me an example.",
+    "Rewrite your answer as a list.",
+    "Are you sure? Check it step by step.",
+    "What would someone who disagrees say?",
+    "Write a short title and a longer version of this.",
+    "Which part of that matters most, and why?",
+)
+TASKS = (
+    "Summarize: {text}",
+    "Summarize the following text in two sentences.\n\n{text}",
+    "Write a summary of this article.\n\n{text}",
+    "{text}\n\nWhat are the main points of the text above? Answer with a list.",
+    "Rewrite the following text in simpler words:\n{text}",
+    "Correct the spelling and grammar of this text:\n\n{text}",
+    "Continue this text: {text}",
+    "Translate English to German: {text}",
+    "Translate the following text to French.\n\n{text}",
+    "Translate to Spanish: {text}",
+    "Give this text a title and explain your choice.\n\n{text}",
+    "Extract all names, places and numbers from the text as JSON.\n\n{text}",
+    "Write three questions about the following text, with answers.\n\n{text}",
+    "Turn this into an email to a colleague: {text}",
+)
+BACK = "Translate German to English: {text}"
+QUESTION = "Write one short question that the following text answers.\n\n{text}"
+FRAMES = (
+    "{texts}\n\n{question}",
+    "{texts}\n\nQuestion: {question}",
+    "Answer the question from the texts below.\n\n{texts}\n\nQuestion: {question}\nAnswer:",
+    "Summarize: {texts}",
+    "Write a short summary of the following.\n\n{texts}",
+)
+
+
+@dataclass
+class Author:
+    """Writes scripts; remembers what was said, for later ones."""
+
+    chat: Chat
+    prompts: Sequence[str]
+    seed: int
+    passages: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    foreign: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+    questions: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.order: list[int] = []  # prompts still to be asked in this cycle
+        self.cycle = -1
+
+    def short(self) -> Script:
+        """A question from the file, from the model, or about one of its texts."""
+        if not self.chat.has_turns or len(self.passages) < ENOUGH:
+            return self.from_prompt()
+        kinds = (self.from_prompt, self.self_prompted, self.about_text, self.asked_for_question)
+        kind = self.random.choices(kinds, (0.35, 0.35, 0.2, 0.1))[0]
+        return kind()
+
+    def long(self) -> Script:
+        """Several texts at once and a question about them, once there are such."""
+        return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
+
+    def from_prompt(self) -> Script:
+        """Each prompt in turn: greedily the first time, then ever more freely."""
+        if not self.order:
+            self.order = self.random.sample(range(len(self.prompts)), len(self.prompts))
+            self.cycle += 1
+        prompt = self.prompts[self.order.pop()]
+        freedom = (0.0, 0.7, 1.0)[self.cycle % 3]
+        yield from self._discussion(self.chat.ask(prompt), 0.25, freedom)
+
+    def self_prompted(self) -> Script:
+        """Let the model write the user's turn, then answer it."""
+        asked = yield Say(self.chat.encode(self.chat.opening), 1.0, 160, is_answer=False)
+        if 4 <= len(asked) < 160:
+            yield from self._discussion(self.chat.after_turn(self.chat.to_assistant, asked), 0.25)
+
+    def about_text(self) -> Script:
+        if self.foreign and self.random.random() < 0.25:
+            text = BACK.format(text=self.random.choice(self.foreign))
+            yield Say(self.chat.ask(text), self._temperature(), 160)
+            return
+        task = self.random.choice(TASKS)
+        said = self.chat.ask(task.format(text=self._passage(200)))
+        answer = yield Say(said, self._temperature(), 256)
+        if "German" in task:
+            self.foreign.append(_first_words(self.chat.decode(answer), 60))
+
+    def asked_for_question(self) -> Script:
+        passage = self._passage(300)
+        asked = yield Say(self.chat.ask(QUESTION.format(text=passage)), 0.7, 48)
+        self.questions.append((passage, self.chat.decode(asked)))
+
+    def about_texts(self) -> Script:
+        """Texts side by side, then a question about one of them; or a summary of all."""
+        passage, question = self.random.choice(self.questions)
+        texts = [passage, *(self._passage(300) for _ in range(self.random.randint(1, 3)))]
+        self.random.shuffle(texts)
+        frame = self.random.choice(FRAMES)
+        text = frame.format(texts="\n\n".join(texts), question=question)
+        yield from self._discussion(self.chat.ask(text), 0.7)
+
+    def _discussion(
+        self, tokens: Sequence[int], chance: float, temperature: float | None = None
+    ) -> Script:
+        """An answer, and with the given chance another question about it, up to three."""
+        for _ in range(3):
+            temperature = self._temperature() if temperature is None else temperature
+            answer = yield Say(tokens, temperature, 320)
+            self._remember(answer, temperature)
+            if not self.chat.has_turns or self.random.random() > chance:
+                return
+            follow_up = self.random.choice(FOLLOW_UPS) + self.chat.to_assistant
+            tokens = self.chat.after_turn(self.chat.to_user + follow_up, answer)
+            temperature = None
+
+    def _temperature(self) -> float:
+        return self.random.choice(TEMPERATURES)
+
+    def _passage(self, most_words: int) -> str:
+        return _first_words(self.random.choice(self.passages), self.random.randint(20, most_words))
+
+    def _remember(self, answer: list[int], temperature: float) -> None:
+        """Keep what reads like a text: not short, not wild, not one line again and again."""
+        if temperature < 1 and len(answer) >= 60:
+            text = self.chat.decode(answer)
+            words = text.split()
+            if len(set(words)) > len(words) / 3:
+                self.passages.append(text)
+
+
+def _first_words(text: str, count: int) -> str:
+    """The beginning of a text, its line breaks kept."""
+    return " ".join(text.split(" ")[:count])

@@ -1,0 +1,127 @@
+"""Tokens per round on texts that were never trained on, without running a single round.
+
+The target's text is given; where a drafter would have stood at each of its tokens, and how many
+of its next guesses would have been right, follows from one pass.  Walking through a text by those
+numbers gives the rounds that decoding would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerun.drafters.heads.network import Network
+from forerun.train.shards import Spoken
+from forerun.train.teacher import Batch, Teacher
+from forerun.train.unroll import unroll
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+MOST_TOKENS = 16_384  # of one pass, padding included
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Tokens per round by task group, for each draft length, at one temperature."""
+
+    temperature: float
+    by_group: dict[str, tuple[float, ...]]  # one figure per draft length
+
+    def mean(self, length: int) -> float:
+        """Over groups, each counting the same."""
+        return float(np.mean([row[LENGTHS.index(length)] for row in self.by_group.values()]))
+
+    def to_dict(self) -> dict[str, object]:
+        groups = {name: [round(value, 3) for value in row] for name, row in self.by_group.items()}
+        return {"temperature": self.temperature, "lengths": list(LENGTHS), "groups": groups}
+
+
+def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[Figures]:
+    """One set of figures per temperature among the texts."""
+    found = []
+    for temperature in sorted({each.temperature for each in spoken}):
+        counts: dict[str, NDArray[np.float64]] = {}
+        for part in _parts([each for each in spoken if each.temperature == temperature]):
+            runs = right_guesses(network, teacher, part, temperature)
+            for row, each in enumerate(part):
+                own = counts.setdefault(each.group, np.zeros((len(LENGTHS), 2)))
+                own += [walk(runs[row], each.is_answer, length) for length in LENGTHS]
+        by_group = {
+            group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in own)
+            for group, own in sorted(counts.items())
+        }
+        found.append(Figures(temperature, by_group))
+    return found
+
+
+def right_guesses(
+    network: Network, teacher: Teacher, spoken: Sequence[Spoken], temperature: float
+) -> NDArray[np.int64]:
+    """(B, L): how many guesses in a row are right, of a draft that starts after token t + 1."""
+    device = teacher.embedding.device
+    batch = Batch.of(spoken, device)
+    steps = max(LENGTHS)
+    right = torch.zeros((steps, *batch.tokens.shape), dtype=torch.long, device=device)
+    with torch.no_grad(), autocast(device):
+        hidden, final = teacher.watch(batch.tokens)
+        delays = None
+        if temperature > 0:
+            probs, _ = teacher.laws(final[batch.rows, batch.places], temperature)
+            delays = posterior_delays(probs.float(), teacher.draft_tokens, batch.next_tokens)
+        embeddings = teacher.embedding[batch.tokens]
+        outputs = unroll(network, hidden, embeddings, steps, batch.first)
+        for step, output in enumerate(outputs):
+            starts = batch.places - 1 - step
+            chosen = (starts >= batch.first) & (batch.reach > step)
+            rows, at = batch.rows[chosen], starts[chosen]
+            logits = network.logits(output[rows, at - batch.first]).float()
+            if delays is not None:
+                logits = logits / temperature - delays[chosen].log()
+            guess = teacher.draft_tokens[logits.argmax(-1)]
+            right[step, rows, at] = (guess == batch.next_tokens[chosen]).long()
+    return np.asarray(right.cumprod(0).sum(0).cpu().numpy())
+
+
+def posterior_delays(probs: Tensor, draft_tokens: Tensor, winners: Tensor) -> Tensor:
+    """The target's exponential noise (A, Vd), given that `winners` (A,) won its race.
+
+    Token i arrives at E_i / p_i.  The first arrival of a race whose rates sum to 1 is an Exp(1)
+    whoever wins it, and by the lack of memory each other token comes an Exp(p_i) later.
+    """
+    generator = torch.Generator(probs.device).manual_seed(0)
+    first = torch.empty_like(probs[:, :1]).exponential_(generator=generator)
+    rest = torch.empty_like(probs).exponential_(generator=generator)
+    is_winner = draft_tokens == winners[:, None]
+    return (first * probs + torch.where(is_winner, 0, rest)).clamp_min(1e-30)
+
+
+def walk(runs: NDArray[np.int64], is_answer: NDArray[np.bool_], length: int) -> tuple[int, int]:
+    """Tokens and rounds of an answer after its first token, which comes with the prompt."""
+    places = np.flatnonzero(is_answer)
+    tokens = rounds = 0
+    at, last = int(places[0]), int(places[-1])
+    while at < last:
+        gained = min(int(runs[at - 1]), length, last - at - 1) + 1
+        at, tokens, rounds = at + gained, tokens + gained, rounds + 1
+    return tokens, rounds
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Matrix products in half precision where that is fast."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def _parts(spoken: Sequence[Spoken]) -> Iterator[list[Spoken]]:
+    """Texts of similar length, as many as fit a pass."""
+    part: list[Spoken] = []
+    for each in sorted(spoken, key=len):
+        if part and (len(part) + 1) * len(each) > MOST_TOKENS:
+            yield part
+            part = []
+        part.append(each)
+    if part:
+        yield part

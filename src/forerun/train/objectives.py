@@ -1,0 +1,49 @@
+"""What a drafter is trained to get right, per token: small is good.
+
+A guess is accepted under shared noise about as often as two laws overlap, and greedily when the
+likeliest tokens agree; which of these differentiable stand-ins serves best is a matter of
+measurement (docs/train.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft
+index (A,) of the target's likeliest token, -1 where it has none; gives losses (A,)."""
+
+
+def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's law, which differs from the divergence by a constant."""
+    total = torch.logsumexp(logits.float(), -1)
+    inner = torch.einsum("av,av->a", probs.to(logits.dtype), logits)
+    return probs.sum(-1, dtype=torch.float32) * total - inner.float()
+
+
+def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """One minus the overlap of the two laws."""
+    return 1 - torch.minimum(logits.float().softmax(-1), probs.float()).sum(-1)
+
+
+def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's likeliest token."""
+    return torch.nn.functional.cross_entropy(
+        logits.float(), best, ignore_index=-1, reduction="none"
+    )
+
+
+def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """The law and its likeliest token in equal parts."""
+    return (forward_kl(logits, probs, best) + top_one(logits, probs, best)) / 2
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "kl": forward_kl,
+    "tv": total_variation,
+    "top1": top_one,
+    "mix": mixed,
+}

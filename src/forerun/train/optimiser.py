@@ -1,0 +1,49 @@
+"""Muon for the matrices inside the network, AdamW for its vocabulary and norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from forerun.drafters.heads.network import Network
+
+WARM_UP = 0.02  # of the budget
+MUON_RATE = 2.0  # times the rate of AdamW
+
+
+class Optimiser:
+    """Both as one, under a learning rate that rises shortly and then falls to 0."""
+
+    def __init__(self, network: Network, rate: float, *, muon: bool) -> None:
+        self.rate = rate
+        own = dict(network.named_parameters())
+        inner = [p for name, p in own.items() if p.ndim == 2 and name != "head.weight"]
+        others = [p for name, p in own.items() if p.ndim != 2 or name == "head.weight"]
+        self.parts: list[Any] = []
+        if muon and hasattr(torch.optim, "Muon"):
+            self.parts.append(
+                torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+            )
+        else:
+            others += inner
+        self.parts.append(torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.01))
+        self.parameters = list(own.values())
+
+    def step(self, share: float) -> None:
+        """Apply the gradients, `share` of the budget being spent, and clear them."""
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        rate = self.rate * min(1.0, share / WARM_UP) * max(0.0, 1 - share)
+        for part in self.parts:
+            is_muon = type(part).__name__ == "Muon"
+            for group in part.param_groups:
+                group["lr"] = rate * (MUON_RATE if is_muon else 1.0)
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> list[Any]:
+        return [part.state_dict() for part in self.parts]
+
+    def restore(self, state: list[Any]) -> None:
+        for part, saved in zip(self.parts, state, strict=True):
+            part.load_state_dict(saved)

@@ -1,0 +1,66 @@
+"""Prompts with their task groups, from JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InputError, explain
+
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+CHAT = "mt_bench"  # Spec-Bench calls its other groups by topic
+
+
+@dataclass(frozen=True)
+class Prompt:
+    text: str
+    group: str
+
+
+def read_prompts(file: str) -> list[Prompt]:
+    """One {"prompt": ...} or Spec-Bench's {"category": ..., "turns": [...]} per line."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        cure = "Name a file of JSON lines that exists."
+        raise InputError(
+            explain(f"Prompts cannot be read ({reason}).", repr(file), cure)
+        ) from error
+    found = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        cure = 'Write one {"prompt": "..."} per line.'
+        raise InputError(explain("The file holds no prompt.", repr(file), cure))
+    return found
+
+
+def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
+    """So many of each group, spread over it."""
+    picked: list[Prompt] = []
+    for group in dict.fromkeys(prompt.group for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.group == group]
+        picked += own[:: max(1, len(own) // per_group)][:per_group]
+    return picked
+
+
+def _prompt(file: str, number: int, line: str) -> Prompt:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        text = row["prompt"] if "prompt" in row else row["turns"][0]
+        if isinstance(text, str) and text.strip():
+            return Prompt(text, _group(row))
+        reason = "its prompt is no text"
+    except (ValueError, LookupError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    cure = 'Write {"prompt": "..."}, or {"category": "...", "turns": ["..."]}, on one line.'
+    wrong = f"Line {number} of {file} is no prompt in JSON ({reason})."
+    raise InputError(explain(wrong, repr(line[:60]), cure))
+
+
+def _group(row: dict[str, Any]) -> str:
+    if "category" in row:
+        return row["category"] if row["category"] in TASKS else CHAT
+    return str(row.get("source", "prompts"))

@@ -1,0 +1,289 @@
+"""From prompts to a trained drafter: collect, train, measure, save; each resumed if stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.files import Trained, load, save
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.network import Network
+from forerun.errors import InputError, explain
+from forerun.train.card import card
+from forerun.train.chat import Chat
+from forerun.train.collect import Scale, answer_each, collect, count_answers
+from forerun.train.fit import check_trainable
+from forerun.train.held_out import Figures, measure
+from forerun.train.objectives import OBJECTIVES
+from forerun.train.optimiser import Optimiser
+from forerun.train.prompts import Prompt, pick
+from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
+from forerun.train.shards import Spoken, list_shards, read, write
+from forerun.train.teacher import Teacher
+from forerun.train.training import Budget, Progress, Training
+from forerun.train.vocabulary import likeliest_tokens
+
+HEAT = 0.8  # the second temperature that is measured
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How many prompts are kept to measure with, and how long their answers are."""
+
+    per_group: int
+    total: int  # of the prompts themselves, where there is no file of held-out ones
+    num_tokens: int
+
+    @classmethod
+    def on(cls, device: Any) -> HeldOut:
+        """What takes seconds there: a CPU says dozens of tokens where a GPU says thousands."""
+        return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for on the command line, defaults filled in."""
+
+    out: Path
+    data: Path  # the folder whose answers are used: `out`, or that of an earlier run
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    num_answer_tokens: int
+    data_seconds: float | None
+    num_rows: int
+    data_only: bool
+    seconds: float | None
+    steps: int | None
+    pause_after: float | None
+    batch_tokens: int
+    objective: str
+    optimizer: str
+    learning_rate: float
+    draft_vocab: int
+    mlp_size: int | None
+    num_unrolled: int
+    seed: int
+
+    def settings(self) -> dict[str, Any]:
+        """What must not change while a run is gone on with."""
+        if self.data_only:
+            return {"seed": self.seed}
+        names = (
+            "objective optimizer learning_rate draft_vocab mlp_size num_unrolled "
+            "batch_tokens seconds steps seed"
+        )
+        return {name: getattr(self, name) for name in names.split()}
+
+
+def train(target: Any, plan: Plan) -> int:
+    """Do what of the plan is not done yet."""
+    if plan.objective not in OBJECTIVES:
+        cure = f"Use one of {', '.join(OBJECTIVES)}."
+        raise InputError(explain("Unknown objective.", repr(plan.objective), cure))
+    model = target.model.requires_grad_(False)
+    check_trainable(model)
+    fingerprint = Fingerprint.of(model, target.name)
+    if plan.data != plan.out:
+        check_data(plan.data, fingerprint)
+    open_run(plan.out, fingerprint, plan.settings())
+    endings = _endings(model)
+    try:
+        with _explained("--rows", plan.num_rows):
+            if plan.prompts:
+                _collect(model, Chat.of(target.tokenizer), endings, plan)
+        if plan.data_only:
+            return 0
+        with _explained("--batch-tokens", plan.batch_tokens):
+            return _train(model, fingerprint, endings, plan)
+    except KeyboardInterrupt:
+        _tell("\nstopped and saved; the same command goes on")
+        raise
+
+
+def _collect(model: Any, chat: Chat, endings: Sequence[int], plan: Plan) -> None:
+    size = HeldOut.on(model.device)
+    if plan.held_out:
+        held_out = pick(plan.held_out, size.per_group)
+    else:
+        held_out = _taken_out(plan.prompts, size.total)
+    kept = {prompt.text for prompt in (*held_out, *plan.held_out)}
+    prompts = [prompt.text for prompt in plan.prompts if prompt.text not in kept]
+    if not prompts:
+        wrong = "No prompt is left to train on: all of them are needed to measure with."
+        cure = "Add more to --prompts, the more the better."
+        raise InputError(explain(wrong, f"{len(plan.prompts)} prompts", cure))
+    data = plan.out / DATA
+    data.mkdir(exist_ok=True)
+    if not (data / HELD_OUT).exists():
+        write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, plan, size)))
+    scales = [Scale(plan.num_rows, 512, 0.6), Scale(max(1, plan.num_rows // 4), 1536, 0.4)]
+    longest = getattr(model.config, "max_position_embeddings", None) or 1536
+    scales = [Scale(each.num_rows, min(each.context, longest), each.share) for each in scales]
+    total = plan.num_answer_tokens
+    with tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar:
+        collect(
+            model,
+            chat,
+            prompts,
+            data,
+            endings=endings,
+            scales=scales,
+            num_answer_tokens=total,
+            seconds=plan.data_seconds or float("inf"),
+            seed=plan.seed,
+            report=lambda gained: bar.update(gained) and None,
+        )
+
+
+def _taken_out(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Some of the prompts, to measure with instead of training on."""
+    return list(prompts[:: max(2, len(prompts) // count)][:count])
+
+
+def _answers(
+    model: Any,
+    chat: Chat,
+    endings: Sequence[int],
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    size: HeldOut,
+) -> Iterator[Spoken]:
+    """The target's answers to held-out prompts, greedy and sampled."""
+    context = getattr(model.config, "max_position_embeddings", None) or 1 << 20
+    count = min(size.num_tokens, context // 2)
+    longest = context - count
+    asked = [chat.ask(prompt.text)[-longest:] for prompt in prompts]
+    for temperature in (0.0, HEAT):
+        for index, text, start in answer_each(
+            model,
+            asked,
+            endings=endings,
+            temperature=temperature,
+            num_rows=min(plan.num_rows, 64),
+            max_new_tokens=count,
+            seed=plan.seed,
+        ):
+            is_answer = np.arange(len(text)) >= start
+            yield Spoken(np.array(text, np.int32), is_answer, prompts[index].group, temperature)
+
+
+def _train(model: Any, fingerprint: Fingerprint, endings: Sequence[int], plan: Plan) -> int:
+    data = plan.data / DATA
+    spoken = [each for file in list_shards(data) for each in read(file) if each.can_be_drafted]
+    held_out = [each for each in read(data / HELD_OUT) if each.can_be_drafted]
+    if not spoken or not held_out:
+        wrong = "No answers have been collected."
+        raise InputError(explain(wrong, repr(str(data)), "Collect some with --prompts."))
+    vocab_size = fingerprint.vocab_size
+    tokens, covered = likeliest_tokens(spoken, plan.draft_vocab, vocab_size, endings)
+    config = model.config.get_text_config(decoder=True)
+    design = Design.after(config, len(tokens), plan.mlp_size)
+    torch.manual_seed(plan.seed)
+    draft_tokens = torch.from_numpy(tokens).to(model.device)
+    teacher = Teacher(model, design.layers, draft_tokens)
+    network = Network(design).to(model.device)
+    network.initialise(model.get_output_embeddings().weight[draft_tokens].float())
+    training = Training(
+        network=network,
+        teacher=teacher,
+        objective=OBJECTIVES[plan.objective],
+        optimiser=Optimiser(network, plan.learning_rate, muon=plan.optimizer == "muon"),
+        budget=Budget(plan.seconds, plan.steps, plan.pause_after),
+        num_unrolled=plan.num_unrolled,
+        batch_tokens=plan.batch_tokens,
+        seed=plan.seed,
+        folder=plan.out,
+    )
+    _tell(
+        f"{len(spoken)} conversations, {count_answers(spoken) / 1e6:.2f}M answer tokens, "
+        f"{covered:.1%} of them in the draft vocabulary; "
+        f"{sum(p.numel() for p in network.parameters()) / 1e6:.1f}M weights"
+    )
+    if training.resume():
+        _tell(f"going on after step {training.progress.steps}")
+    else:
+        training.note(held_out)
+    is_over = _run(training, spoken, held_out)
+    weights = {name: value.float().cpu().numpy() for name, value in network.state_dict().items()}
+    save(plan.out, Trained(design, fingerprint, tokens, weights))
+    figures = _figures_of_saved(plan.out, teacher, held_out)
+    facts = {
+        "answers": f"{count_answers(spoken) / 1e6:.2f} million tokens in {len(spoken):,} "
+        f"conversations, {covered:.1%} of them in the draft vocabulary",
+        "objective": f"{plan.objective}, unrolled {plan.num_unrolled} steps, {plan.optimizer}",
+        "device": _device(model.device),
+        "command": f"`{' '.join(['forerun', *sys.argv[1:]])}`",
+    }
+    text = card(fingerprint.name, design, training.progress, figures, facts)
+    (plan.out / "README.md").write_text(text, encoding="utf-8")
+    for each in figures:
+        rows = ", ".join(f"{name} {row[4]:.2f}" for name, row in each.by_group.items())
+        _tell(f"temperature {each.temperature:g}, K = 5: {each.mean(5):.3f} tokens/round ({rows})")
+    if not is_over:
+        _tell("paused; the same command goes on")
+    return 0
+
+
+def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken]) -> bool:
+    """Train under a progress bar that counts the budget."""
+    with tqdm(total=1000, desc="training", bar_format=BAR, mininterval=2) as bar:
+
+        def report(progress: Progress, loss: float) -> None:
+            latest = {k: v for k, v in progress.history[-1].items() if "temp" in k}
+            held = ", ".join(f"{v:.2f} at {k}" for k, v in latest.items())
+            bar.set_postfix_str(
+                f"step {progress.steps}, loss {loss:.3f}, tokens/round {held}", refresh=False
+            )
+            bar.update(int(1000 * training.budget.share(progress)) - bar.n)
+
+        is_over = training.run(spoken, held_out, report)
+    training.note(held_out)
+    training.save()
+    return is_over
+
+
+def _figures_of_saved(folder: Path, teacher: Teacher, held_out: Sequence[Spoken]) -> list[Figures]:
+    """Measured as users will load it: in 8 bits."""
+    saved = load(folder)
+    network = Network(saved.design)
+    network.load_state_dict({name: torch.from_numpy(w) for name, w in saved.weights.items()})
+    return measure(network.to(teacher.embedding.device), teacher, held_out)
+
+
+@contextmanager
+def _explained(option: str, value: int) -> Iterator[None]:
+    """Tell what to lower when memory runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if type(error) is RuntimeError and "memory" not in str(error):  # a CPU's own way to say it
+            raise
+        cure = f"Lower {option}; the same command then goes on where it was."
+        raise InputError(explain("Memory ran out.", f"{option} {value}", cure)) from error
+
+
+def _endings(model: Any) -> list[int]:
+    """The tokens that end a text."""
+    found = model.generation_config.eos_token_id if model.generation_config else None
+    found = model.config.eos_token_id if found is None else found
+    return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+
+def _device(device: Any) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+BAR = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}"

@@ -1,0 +1,258 @@
+"""Many texts continued at once, for collecting a target's answers by the million.
+
+The engine keeps promises about each request, which costs Python per token.  Here nothing is
+promised but speed: all rows share one static cache and one pass, choosing tokens included, that a
+GPU replays as a captured graph; the host looks at the rows only once in a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from forerun.models.forward import without_cudnn_attention
+
+ATTENTION = "forerun_slots"
+MOST_PREFILLED = 32_768  # tokens of one pass over new texts, padding included
+WARM_UP = 3  # passes before a graph is captured
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a row is to do next."""
+
+    row: int
+    tokens: Sequence[int]  # the text so far, of which the row may hold a beginning already
+    temperature: float
+    limit: int  # the text's length at which it stops even without an ending
+
+
+class Slots:
+    """Rows of one target, each continuing a text of its own."""
+
+    def __init__(
+        self, model: Any, num_rows: int, context: int, endings: Sequence[int], seed: int
+    ) -> None:
+        self.model, self.num_rows, self.context = model, num_rows, context
+        device = model.device
+        config = model.config.get_text_config(decoder=True)
+        torch.manual_seed(seed)
+        self._cache = SlotCache(config.num_hidden_layers, num_rows, context, device)
+        self._all = torch.arange(num_rows, device=device)
+        self._text = torch.zeros((num_rows, context), dtype=torch.long, device=device)
+        self._known = torch.ones(num_rows, dtype=torch.long, device=device)  # given or written
+        self._limit = torch.full((num_rows,), context, dtype=torch.long, device=device)
+        self._temperature = torch.ones(num_rows, device=device)
+        self._is_done = torch.ones(num_rows, dtype=torch.bool, device=device)
+        self._is_ending = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
+        self._is_ending[list(endings)] = True
+        self._graph: Any = None
+        self._passes = 0
+
+    @property
+    def _position(self) -> Tensor:
+        """(rows,): where the token that is fed next stands."""
+        return self._cache.position
+
+    def put(self, wanted: Sequence[Wanted], *, fresh: bool) -> None:
+        """Give rows their texts; fresh ones have nothing in common with what the rows hold."""
+        if not wanted:
+            return
+        device = self._text.device
+        rows = torch.tensor([each.row for each in wanted], device=device)
+        table = torch.zeros((len(wanted), self.context), dtype=torch.long)
+        for index, each in enumerate(wanted):
+            table[index, : len(each.tokens)] = torch.tensor(each.tokens)
+        lengths = torch.tensor([len(each.tokens) for each in wanted])
+        self._text[rows] = table.to(device)
+        self._known[rows] = lengths.to(device)
+        self._limit[rows] = torch.tensor([each.limit for each in wanted], device=device)
+        self._temperature[rows] = torch.tensor(
+            [each.temperature for each in wanted], dtype=torch.float32, device=device
+        )
+        self._is_done[rows] = False
+        if fresh:
+            self._prefill(rows, table, lengths)
+
+    def advance(self, num_passes: int) -> None:
+        """Let every row that is not done write so many tokens at most."""
+        with _attending(self.model):
+            for _ in range(num_passes):
+                self._replay()
+
+    def done(self) -> dict[int, list[int]]:
+        """Rows that have stopped, and their texts, the last token included."""
+        rows = self._is_done.nonzero()[:, 0]
+        ends = (self._position[rows] + 2).tolist()
+        texts = self._text[rows].tolist()
+        return {row: text[:end] for row, text, end in zip(rows.tolist(), texts, ends, strict=True)}
+
+    def _replay(self) -> None:
+        """One pass; on a GPU, once warm, as a single launch."""
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self._pass()
+        self._passes += 1
+        if self._text.is_cuda and self._passes == WARM_UP:
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._pass()
+            # Capturing runs nothing, so no row has moved.
+
+    def _pass(self) -> None:
+        """Feed each row's token, choose the next one, and write it unless it was given."""
+        at = self._position
+        slots = torch.arange(self.context, device=at.device)
+        mask = torch.zeros((self.num_rows, 1, 1, self.context), device=at.device)
+        mask.masked_fill_((slots > at[:, None])[:, None, None], float("-inf"))
+        logits = (
+            self.model(
+                input_ids=self._text.gather(1, at[:, None]),
+                position_ids=at[:, None],
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+            .logits[:, 0]
+            .float()
+        )
+        arrivals = torch.empty_like(logits).exponential_().clamp_min_(1e-20).log_()
+        chosen = (logits - self._temperature[:, None] * arrivals).argmax(-1)  # 0 is greedy
+        after = at + 1
+        written = self._text.gather(1, after[:, None])[:, 0]
+        is_given = after < self._known
+        keeps = is_given | self._is_done
+        token = torch.where(keeps, written, chosen)
+        self._text.scatter_(1, after[:, None], token[:, None])
+        stops = ~is_given & (self._is_ending[token] | (after + 1 >= self._limit))
+        self._is_done |= stops
+        at.copy_(torch.where(self._is_done, at, after))
+
+    def _prefill(self, rows: Tensor, table: Tensor, lengths: Tensor) -> None:
+        """Store all but the last token of new texts, similar lengths together."""
+        self._position[rows] = (lengths - 1).to(rows.device)
+        order = lengths.argsort()
+        start = 0
+        with _attending(self.model):
+            while start < len(order):
+                end = start + 1
+                while (
+                    end < len(order) and (end + 1 - start) * lengths[order[end]] <= MOST_PREFILLED
+                ):
+                    end += 1
+                group = order[start:end]
+                width = int(lengths[group[-1]]) - 1
+                if width > 0:
+                    ids = table[group, :width].to(rows.device)
+                    self._cache.fresh = rows[group.to(rows.device)]
+                    self.model.base_model(
+                        input_ids=ids,
+                        position_ids=torch.arange(width, device=rows.device).expand(len(group), -1),
+                        attention_mask=torch.zeros((1, 1, 1, 1), device=rows.device),
+                        past_key_values=self._cache,
+                        use_cache=True,
+                    )
+                    self._cache.fresh = None
+                start = end
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values (rows, heads, slots, head size) of one layer, all allocated at once."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        cache = self.cache
+        self.keys, self.values = (
+            new.new_zeros((cache.num_rows, new.shape[1], cache.context, new.shape[3]))
+            for new in (key_states, value_states)
+        )
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """Write one token per row and return the whole layer; fresh rows see only themselves."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        cache = self.cache
+        if cache.fresh is not None:
+            width = key_states.shape[2]
+            self.keys[cache.fresh, :, :width] = key_states
+            self.values[cache.fresh, :, :width] = value_states
+            return key_states, value_states
+        self.keys[cache.rows, :, cache.position] = key_states[:, :, 0]
+        self.values[cache.rows, :, cache.position] = value_states[:, :, 0]
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.context, 0
+
+    def get_max_length(self) -> int:
+        return self.cache.context
+
+    get_max_cache_shape = get_max_length  # what earlier transformers 5 call it
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """All layers, and where each row stands."""
+
+    def __init__(self, num_layers: int, num_rows: int, context: int, device: Any) -> None:
+        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+        self.num_rows, self.context = num_rows, context
+        self.rows = torch.arange(num_rows, device=device)
+        self.position = torch.zeros(num_rows, dtype=torch.long, device=device)
+        self.fresh: Any = None  # (R,): rows whose texts are being stored, or None
+
+
+def grouped_attention(
+    module: Any,
+    query: Tensor,  # (R, H, N, d)
+    key: Tensor,  # (R, KV, S, d)
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention that reads shared heads once instead of copying them for each query head."""
+    if query.shape[2] > 1 or key.shape[2] == 1:
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
+    grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # one token per row
+    scores = (grouped @ key.transpose(2, 3)).float() * scaling + attention_mask
+    attended = scores.softmax(-1).to(value.dtype) @ value
+    return attended.reshape(query.shape[0], 1, query.shape[1], query.shape[3]), None
+
+
+AttentionInterface.register(ATTENTION, grouped_attention)
+
+
+@contextmanager
+def _attending(model: Any) -> Iterator[None]:
+    """Have a model attend in our way for a while."""
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        with torch.inference_mode(), without_cudnn_attention():
+            yield
+    finally:
+        config._attn_implementation = before

@@ -1,0 +1,78 @@
+"""Collected texts on disk: numbered files, each written whole, so that a kill loses at most one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import InputError, explain
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A conversation: all of its tokens, and which of them are answers to learn from."""
+
+    tokens: NDArray[np.int32]  # (L,)
+    is_answer: NDArray[np.bool_]  # (L,)
+    group: str = ""  # its task group, where held-out figures are told by group
+    temperature: float = 0.0  # of a held-out answer
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def can_be_drafted(self) -> bool:
+        """Whether an answer goes on after its first token, and there is something before it."""
+        later = self.is_answer[1:] & self.is_answer[:-1]
+        return bool(later.any()) and not self.is_answer[0]
+
+
+def write_shard(folder: Path, spoken: Sequence[Spoken]) -> Path:
+    """The next numbered file of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"shard-{len(list_shards(folder)):05d}.npz"
+    write(file, spoken)
+    return file
+
+
+def list_shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.npz"))
+
+
+def write(file: Path, spoken: Sequence[Spoken]) -> None:
+    """One file, there only when complete."""
+    tokens = np.concatenate([each.tokens for each in spoken])
+    is_small = tokens.size == 0 or tokens.max() < 1 << 16
+    unfinished = file.with_suffix(".part")
+    with unfinished.open("wb") as out:
+        np.savez(
+            out,
+            tokens=tokens.astype(np.uint16 if is_small else np.int32),
+            is_answer=np.packbits(np.concatenate([each.is_answer for each in spoken])),
+            lengths=np.array([len(each) for each in spoken], np.int32),
+            groups=np.array([each.group for each in spoken]),
+            temperatures=np.array([each.temperature for each in spoken], np.float32),
+        )
+    unfinished.replace(file)
+
+
+def read(file: Path) -> list[Spoken]:
+    try:
+        with np.load(file) as stored:
+            kept: dict[str, Any] = {name: stored[name] for name in stored.files}
+        tokens = kept["tokens"].astype(np.int32)
+        is_answer = np.unpackbits(kept["is_answer"], count=len(tokens)).astype(bool)
+        cuts = np.cumsum(kept["lengths"])[:-1]
+        columns = np.split(tokens, cuts), np.split(is_answer, cuts)
+        details = kept["groups"].tolist(), kept["temperatures"].tolist()
+        return [Spoken(*each) for each in zip(*columns, *details, strict=True)]
+    except (OSError, ValueError, LookupError, BadZipFile) as error:
+        wrong = f"A file of collected answers cannot be read ({error})."
+        cure = "Delete it; what it held is collected again by the same command."
+        raise InputError(explain(wrong, repr(str(file)), cure)) from error

@@ -1,0 +1,89 @@
+"""What the target says about its own texts: hidden states to draft from, and laws to draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.models.forward import without_cudnn_attention
+from forerun.train.shards import Spoken
+
+MULTIPLE = 32  # of tokens that texts are padded to, so that memory is used again
+CHUNK = 8192  # positions whose whole vocabulary is held at once
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts side by side, padded on the right, where causal attention never looks."""
+
+    tokens: Tensor  # (B, L)
+    rows: Tensor  # (A,): with `places`, the tokens u inside an answer whose next one is as well
+    places: Tensor  # (A,)
+    reach: (
+        Tensor  # (A,): answer tokens up to u in its answer: what was known before it is u - reach
+    )
+    first: int  # the smallest of the places
+
+    @classmethod
+    def of(cls, spoken: Sequence[Spoken], device: Any) -> Batch:
+        longest = -(-max(map(len, spoken)) // MULTIPLE) * MULTIPLE
+        tokens = np.zeros((len(spoken), longest), np.int64)
+        reach = np.zeros((len(spoken), longest), np.int64)
+        for row, each in enumerate(spoken):
+            tokens[row, : len(each)] = each.tokens
+            reach[row, : len(each)] = run_lengths(each.is_answer)
+        rows, places = np.nonzero((reach[:, :-1] > 0) & (reach[:, 1:] > 0))
+        arrays = tokens, rows, places, reach[rows, places]
+        ids, row, place, known = (torch.from_numpy(array).to(device) for array in arrays)
+        first = int((places - reach[rows, places]).min())
+        return cls(ids, row, place, known, first)
+
+    @property
+    def next_tokens(self) -> Tensor:
+        """(A,): what came after each place."""
+        return self.tokens[self.rows, self.places + 1]
+
+
+def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
+    """How many flags in a row are set up to each place, (L,): 0 1 1 0 1 gives 0 1 2 0 1."""
+    counts = np.cumsum(flags)
+    return np.asarray(counts - np.maximum.accumulate(np.where(flags, 0, counts)))
+
+
+class Teacher:
+    """The target, run on whole texts."""
+
+    def __init__(self, model: Any, layers: Sequence[int], draft_tokens: Tensor) -> None:
+        self.model, self.layers = model, tuple(layers)
+        self.draft_tokens = draft_tokens  # (Vd,)
+        self.embedding: Tensor = model.get_input_embeddings().weight.detach()  # (V, D)
+        self.to_draft = torch.full((len(self.embedding),), -1, device=self.embedding.device)
+        self.to_draft[draft_tokens] = torch.arange(len(draft_tokens), device=self.to_draft.device)
+
+    def watch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states after the watched layers (B, L, F), and after the last (B, L, D)."""
+        with torch.no_grad(), without_cudnn_attention():
+            found = self.model.base_model(
+                input_ids=tokens, use_cache=False, output_hidden_states=True
+            )
+            hidden = torch.cat([found.hidden_states[layer] for layer in self.layers], -1)
+        return hidden, found.last_hidden_state
+
+    def laws(self, final: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Of final states (A, D): draft tokens' probabilities (A, Vd), which sum to 1 or less,
+        and the likeliest of all tokens (A,)."""
+        probs, likeliest = [], []
+        with torch.no_grad():
+            head = self.model.get_output_embeddings()
+            for part in final.split(CHUNK):
+                logits = head(part)
+                total = torch.logsumexp(logits.float() / temperature, -1, keepdim=True)
+                drafted = logits[:, self.draft_tokens].float() / temperature
+                probs.append((drafted - total).exp().to(final.dtype))
+                likeliest.append(logits.argmax(-1))
+        return torch.cat(probs), torch.cat(likeliest)

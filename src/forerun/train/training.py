@@ -1,0 +1,187 @@
+"""Self-distillation: the drafter learns the target's laws along the target's own texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.heads.network import Network
+from forerun.errors import InputError, explain
+from forerun.train.batches import epoch
+from forerun.train.held_out import Figures, autocast, measure
+from forerun.train.interrupts import held_back
+from forerun.train.objectives import Objective
+from forerun.train.optimiser import Optimiser
+from forerun.train.shards import Spoken
+from forerun.train.teacher import Batch, Teacher
+from forerun.train.unroll import unroll
+
+STATE = "state.pt"
+DECAY = 0.8  # how much less the next step counts
+SAVE_EVERY = 60.0  # seconds
+
+
+@dataclass
+class Progress:
+    """How far a training run has got; all that is needed, with the weights, to go on."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    epoch: int = 0
+    batch: int = 0  # of that epoch, the next one
+    tokens: int = 0  # trained on, prompts and repetitions included
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a run is over, and when this call of it pauses."""
+
+    seconds: float | None
+    steps: int | None
+    pause_after: float | None = None
+
+    def share(self, progress: Progress) -> float:
+        """How much of it is spent, from 0 to 1."""
+        shares = [0.0]
+        if self.seconds is not None:
+            shares.append(progress.seconds / self.seconds)
+        if self.steps is not None:
+            shares.append(progress.steps / self.steps)
+        return min(1.0, max(shares))
+
+
+@dataclass
+class Training:
+    """One run, from wherever it stands."""
+
+    network: Network
+    teacher: Teacher
+    objective: Objective
+    optimiser: Optimiser
+    budget: Budget
+    num_unrolled: int
+    batch_tokens: int
+    seed: int
+    folder: Path
+    progress: Progress = field(default_factory=Progress)
+
+    def resume(self) -> bool:
+        """Go back to the saved state, if there is one."""
+        file = self.folder / STATE
+        if not file.exists():
+            return False
+        device = self.network.head.weight.device
+        try:
+            saved = torch.load(file, map_location=device, weights_only=True)
+            self.network.load_state_dict(saved["network"])
+            self.optimiser.restore(saved["optimiser"])
+            self.progress = Progress(**saved["progress"])
+        except (RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
+            wrong = "The state of this run cannot be read, so it cannot be gone on with."
+            cure = "Name another folder and use this one's answers: --from-data."
+            raise InputError(explain(wrong, repr(str(file)), cure)) from error
+        return True
+
+    def save(self) -> None:
+        unfinished = self.folder / f"{STATE}.part"
+        saved = {
+            "network": self.network.state_dict(),
+            "optimiser": self.optimiser.state(),
+            "progress": vars(self.progress),
+        }
+        torch.save(saved, unfinished)
+        unfinished.replace(self.folder / STATE)
+
+    def run(
+        self,
+        spoken: Sequence[Spoken],
+        held_out: Sequence[Spoken],
+        report: Callable[[Progress, float], None],
+    ) -> bool:
+        """Train until the budget is spent, saving on the way; False if it paused before."""
+        with held_back() as let_interrupts_through:
+            return self._steps(spoken, held_out, report, let_interrupts_through)
+
+    def _steps(
+        self,
+        spoken: Sequence[Spoken],
+        held_out: Sequence[Spoken],
+        report: Callable[[Progress, float], None],
+        between_steps: Callable[[], None],
+    ) -> bool:
+        start = saved = time.perf_counter()
+        batches = epoch(spoken, self.batch_tokens, self.seed, self.progress.epoch)
+        tallied = torch.zeros((), device=self.teacher.embedding.device)
+        try:
+            while (share := self.budget.share(self.progress)) < 1:
+                between_steps()
+                began = time.perf_counter()
+                if self.budget.pause_after is not None and began - start > self.budget.pause_after:
+                    return False
+                if self.progress.batch >= len(batches):
+                    self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+                    batches = epoch(spoken, self.batch_tokens, self.seed, self.progress.epoch)
+                batch = Batch.of(batches[self.progress.batch], self.teacher.embedding.device)
+                tallied += self._step(batch, share)
+                self.progress.batch += 1
+                self.progress.steps += 1
+                self.progress.tokens += batch.tokens.numel()
+                if self.progress.steps % 20 == 0:
+                    loss, tallied = float(tallied) / 20, torch.zeros_like(tallied)
+                    report(self.progress, loss)
+                self.progress.seconds += time.perf_counter() - began
+                if time.perf_counter() - saved > SAVE_EVERY:
+                    self.note(held_out)
+                    self.save()
+                    saved = time.perf_counter()
+            return True
+        finally:
+            self.save()
+
+    def note(self, held_out: Sequence[Spoken]) -> list[Figures]:
+        """Measure on held-out texts and remember what was found."""
+        figures = measure(self.network, self.teacher, held_out)
+        row: dict[str, float] = {
+            "step": self.progress.steps,
+            "seconds": round(self.progress.seconds, 1),
+        }
+        row |= {f"temperature {each.temperature:g}": round(each.mean(5), 3) for each in figures}
+        self.progress.history.append(row)
+        return figures
+
+    def _step(self, batch: Batch, share: float) -> Tensor:
+        """One update; its loss, still on the device."""
+        loss = self.loss(batch)
+        loss.backward()
+        self.optimiser.step(share)
+        return loss.detach()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The objective at every place of every answer, for each step of the unrolled drafter."""
+        hidden, final = self.teacher.watch(batch.tokens)
+        probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
+        best = self.teacher.to_draft[likeliest]
+        total: Any = 0.0
+        with autocast(hidden.device):
+            outputs = unroll(
+                self.network,
+                hidden,
+                self.teacher.embedding[batch.tokens],
+                self.num_unrolled,
+                batch.first,
+            )
+            for step, output in enumerate(outputs):
+                starts = (batch.places - 1 - step - batch.first).clamp_min(0)
+                logits = self.network.logits(output[batch.rows, starts])
+                counts = batch.reach > step  # else the draft would have begun before the answer
+                losses = self.objective(logits, probs, best) * counts
+                total = total + DECAY**step * losses.sum() / counts.sum().clamp_min(1)
+        return total

@@ -1,0 +1,22 @@
+"""The tokens a drafter can guess: those the target says most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.train.shards import Spoken
+
+
+def likeliest_tokens(
+    spoken: Sequence[Spoken], size: int, vocab_size: int, endings: Sequence[int]
+) -> tuple[NDArray[np.int64], float]:
+    """Ids (Vd,), ascending, and the share of all answer tokens that they cover."""
+    said = np.concatenate([each.tokens[each.is_answer] for each in spoken])
+    counts = np.bincount(said, minlength=vocab_size)
+    ranked = counts.copy()
+    ranked[list(endings)] = counts.max() + 1  # a drafter that cannot end goes on for nothing
+    chosen = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab_size)])
+    return chosen, float(counts[chosen].sum() / counts.sum())

@@ -1,0 +1,85 @@
+"""`forerun plan`: an answer, how sure it is, and how to follow it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.measure import costs
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rounds of each length will do."""
+    monkeypatch.setattr(costs, "TIMED_TOKENS", 32)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "the cat sat on the mat"}\n{"prompt": "what is the capital?"}\n')
+    return str(path)
+
+
+def test_a_plan_and_its_exports(
+    tiny_model: str, prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that drafts for itself costs as much as it saves: it never pays."""
+    words = ["plan", tiny_model, "--drafter", tiny_model, "--prompts", prompts]
+    options = ["--max-new-tokens", "16", "--max-draft-length", "2"]
+    assert main([*words, *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["speculate"] is False
+    assert found["choice"] is None
+    assert found["advice"].startswith("Do not speculate at batch 1")
+    assert len(found["forecasts"]) == 2
+    assert all(each["tokens_per_round"]["mean"] > 1.5 for each in found["forecasts"])
+    assert [each["engine"] for each in found["exports"]] == [
+        "forerun generate",
+        "vllm serve",
+        "sglang",
+    ]
+    assert found["exports"][0]["arguments"] == "--drafter none"
+
+
+def test_a_plan_for_people(
+    tiny_model: str, prompts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", tiny_model, "--drafter", "ngram", "--prompts", prompts, "--batch", "2"]
+    options = ["--max-new-tokens", "16", "--max-draft-length", "2", "--temperature", "0.8"]
+    assert main([*words, *options, "--rule", "match", "--tree", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens per round" in shown
+    assert "ngram tree 4" in shown
+    assert "at batch 2" in shown
+    assert "forerun generate: --drafter" in shown
+    assert "ratio" not in shown.split("at batch 2")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch", "0"], "--batch is too small"),
+        (["--max-draft-length", "0"], "--max-draft-length is too small"),
+        (["--drafter", "none"], "drafts nothing"),
+        (["--prompts", "/nowhere"], "cannot be read"),
+        (["--tree", "x"], "--tree is not a range"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    words: list[str],
+    said: str,
+    prompts: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("forerun.cli.plan.load_target", refuse)
+    monkeypatch.setattr("forerun.cli.plan.load_drafter", refuse)
+    assert main(["plan", "--prompts", prompts, *words]) == 2
+    assert said in capsys.readouterr().err

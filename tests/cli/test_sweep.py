@@ -1,0 +1,121 @@
+"""`forerun sweep`: a folder of records, and every mistake told before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.cli.lists import counts, numbers
+from forerun.cli.sweep import draft_lengths
+from forerun.errors import InputError
+from forerun.measure.records import FILE, read_records
+
+SPEC_BENCH = [
+    {"question_id": 81, "category": "writing", "turns": ["the cat sat", "and then?"]},
+    {"question_id": 82, "category": "qa", "turns": ["what is the capital of France?"]},
+    {"question_id": 83, "category": "qa", "turns": ["the mat sat"]},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "spec_bench.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in SPEC_BENCH))
+    return str(path)
+
+
+def test_a_sweep_by_task_group(
+    tiny_model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "sweep"
+    words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0..2", "--batch", "1,2"]
+    options = ["--prompts", prompts, "--per-group", "2", "--max-new-tokens", "8", "--no-predict"]
+    assert main([*words, *options, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    found = read_records(out)
+    assert [header.prompts for header in found.headers] == [["81", "82", "83"]]
+    assert len(found.runs) == 3 * (3 + 2)
+    assert {a.group for run in found.runs for a in run.answers} == {"chat", "qa"}
+    assert shown.count("ngram") == 2 * 2 + 2  # two lengths at two batches, and in two groups
+    assert f"forerun plot {out}" in shown
+    assert main([*words, *options, "--out", str(out)]) == 0
+    assert read_records(out).runs == found.runs
+
+
+def test_ranges_and_lists() -> None:
+    assert draft_lengths("0..3,8,auto") == [0, 1, 2, 3, 8, "auto"]
+    assert draft_lengths("auto") == ["auto"]
+    assert counts("--batch", "1,4,8") == [1, 4, 8]
+    assert numbers("--temperature", "0,0.8") == [0.0, 0.8]
+    with pytest.raises(InputError, match=r"counts backwards.*Did you mean 2..8"):
+        draft_lengths("8..2")
+
+
+def corrupt(out: Path) -> None:
+    out.mkdir()
+    (out / FILE).write_text('{"kind": "run"}\n')
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--draft-length", "8..0"], "--draft-length counts backwards"),
+        (["--draft-length", "some"], "--draft-length is not a range"),
+        (["--batch", "0"], "--batch is too small"),
+        (["--batch", "1,9"], "larger than the prompt set"),
+        (["--temperature", "-1"], "temperature is out of range"),
+        (["--temperature", "warm"], "--temperature is not a list of numbers"),
+        (["--rule", "guess"], "guess"),
+        (["--repeats", "0"], "--repeats is too small"),
+        (["--tree", "0"], "--tree is too small"),
+        (["--per-group", "0"], "cannot hold so few"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is too small"),
+        (["--drafter", "none"], "drafts nothing"),
+        (["--prompts", "{empty}"], "holds no prompt"),
+        (["--prompts", "{csv}"], "Line 1 of .* holds no prompt"),
+        (["--prompts", "{missing}"], "cannot be read"),
+        (["--out", "{file}/below"], "cannot be written"),
+        (["--out", "{corrupt}"], r"Line 1 of .* is corrupt"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    words: list[str],
+    said: str,
+    prompts: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("forerun.cli.sweep.load_target", refuse)
+    monkeypatch.setattr("forerun.cli.sweep.load_drafter", refuse)
+    places = {name: tmp_path / name for name in ("empty", "csv", "missing", "file", "corrupt")}
+    places["empty"].write_text("\n\n")
+    places["csv"].write_text("id,prompt\n1,hello\n")
+    places["file"].write_text("")
+    corrupt(places["corrupt"])
+    usual = ["sweep", "--prompts", prompts, "--out", str(tmp_path / "out")]
+    assert main([*usual, *(word.format(**places) for word in words)]) == 2
+    assert _says(capsys.readouterr().err, said)
+
+
+def test_a_corrupt_line_is_skipped_on_request(
+    tiny_model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    corrupt(out)
+    words = ["sweep", tiny_model, "--draft-length", "0", "--prompts", prompts, "--out", str(out)]
+    assert main([*words, "--max-new-tokens", "4", "--no-predict", "--skip-corrupt"]) == 0
+    assert "line 1 is corrupt and skipped" in capsys.readouterr().err
+    assert len(read_records(out, skip_corrupt=True).runs) == 3
+
+
+def _says(text: str, pattern: str) -> bool:
+    import re
+
+    return re.search(pattern, text) is not None and text.count("\n") == 1

@@ -1,0 +1,194 @@
+"""All drafters keep what drafters promise; and one that does not is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from drafting import Quiet, Random, noisy_copy
+from tiny_models import Architecture
+
+import forerun as fr
+from forerun.children import Children
+from forerun.drafters import (
+    EarlyExit,
+    Guess,
+    Mixed,
+    Model,
+    NGram,
+    Outcome,
+    Quantized,
+    Recycling,
+    Suffix,
+    Turn,
+)
+from forerun.models import TableModel
+from forerun.testing import BrokenPromise, check_drafter
+from forerun.types import Drawn
+
+TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
+OTHER = TableModel.random(vocab_size=7, order=1, seed=3)
+
+
+class Short(TableModel):
+    max_context = 20
+
+
+SHORT = Short(7, 2, TABLE.table)
+
+
+@cache
+def llama() -> Any:
+    return Architecture("llama", "crop", {"max_position_embeddings": 40}).build()
+
+
+@cache
+def target() -> Any:
+    return fr.wrap(llama())
+
+
+def still() -> float:
+    """A clock that stands: what is measured would otherwise differ from run to run."""
+    return 0.0
+
+
+ON_TABLES: dict[str, Callable[[], Any]] = {
+    "ngram": NGram,
+    "ngram from 1": lambda: NGram(min_n=1),
+    "suffix": Suffix,
+    "suffix, bold": lambda: Suffix(worth=0.01, max_nodes=60, max_match=3),
+    "recycling": Recycling,
+    "model": lambda: Model(OTHER),
+    "model, independent": lambda: Model(OTHER, children=Children.INDEPENDENT),
+    "model, without replacement": lambda: Model(OTHER, children="without_replacement"),
+    "model, warm": lambda: Model(OTHER, temperature=2.0),
+    "mixed": lambda: Mixed(Suffix(worth=0.01), Model(OTHER), Recycling(), clock=still),
+    "random": lambda: Random(7),
+}
+
+ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
+    "suffix": Suffix,
+    "recycling": Recycling,
+    "model": lambda: Model(noisy_copy(llama(), 0.1)),
+    "mixed": lambda: Mixed(Recycling(), Model(noisy_copy(llama(), 0.1)), clock=still),
+    "early exit": lambda: EarlyExit(1),
+    "quantized": Quantized,
+}
+
+
+@pytest.mark.parametrize("name", ON_TABLES)
+def test_on_a_table(name: str) -> None:
+    check_drafter(ON_TABLES[name], SHORT)
+
+
+@pytest.mark.parametrize("name", ON_TRANSFORMERS)
+def test_on_a_transformers_model(name: str) -> None:
+    check_drafter(ON_TRANSFORMERS[name], target())
+
+
+class Saying(Quiet):
+    """A drafter out of one function; what it returns is broken somehow."""
+
+    def __init__(self, guess: Callable[[Turn], Guess]) -> None:
+        self.say = guess
+
+    def guess(self, turn: Turn) -> Guess:
+        return self.say(turn)
+
+
+class Counting(Saying):
+    """Its guesses depend on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def guess(self, turn: Turn) -> Guess:
+        self.asked += 1
+        return Guess([self.asked % 7] * min(1, turn.budget))
+
+
+class Forgetless(Quiet):
+    """Remembers the last text of anybody."""
+
+    def start(self, *args: Any) -> list[list[int]]:
+        return [[]]
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [Guess(state[0][: turn.height]) for turn in turns]
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        state[0] = list(outcomes[-1].tokens[-5:])
+
+
+class Lying(Model):
+    """Claims a flatter law than it draws from."""
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        found = super().propose(state, turns, shared_noise=shared_noise)
+        return [
+            guess if guess.probs is None else replace(guess, probs=np.full_like(guess.probs, 1 / 7))
+            for guess in found
+        ]
+
+
+class Peeping(Model):
+    """Draws with the target's noise and calls it its own."""
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        own = super().propose(state, turns, shared_noise=False)
+        shared = super().propose(state, turns, shared_noise=True)
+        if shared_noise:
+            return shared
+        pairs = zip(own, shared, strict=True)
+        return [replace(one, tokens=other.tokens) for one, other in pairs]
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "too many": (lambda: Saying(lambda t: Guess([1] * (t.budget + 1))), "keeps to its budget"),
+    "unknown": (lambda: Saying(lambda t: Guess([7] * t.budget)), "keeps to the vocabulary"),
+    "deep": (lambda: Saying(lambda t: Guess([1] * t.budget)), "keeps to its depth"),
+    "wide": (
+        lambda: Saying(lambda t: Guess([1] * t.budget, parents=[-1] * t.budget)),
+        "gives a chain where one is wanted",
+    ),
+    "orphan": (lambda: Saying(lambda t: Guess([1] * t.budget, parents=[])), "every token a parent"),
+    "sure": (
+        lambda: Saying(lambda t: Guess([1][: t.budget], values=[2.0][: t.budget])),
+        "gives each token a chance",
+    ),
+    "shared": (
+        lambda: Saying(lambda t: Guess([1][: t.budget], Drawn.SHARED)),
+        "draws with noise of its own, unpruned",
+    ),
+    "lawless": (
+        lambda: Saying(lambda t: Guess([1][: t.budget], Drawn.SAMPLED)),
+        "gives the law of each token",
+    ),
+    "seedy": (
+        lambda: Saying(lambda t: Guess([t.seed % 7][: t.budget])),
+        "guesses by the text alone",
+    ),
+    "counting": (Counting, "keeps requests apart"),
+    "forgetless": (Forgetless, "keeps requests apart"),
+    "lying": (lambda: Lying(OTHER), "draws from the law it claims"),
+    "peeping": (lambda: Peeping(OTHER), "draws with noise of its own"),
+    "failing": (lambda: Saying(lambda t: 1 / 0), "does not fail"),  # type: ignore[arg-type, return-value]
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_promise_is_found(name: str) -> None:
+    make, message = BROKEN[name]
+    with pytest.raises(BrokenPromise, match=message):
+        check_drafter(make, TABLE)
+
+
+def test_a_memory_outside_the_state_is_found() -> None:
+    """One object for two engines: the second run differs from the first."""
+    one = Counting()
+    with pytest.raises(BrokenPromise, match="repeats itself"):
+        check_drafter(lambda: one, TABLE)

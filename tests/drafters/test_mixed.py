@@ -1,0 +1,128 @@
+"""Several drafters: the right one is asked, trees are merged, and each learns what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from drafting import Quiet
+
+import forerun as fr
+from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
+from forerun.drafters.mixed import Record, merge
+from forerun.models import TableModel
+
+COUNT = TableModel(5, 1, {(): [1, 0, 0, 0, 0]} | {(i,): row for i, row in enumerate(
+    [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 0]]
+)})  # fmt: skip
+
+
+class Clock:
+    """Time that passes only when a drafter or a round says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Teller(Quiet):
+    """Guesses so many tokens right, takes so long, and counts how often it is asked."""
+
+    def __init__(self, name: str, right: int, seconds: float, clock: Clock) -> None:
+        self.name, self.right, self.seconds, self.clock = name, right, seconds, clock
+        self.asked = 0
+        self.paths: list[list[int]] = []
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        self.clock.now += self.seconds
+        self.asked += len(turns)
+        return [self.guess(turn) for turn in turns]
+
+    def guess(self, turn: Turn) -> Guess:
+        last, count = turn.tokens[-1], min(turn.height, 4)
+        tokens = [(last + 1 + i + (i >= self.right)) % 5 for i in range(count)]
+        return Guess(tokens if self.right >= 0 else [])
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        self.clock.now += 1.0 / 3  # a round of three drafters takes a second
+        self.paths += [list(outcome.path) for outcome in outcomes]
+
+
+def run(clock: Clock, *drafters: Any, **how: Any) -> fr.Generation:
+    how = {"max_new_tokens": 200, "draft_length": 4, "sampling": fr.Sampling(seed=1)} | how
+    answer: fr.Generation = fr.generate(COUNT, [0], drafter=Mixed(*drafters, clock=clock), **how)
+    assert answer.stats.notes == []
+    return answer
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio"])
+def test_the_one_with_most_tokens_per_second_is_asked(rule: str) -> None:
+    """Two right tokens for nothing beat four for two seconds; the others are tried now and then."""
+    clock = Clock()
+    quick, slow = Teller("quick", 2, 0.0, clock), Teller("slow", 4, 2.0, clock)
+    wrong = Teller("wrong", 0, 0.0, clock)
+    answer = run(clock, wrong, slow, quick, rule=rule)
+    assert quick.asked > 0.7 * answer.stats.rounds
+    assert 0 < slow.asked < 0.2 * answer.stats.rounds
+    assert 0 < wrong.asked < 0.25 * answer.stats.rounds
+
+
+def test_the_silent_pass_the_turn_on() -> None:
+    clock = Clock()
+    silent, good = Teller("silent", -1, 0.0, clock), Teller("good", 4, 0.0, clock)
+    answer = run(clock, silent, good)
+    assert answer.stats.tokens_per_round > 4.5
+    assert good.asked == answer.stats.rounds
+
+
+def test_one_that_gets_worse_is_found_out() -> None:
+    clock = Clock()
+    first, second = Teller("first", 4, 0.0, clock), Teller("second", 3, 0.0, clock)
+    mixed = Mixed(first, second, clock=clock)
+    for _ in range(2):
+        answer = fr.generate(COUNT, [0], drafter=mixed, draft_length=4, max_new_tokens=400)
+        first.right = 0
+    assert answer.stats.tokens_per_round > 3
+
+
+def test_trees_are_merged_and_everyone_hears_of_its_own_part() -> None:
+    clock = Clock()
+    two, four = Teller("two", 2, 0.0, clock), Teller("four", 4, 0.0, clock)
+    answer = run(clock, two, four, tree=12, max_new_tokens=50)
+    assert answer.stats.tokens_per_round == 5
+    assert two.paths[0] == [0, 1]
+    assert four.paths[0] == [0, 1, 2, 3]
+
+
+def test_merging_by_hand() -> None:
+    """Equal beginnings are one path; what promises most is taken; parents come before children."""
+    one = Guess([1, 2, 3], values=[0.9, 0.5, 0.1])
+    other = Guess([1, 4, 5], parents=[-1, 0, -1], values=[0.8, 0.6, 0.3])
+    fresh = [Record(), Record()]
+    merged, nodes = merge([one, other], fresh, budget=4)
+    assert merged.tokens == [1, 4, 2, 5]
+    assert merged.parents == [-1, 0, 0, -1]
+    assert nodes == [{0: 0, 2: 1}, {0: 0, 1: 1, 3: 2}]
+
+
+MAKERS: list[Callable[[], Any]] = [NGram, Suffix, Recycling, lambda: Model(COUNT)]
+
+
+@pytest.mark.parametrize("tree", [None, 10])
+def test_real_drafters_together(tree: int | None) -> None:
+    table = TableModel.random(vocab_size=6, order=2, seed=1)
+    how: dict[str, Any] = {"max_new_tokens": 30, "sampling": fr.Sampling(seed=3)}
+    prompts = [[1, 2], [3], [4, 5, 1, 2]]
+    plain = fr.generate(table, prompts, **how)
+    drafter = Mixed(NGram(), Suffix(), Recycling(), Model(table))
+    found = fr.generate(table, prompts, drafter=drafter, tree=tree, batch_size=2, **how)
+    assert [each.tokens for each in found] == [each.tokens for each in plain]
+    assert all(each.stats.notes == [] for each in found)
+    assert sum(each.stats.accepted for each in found) > 20
+
+
+def test_nothing_to_mix() -> None:
+    with pytest.raises(fr.InputError, match="no drafter to mix"):
+        Mixed()

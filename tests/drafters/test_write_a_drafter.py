@@ -1,0 +1,81 @@
+"""docs/write-a-drafter.md does what it says, and a drafter of somebody else's has a name."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forerun as fr
+from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix, registry
+from forerun.drafters.registry import make_drafter
+from forerun.models import TableModel
+
+PAGE = Path(__file__).parents[2] / "docs" / "write-a-drafter.md"
+TABLE = TableModel.random(vocab_size=5, order=1, seed=0)
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_page_runs() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks():
+        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
+    assert len(blocks()[0].splitlines()) <= 65
+
+
+def load(name: str) -> Any:
+    if name != "some/model":
+        raise fr.InputError(f"no model {name}")
+    return TABLE
+
+
+def test_names() -> None:
+    assert make_drafter("none", load) is None
+    assert make_drafter("ngram", load) == NGram()
+    assert make_drafter("suffix", load) == Suffix()
+    assert make_drafter("recycling", load) == Recycling()
+    model = make_drafter("some/model", load)
+    assert isinstance(model, Model)
+    assert model.model is TABLE
+    both = make_drafter("suffix+some/model+recycling", load)
+    assert isinstance(both, Mixed)
+    assert both.drafters[0] == Suffix()
+    assert both.num_successors == 8
+    early = make_drafter("early-exit:3", load)
+    assert early is not None
+    assert early.name == "early-exit:3"
+    rounded = make_drafter("quantized", load)
+    assert rounded is not None
+    assert rounded.name == "quantized:int8"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("early-exit", "early-exit needs a number"),
+        ("early-exit:many", "Say how many layers draft, for example early-exit:12"),
+        ("quantized:int3", "Unknown quantisation"),
+        ("suffix:x", "'suffix' cannot be made"),
+        ("suffix+", "nothing to mix"),
+        ("suffix+none", "nothing to mix"),
+        ("nowhere/nothing", "no model nowhere/nothing"),
+    ],
+)
+def test_names_that_mean_nothing(spec: str, message: str) -> None:
+    with pytest.raises(fr.InputError, match=message):
+        make_drafter(spec, load)
+
+
+def test_an_entry_point_adds_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("mine", "forerun.drafters:NGram", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    assert "mine" in registry.names()
+    assert make_drafter("mine", load) == NGram()
+    mixed = make_drafter("mine+suffix", load)
+    assert isinstance(mixed, Mixed)

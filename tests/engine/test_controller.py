@@ -1,0 +1,141 @@
+"""The controller in a simulated world where the best fixed length is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forerun as fr
+from forerun.engine.controller import (
+    OWN_HALF_LIFE,
+    Acceptance,
+    Clock,
+    Controller,
+    controller_of,
+)
+
+PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}
+
+
+def play(
+    rate: Callable[[int], float],
+    num_rounds: int,
+    *,
+    step: float = 0.6,
+    length: int | None = None,
+    controller: Controller | None = None,
+    seed: int = 0,
+    noise: float = 0.2,
+) -> float:
+    """Tokens per second of rounds with one request; length None asks the controller."""
+    generator = random.Random(seed)
+    controller = controller or Controller(most=8)
+    own = Acceptance(OWN_HALF_LIFE)
+    tokens, seconds = 0, 0.0
+    for number in range(num_rounds):
+        count = controller.choose([own], [8])[0] if length is None else length
+        kept = 0
+        while kept < count and generator.random() < rate(number):
+            kept += 1
+        score, draft = PASS[1 + count], (step * count + 1.0 if count else 0.0)
+        tokens += kept + 1
+        seconds += score + draft
+        slow = generator.expovariate(1) * noise * score
+        controller.learn(
+            [own], [count], [kept], draft_seconds=draft, score_seconds=score + slow,
+            other_seconds=0.3, reads_prompt=False,
+        )  # fmt: skip
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("acceptance", [0.02, 0.3, 0.5, 0.7, 0.9])
+def test_it_comes_close_to_the_best_fixed_length(acceptance: float) -> None:
+    rate: Callable[[int], float] = lambda _: acceptance  # noqa: E731
+    best = max(play(rate, 3000, length=length) for length in range(9))
+    assert play(rate, 3000) > 0.95 * best
+
+
+def test_where_drafts_fail_it_all_but_stops_drafting() -> None:
+    plain = play(lambda _: 0.0, 2000, length=0)
+    assert play(lambda _: 0.0, 2000) > 0.98 * plain
+
+
+def test_it_follows_a_text_that_changes() -> None:
+    """Copying, then prose, then copying: better than any fixed length can be."""
+    rate: Callable[[int], float] = lambda n: 0.95 if (n // 500) % 2 == 0 else 0.1  # noqa: E731
+    best = max(play(rate, 4000, length=length) for length in range(9))
+    assert play(rate, 4000) > 1.02 * best
+
+
+def test_what_it_knows_serves_the_next_request_from_the_first_round() -> None:
+    controller = Controller(most=8)
+    play(lambda _: 0.0, 500, controller=controller)
+    plain = play(lambda _: 0.0, 64, length=0)
+    assert play(lambda _: 0.0, 64, controller=controller, seed=1) > 0.95 * plain
+
+
+def test_a_short_draft_says_nothing_about_the_slots_it_left_out() -> None:
+    acceptance = Acceptance()
+    acceptance.learn(num_drafted=2, num_accepted=2)
+    acceptance.learn(num_drafted=5, num_accepted=1)
+    assert len(acceptance.reached) == 2
+    assert acceptance.rate(1, belief=0.5, trust=0.0) == pytest.approx(0.5, abs=0.01)
+    assert acceptance.rate(4, belief=0.7, trust=1.0) == 0.7
+
+
+def test_each_request_has_its_own_length() -> None:
+    controller = Controller(most=8)
+    good, bad = Acceptance(OWN_HALF_LIFE), Acceptance(OWN_HALF_LIFE)
+    for size in range(2, 19):
+        controller.score.learn(size, 8.0 + 0.8 * size)
+    controller.draft.learn(4, 0.4)
+    controller.last_plain = controller.last_asked = controller.rounds = 1
+    for _ in range(60):
+        good.learn(4, 4)
+        bad.learn(4, 0)
+        controller.everyone.learn(4, 4)
+        controller.everyone.learn(4, 0)
+    lengths = controller.choose([good, bad], [8, 8])
+    assert lengths[0] >= 4
+    assert lengths[1] <= 1
+    assert controller.choose([good, bad], [1, 8])[0] <= 1
+
+
+def test_no_room_is_no_draft() -> None:
+    assert Controller(most=8).choose([Acceptance()], [0]) == [0]
+
+
+def test_the_clock_reads_between_and_beyond_what_it_timed() -> None:
+    clock = Clock()
+    clock.learn(2, 10.0)
+    assert clock(1) == 10.0
+    assert clock(4) == 20.0  # nothing is known: at most in proportion
+    clock.learn(6, 14.0)
+    assert clock(4) == 12.0
+    assert clock(8) == 16.0
+    for seconds in (14.0, 90.0, 14.0):
+        clock.learn(6, seconds)
+    assert clock(6) == 14.0  # one slow pass is not believed
+
+
+def test_auto_never_changes_the_text_and_says_what_it_did() -> None:
+    """Through the engine: several requests in turn, whatever the clock says."""
+    law = np.random.default_rng(0).dirichlet(np.full(9, 0.3), 9)
+    target = fr.wrap(lambda tokens: law[tokens[-1]])
+    prompts = [[1, 2], [3], [4, 5, 6], [7]]
+    how: dict[str, Any] = {"max_new_tokens": 60, "sampling": fr.Sampling(seed=1), "batch_size": 2}
+    plain = fr.generate(target, prompts, **how)
+    drafter = fr.drafters.Model(target)
+    ahead = fr.generate(target, prompts, drafter=drafter, draft_length="auto", **how)
+    assert [each.tokens for each in ahead] == [each.tokens for each in plain]
+    stats = ahead[-1].stats
+    assert len(stats.drafted_by_round) == stats.rounds
+    assert stats.speed_against_plain is not None
+    assert stats.speed_against_plain > 0
+    assert controller_of(target, drafter).rounds > 5
+    assert controller_of(target, fr.drafters.NGram()).rounds == 0
+    assert ahead[-1].stats.to_dict()["drafted_by_round"] == stats.drafted_by_round

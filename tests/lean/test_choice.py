@@ -1,0 +1,155 @@
+"""Which pass a model gets: by measurement, by asking, and without Numba."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_tokens
+
+pytest.importorskip("numba")
+
+import forerun as fr
+from forerun.cli import main
+from forerun.errors import InputError, MissingExtraError, UnsupportedError
+from forerun.lean import choice
+from forerun.lean.choice import choose
+from forerun.lean.model import LeanModel
+from forerun.lean.weights import unfit
+from forerun.models import HuggingFaceModel
+
+
+def tiny(**options: Any) -> Any:
+    return Architecture("llama", "", {"intermediate_size": 64, **options}, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a float32 model and its tokenizer."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("saved")
+    tiny().build().save_pretrained(folder)
+    words = WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_loading_takes_the_faster_pass(
+    saved: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "is_faster", lambda *_: is_faster)
+    model = fr.load(saved)
+    assert type(model) is (LeanModel if is_faster else HuggingFaceModel)
+    assert model.name == saved
+    assert model.tokenizer.convert_ids_to_tokens([3]) == ["w3"]
+    assert type(fr.load(saved, lean=True)) is LeanModel
+    assert type(fr.load(saved, lean=False)) is HuggingFaceModel
+    assert type(fr.load(saved, dtype="bfloat16")) is HuggingFaceModel
+    assert type(fr.wrap(model.model)) is HuggingFaceModel  # never by itself: weights are copied
+
+
+def test_the_faster_pass_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = HuggingFaceModel(tiny().build())
+    seconds = iter([3.0, 1.0, 2.0, 3.5, 1.0, 3.0, 3.5, 2.0])  # ours, theirs, ours, ...
+    monkeypatch.setattr(choice, "best", lambda run: (run(), next(seconds))[1])
+    assert choose(plain) is plain
+    assert type(choose(plain)) is LeanModel
+
+
+def test_int8_is_another_target_by_name(saved: str) -> None:
+    model = fr.load(saved, quantize="int8")
+    assert type(model) is LeanModel
+    assert model.name == f"{saved}-int8"
+    text = random_tokens(random.Random(0), 9)
+    logits = model.score(model.start(1, 16), [0], [text], [9])[0]
+    assert 1e-3 < largest(logits - fresh_logits(model.model, text)) < 1
+
+
+def test_a_model_that_is_not_reproduced_is_not_taken() -> None:
+    broken = tiny().build()
+    broken.model.layers[1].self_attn.scaling = 0.9  # every layer is taken to scale like the first
+    plain = HuggingFaceModel(broken)
+    assert unfit(broken) == ""
+    assert choose(plain) is plain
+    with pytest.raises(UnsupportedError, match="does not reproduce"):
+        choose(plain, lean=True)
+    with pytest.raises(UnsupportedError, match="does not reproduce"):
+        choice.rounded(plain)
+
+
+def test_a_compiler_that_fails_costs_a_warning_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = HuggingFaceModel(tiny().build())
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("unknown processor")
+
+    monkeypatch.setattr(choice, "LeanModel", fail)
+    with pytest.warns(UserWarning, match="unknown processor"):
+        assert choose(plain) is plain
+    with pytest.raises(RuntimeError):
+        choose(plain, lean=True)
+
+
+def test_without_numba_the_plain_pass_is_used(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("forerun.lean")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert type(fr.load(saved)).__name__ == "HuggingFaceModel"
+    for options in ({"lean": True}, {"quantize": "int8"}):
+        with pytest.raises(MissingExtraError, match=r'pip install "forerun\[cpu\]"'):
+            fr.load(saved, **options)
+
+
+def test_a_numba_that_cannot_be_imported_is_named(
+    saved: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As when NumPy is newer than the Numba beside it."""
+    for name in [name for name in sys.modules if name.startswith(("forerun.lean", "numba"))]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(UserWarning, match=r"needs NumPy 2\.3 or less"):
+        assert type(fr.load(saved)).__name__ == "HuggingFaceModel"
+    with pytest.raises(MissingExtraError, match=r"needs NumPy 2\.3 or less"):
+        fr.load(saved, lean=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lean": "yes"}, "Unknown choice"),
+        ({"quantize": "int4"}, "Unknown rounding"),
+        ({"quantize": "int8", "lean": False}, "need the lean CPU pass"),
+    ],
+)
+def test_bad_choices_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        fr.load("nowhere", **options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], ("auto", None)), (["--no-lean"], (False, None)), (["--quantize=int8"], ("auto", "int8"))],
+)
+def test_the_command_line_has_the_same_switches(
+    flags: list[str], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load(*_: Any, lean: Any, quantize: Any) -> None:
+        asked.append((lean, quantize))
+        raise InputError("enough")
+
+    monkeypatch.setattr("forerun.cli.loading.load", load)
+    assert main(["generate", "hello", "--target", "some", "--drafter", "none", *flags]) == 2
+    assert asked == [expected]

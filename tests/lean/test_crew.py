@@ -1,0 +1,78 @@
+"""Work that is shared: all of it, once, in order of stages, whoever turns up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from forerun.lean.crew import LINE, Crew, share
+from forerun.lean.jit import compiled
+
+
+@compiled
+def add_up(board: Any, counts: Any, sums: Any) -> None:
+    """Each stage sums what the one before it counted: wrong if a stage begins too early."""
+    for stage in range(len(counts)):
+        for item in share(board, stage, counts.shape[1]):
+            counts[stage, item] += 1
+            if stage > 0:
+                sums[stage, item] = counts[stage - 1].sum()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("num_items", [1, 3, 100, 1000])
+def test_every_item_once_and_stage_after_stage(size: int, num_items: int) -> None:
+    crew = Crew(size)
+    for _ in range(5):
+        counts = np.zeros((20, num_items), np.int64)
+        sums = np.full((20, num_items), num_items, np.int64)
+        crew.run(20, add_up, counts, sums)
+        assert (counts == 1).all()
+        assert (sums == num_items).all()
+
+
+def test_a_helper_that_comes_late_finds_nothing_to_do() -> None:
+    board = np.zeros((20, LINE), np.int64)
+    counts, sums = np.zeros((20, 50), np.int64), np.zeros((20, 50), np.int64)
+    add_up(board, counts, sums)
+    counts[:] = -1  # the next pass has begun to use its memory
+    late = threading.Thread(target=add_up, args=(board, counts, sums))
+    late.start()
+    late.join(10)
+    assert not late.is_alive()
+    assert (counts == -1).all()
+
+
+def test_nobody_waits_for_helpers_that_are_busy() -> None:
+    crew = Crew(2)
+    crew.run(1, lambda board: time.sleep(0.0))
+    release = threading.Event()
+    crew._ready().submit(release.wait, 30)
+    counts = np.zeros((20, 50), np.int64)
+    began = time.perf_counter()
+    crew.run(20, add_up, counts, np.zeros_like(counts))
+    assert time.perf_counter() - began < 10
+    assert (counts == 1).all()
+    release.set()
+
+
+def test_several_threads_may_run_passes_at_once() -> None:
+    crew = Crew(2)
+    results = [np.zeros((20, 100), np.int64) for _ in range(4)]
+
+    def many(counts: Any) -> None:
+        for _ in range(50):
+            crew.run(20, add_up, counts, np.zeros_like(counts))
+
+    threads = [threading.Thread(target=many, args=(counts,)) for counts in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((counts == 50).all() for counts in results)

@@ -1,0 +1,33 @@
+"""The same results on processors with narrower vectors, as far as this one can play them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+X86 = {
+    "haswell": "+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2",
+    "generic": "",  # not even an instruction for float16
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="plays x86 processors")
+@pytest.mark.parametrize("processor", X86)
+def test_the_inner_loop_on_other_processors(processor: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": processor,
+        "NUMBA_CPU_FEATURES": X86[processor],
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    files = [str(Path(__file__).with_name(name)) for name in ("test_tile.py", "test_trees.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    subprocess.run(command, env=environment, check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,183 @@
+"""The inner loop against NumPy, in every format, and the promise that rows are on their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from forerun.lean import linear, storage
+from forerun.lean.formats import Format
+from forerun.lean.jit import compiled
+from forerun.lean.linear import Matrices, alternate
+from forerun.lean.scalar import exp, largest, normalise, total
+from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.storage import BLOCK, Stored, store, to_panels
+
+DEPTH = 3 * BLOCK
+
+
+@compiled
+def panel(m: Matrices, number: int, x: Any, count: int, y: Any) -> None:
+    linear.panel(m, 0, number, x, count, y, np.empty(linear.CHUNK * LANES, np.float32))
+
+
+@compiled
+def exps(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = exp(x[i])
+
+
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def half(x: Any) -> Any:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def example(format: Format, num_outputs: int) -> Any:
+    """A matrix (outputs, DEPTH) that the format holds exactly."""
+    if format is Format.FLOAT32:
+        return normal(num_outputs, DEPTH)
+    if format is Format.BFLOAT16:
+        bits = normal(num_outputs, DEPTH).view(np.uint32) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32)
+    generator = np.random.default_rng(3)
+    d = half(generator.random((num_outputs, DEPTH // BLOCK, 1)) / 50)
+    low, high = (-127, 127) if format is Format.BLOCK8 else (0, 15)
+    q = generator.integers(low, high + 1, (num_outputs, DEPTH // BLOCK, BLOCK))
+    q[..., 5], q[..., 9] = low, high  # as those who round to a block see to
+    m = half(normal(num_outputs, DEPTH // BLOCK, 1)) if format is Format.BLOCK4 else 0
+    return (d * q.astype(np.float32) + m).astype(np.float32).reshape(num_outputs, DEPTH)
+
+
+def matrices(stored: Stored, depth: int) -> Matrices:
+    one = np.zeros(1, np.int64)
+    size = stored.panels.shape
+    return Matrices(
+        stored.panels.reshape(-1), np.zeros(size[0] * LANES, np.float32), one + stored.format,
+        one + depth, one, one + size[1], one,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("format", Format)
+def test_a_matrix_is_kept_in_the_fewest_bits_that_hold_it(format: Format) -> None:
+    assert store(example(format, LANES + 3)).format is format
+
+
+def test_what_almost_fits_a_format_does_not() -> None:
+    for format in (Format.BFLOAT16, Format.BLOCK8, Format.BLOCK4):
+        matrix = example(format, LANES).copy()
+        matrix[LANES - 1, 40] = np.nextafter(matrix[LANES - 1, 40], np.float32(9))
+        assert store(matrix).format is Format.FLOAT32
+    assert store(example(Format.BLOCK4, 8)[:, : BLOCK + 1].copy()).format is Format.FLOAT32
+    assert store(np.full((4, BLOCK), 1e30, np.float32)).format is Format.FLOAT32
+    assert store(np.zeros((4, BLOCK), np.float32)).format is Format.BLOCK4
+
+
+@pytest.mark.parametrize("format", Format)
+def test_products_have_the_bits_of_float32(format: Format) -> None:
+    matrix, x = example(format, 2 * LANES), normal(TOKENS, DEPTH)
+    kept = matrices(store(matrix), DEPTH)
+    plain = matrices(storage.float32(matrix), DEPTH)
+    for number in (0, 1):
+        y, expected = np.zeros((2, TOKENS, LANES), np.float32)
+        panel(kept, number, x, TOKENS, y)
+        panel(plain, number, x, TOKENS, expected)
+        assert (y == expected).all()
+        own = matrix[number * LANES : (number + 1) * LANES]
+        assert np.allclose(y, x.astype(np.float64) @ own.T.astype(np.float64), atol=1e-4)
+
+
+def test_scales_may_be_as_small_as_float16_goes() -> None:
+    q = np.random.default_rng(0).integers(-127, 128, (LANES, DEPTH)).astype(np.float32)
+    q[:, ::BLOCK] = 127
+    matrix, x = q * np.float32(-3 * 2.0**-24), normal(TOKENS, DEPTH)
+    y = np.zeros((TOKENS, LANES), np.float32)
+    kept = store(matrix)
+    assert kept.format is Format.BLOCK8
+    panel(matrices(kept, DEPTH), 0, x, TOKENS, y)
+    assert np.allclose(y, x @ matrix.T, atol=1e-9, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [TOKENS + 1, 3 * TOKENS, 5 * TOKENS - 2])
+@pytest.mark.parametrize("format", Format)
+def test_many_tokens_have_the_bits_of_few(format: Format, num_tokens: int) -> None:
+    depth = 2 * linear.CHUNK - BLOCK  # the last chunk is not whole
+    matrix = np.concatenate([example(format, LANES)] * 3, axis=1)[:, :depth].copy()
+    kept, x = matrices(store(matrix), depth), normal(num_tokens, depth)
+    assert kept.format == format
+    y, own = np.zeros((num_tokens, LANES), np.float32), np.zeros((1, LANES), np.float32)
+    panel(kept, 0, x, num_tokens, y)
+    for token in range(num_tokens):
+        panel(kept, 0, x[token : token + 1], 1, own)
+        assert (own[0] == y[token]).all()
+
+
+@pytest.mark.parametrize("depth", [1, 7, 33])
+def test_any_number_of_inputs(depth: int) -> None:
+    matrix, x = normal(LANES, depth), normal(TOKENS, depth)
+    y = np.zeros((TOKENS, LANES), np.float32)
+    panel(matrices(store(matrix), depth), 0, x, TOKENS, y)
+    assert np.allclose(y, x @ matrix.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", Format)
+def test_a_row_has_the_same_bits_in_every_company(format: Format) -> None:
+    kept, x = matrices(store(example(format, LANES)), DEPTH), normal(TOKENS, DEPTH)
+    together = np.zeros((TOKENS, LANES), np.float32)
+    panel(kept, 0, x, TOKENS, together)
+    for count in range(1, TOKENS + 1):
+        y = np.full((TOKENS, LANES), 7, np.float32)
+        panel(kept, 0, x[TOKENS - count :], count, y)
+        assert (y[:count] == together[TOKENS - count :]).all()
+        assert (y[count:] == 7).all()  # nothing past the rows asked for
+
+
+def test_rounding_to_8_bits_is_close_and_holds() -> None:
+    matrix = normal(LANES, DEPTH)
+    near = storage.rounded(matrix)
+    assert store(near).format is Format.BLOCK8
+    assert 0 < np.abs(near - matrix).max() < np.abs(matrix).max() / 200
+
+
+def test_panels_hold_the_matrix_transposed() -> None:
+    matrix = normal(LANES + 3, 5)
+    panels = to_panels(matrix)
+    assert panels.shape == (2, 5, LANES)
+    assert (panels[0] == matrix[:LANES].T).all()
+    assert (panels[1, :, :3] == matrix[LANES:].T).all()
+    assert (panels[1, :, 3:] == 0).all()
+
+
+def test_panels_that_take_turns() -> None:
+    gate, up = normal(LANES + 3, 5), normal(LANES + 3, 5) + 9
+    both = alternate(gate, up)
+    assert both.shape == (4 * LANES, 5)
+    assert (both[:LANES] == gate[:LANES]).all()
+    assert (both[LANES : 2 * LANES] == up[:LANES]).all()
+    assert (both[3 * LANES : 3 * LANES + 3] == up[LANES:]).all()
+
+
+def test_exp() -> None:
+    x = np.linspace(-86, 88, 100_001, dtype=np.float32)
+    y = np.empty_like(x)
+    exps(x, y)
+    assert np.abs(y / np.exp(x.astype(np.float64)) - 1).max() < 2e-7
+    far = np.array([-1e30, -200, 200], np.float32)
+    exps(far, y)
+    assert y[0] == y[1] < 1e-37
+    assert np.isfinite(y[2])
+
+
+def test_reductions_and_norm() -> None:
+    x, weight = normal(77), normal(77)
+    assert largest(x, 50) == x[:50].max()
+    assert total(x, 50) == pytest.approx(float(x[:50].sum()), abs=1e-5)
+    expected = x / np.sqrt((x.astype(np.float64) ** 2).mean() + 1e-5) * weight
+    normalise(x, weight, np.float32(1e-5), x)
+    assert np.allclose(x, expected, atol=1e-5)

@@ -1,0 +1,184 @@
+"""The report: one file, true to the records, safe for whatever a model may write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from made_up_sweep import sweep
+
+from forerun import prompts
+from forerun.measure.figures import figures
+from forerun.measure.records import Records, Run, Sample, Token
+
+pytest.importorskip("matplotlib")
+
+from forerun.measure.plots import Results, draw
+from forerun.measure.report import report
+from forerun.measure.report.verdict import advice, headline
+
+HOSTILE = '<script>alert("&")</script>'
+VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    records = Records()
+    for line in sweep(lengths=(1, 3, "auto"), temperatures=(0.0,), per_group=1, repeats=1):
+        if isinstance(line, Sample):
+            line = replace(line, tokens=[*line.tokens, Token(HOSTILE, "accepted", 0.25)])
+        records.add(line)
+    return Results(records)
+
+
+@pytest.fixture(scope="module")
+def page(results: Results) -> str:
+    return report(results, list(draw(results)))
+
+
+class Outline(HTMLParser):
+    """Tags in order, checked to be closed in order; what is linked to; ids; text by tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.named: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "action"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name == "aria-labelledby":
+                self.named += (value or "").split()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+def test_the_page_needs_nothing_beside_it(page: str) -> None:
+    outline = Outline(page)
+    assert outline.open == []
+    assert all(link.startswith(("#", "data:")) for link in outline.links)
+    assert not re.search(r"@import|url\((?!#)", page)
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+
+
+def test_ids_are_unique_and_every_figure_is_named(page: str) -> None:
+    outline = Outline(page)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.named) <= set(outline.ids)
+    figures_drawn = page.count("<figure")
+    assert figures_drawn == page.count('role="img"') == 12
+    assert {"p0-title", "p0-reading", f"p{figures_drawn - 1}-title"} <= set(outline.named)
+
+
+def test_colours_of_the_plots_are_the_pages(page: str) -> None:
+    svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", svgs)
+    used = set(re.findall(r"var\(--([a-z-]+)\)", svgs))
+    assert {"blue", "vermilion", "green", "soft"} <= used
+    themes = re.findall(r":root \{(.*?)\}", page, flags=re.DOTALL)
+    assert len(themes) == 2  # light and dark
+    for theme in themes:
+        assert used <= {*re.findall(r"--([a-z-]+):", theme), "font"}
+
+
+def test_what_a_model_wrote_stays_text(page: str) -> None:
+    outline = Outline(page)
+    assert HOSTILE not in page
+    assert any(HOSTILE in text for tag, text in outline.texts if tag == "span")
+    assert sum(tag == "script" for tag, _ in outline.texts) == 1
+
+
+def test_tokens_carry_fate_and_probability(page: str, results: Results) -> None:
+    (sample,) = results.records.samples
+    tokens = re.findall(r'<span class="token (\w+)" style="--p:([\d.]+)" title="([^"]*)">', page)
+    assert [fate for fate, _, _ in tokens] == [token.fate for token in sample.tokens]
+    for (_, share, words), token in zip(tokens, sample.tokens, strict=True):
+        assert float(share) == pytest.approx(token.probability, abs=6e-4)
+        assert words.endswith(f"probability {token.probability:.1%}")
+
+
+def test_the_leaderboard_shows_each_groups_own_speedup(page: str, results: Results) -> None:
+    table = re.search(r"<h3>Speed-up by task group, batch 1, greedy.*?</table>", page, re.DOTALL)
+    assert table is not None
+    head = re.findall(r'<th scope="col">([^<]*)</th>', table[0])
+    assert head == ["drafter", *prompts.GROUPS.values(), "overall", "tokens per round"]
+    row = re.search(r'<th scope="row">heads, K = 3</th>(.*?)</tr>', table[0])
+    assert row is not None
+    shown = re.findall(r"(?:<b>|>)([\d.]+)×", row[1])
+    expected = []
+    for group in [*prompts.GROUPS, None]:
+        cells = {each.cell: each for each in figures(results.records.runs, group=group)}
+        heads = next(
+            each
+            for cell, each in cells.items()
+            if (cell.drafter, cell.draft_length, cell.batch) == ("heads", 3, 1)
+        )
+        assert heads.speedup is not None
+        expected.append(f"{heads.speedup.mean:.2f}")
+    assert shown == expected
+
+
+def test_every_cell_is_in_the_table_of_all_figures(page: str, results: Results) -> None:
+    table = page[page.index("All cells") :]
+    assert table.count('<th scope="row">') == len(results.figures)
+
+
+def test_texts_that_differ_are_counted(results: Results) -> None:
+    same, compared = results.same_text
+    assert (
+        same
+        == compared
+        == sum(
+            len(run.answers)
+            for run in results.records.runs
+            if run.cell.drafter is not None and run.cell.peer is None
+        )
+    )
+    records = Records(headers=results.records.headers)
+    for number, run in enumerate(results.records.runs):
+        answers = run.answers
+        if number == len(results.records.runs) // 2:
+            assert run.cell.drafter is not None
+            answers = [replace(answers[0], digest="another"), *answers[1:]]
+        records.add(replace(run, answers=answers))
+    assert Results(records).same_text == (compared - 1, compared)
+
+
+def test_the_answer_is_no_where_plain_decoding_wins(results: Results) -> None:
+    assert headline(results).startswith("Yes: ")
+    records = Records(headers=results.records.headers)
+    for run in results.records.runs:
+        factor = 4 if run.cell.drafter and run.cell.batch == 4 else 1
+        records.add(_slowed(run, factor))
+    some = Results(records)
+    assert headline(some).startswith("Sometimes: ")
+    assert headline(some).endswith("at batch 1, greedy; elsewhere it does not pay.")
+    assert advice(some, some.settings[0]).startswith("Use heads")
+    assert advice(some, some.settings[1]).startswith("Do not speculate here.")
+    records = Records(runs=[_slowed(run, 4 if run.cell.drafter else 1) for run in records.runs])
+    assert headline(Results(records)).startswith("No: ")
+
+
+def _slowed(run: Run, factor: float) -> Run:
+    return replace(run, answers=[replace(a, seconds=factor * a.seconds) for a in run.answers])
