@@ -1,7 +1,8 @@
-"""Does the default pay off on a laptop?  The default model and its own drafter, greedy, on a CPU.
+"""Does the default pay off on a laptop?  The default model and its own drafter, on a CPU.
 
 In one run: transformers' greedy decoding, ours without a drafter, and ours with the shipped
-drafter as a chain and as a tree.  The text of all of ours must be the same.
+drafter: as the default does it, and as a chain and a tree of given size, greedy and sampled.  The
+text of all of ours must be the same.
 
     python benchmarks/laptop.py SPEC_BENCH.jsonl [--per-group 8] [--max-new-tokens 128]
 """
@@ -17,7 +18,7 @@ from forerun.models.default import default_model
 from spec_bench import read, save
 from turns import Contender, encode, ours, take_turns, theirs
 
-CHAINS = (2, 3, 4, 5)
+LENGTH, NODES, HEAT = 5, 16, 0.8
 
 
 def main() -> None:
@@ -34,14 +35,21 @@ def main() -> None:
         "transformers greedy": theirs(plain, size),
         "forerun plain": ours(target, size),
     }
-    for length in CHAINS:
-        contenders[f"heads, chain of {length}"] = ours(
-            target, size, drafter=heads, draft_length=length
-        )
-    contenders["heads, tree of 16"] = ours(target, size, drafter=heads, tree=16)
+    drafted: dict[str, dict[str, Any]] = {
+        "heads, auto": {"draft_length": "auto"},
+        f"heads, chain of {LENGTH}": {"draft_length": LENGTH},
+        f"heads, tree of {NODES}": {"draft_length": LENGTH, "tree": NODES},
+    }
+    for name, how in drafted.items():
+        contenders[name] = ours(target, size, drafter=heads, **how)
+    warm = fr.Sampling(temperature=HEAT, seed=1)
+    for name, how in [("forerun plain", {}), *list(drafted.items())[1:]]:
+        how = {**how, "drafter": heads} if how else {}
+        contenders[f"{name}, T {HEAT}"] = ours(target, size, sampling=warm, **how)
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
     records = take_turns(contenders, prompts, args.repeats)
-    peer, own = records["transformers greedy"], records["forerun plain"]
+    peer = records["transformers greedy"]
+    greedy, sampled = records["forerun plain"], records[f"forerun plain, T {HEAT}"]
     results: dict[str, Any] = {
         name: {
             "tokens_per_second": record.tokens_per_second(),
@@ -51,11 +59,12 @@ def main() -> None:
             "same_text_as_forerun_plain": record.same_text_as(own),
         }
         for name, record in records.items()
+        for own in [sampled if name.endswith(f"T {HEAT}") else greedy]
     }
-    print(f"{'':22}tokens/s  tokens/round  x transformers  x our plain  same text")
+    print(f"{'':28}tokens/s  tokens/round  x transformers  x our plain  same text")
     for name, found in results.items():
         print(
-            f"{name:22}{found['tokens_per_second']:8.1f}{found['tokens_per_round']['mean']:14.2f}"
+            f"{name:28}{found['tokens_per_second']:8.1f}{found['tokens_per_round']['mean']:14.2f}"
             f"{found['speed_against_transformers']['median']:16.2f}"
             f"{found['speed_against_forerun_plain']['median']:13.2f}"
             f"{found['same_text_as_forerun_plain']:8} / {len(prompts) * args.repeats}"

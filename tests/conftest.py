@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from forerun.engine.controller import Controller
+from forerun.engine.controller import Choice, Controller
 from libraries import NAMES, Library, load
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -26,6 +26,6 @@ def steady(request: pytest.FixtureRequest) -> Iterator[None]:
     """`draft_length="auto"` minds the clock; outside its own tests it always says 5."""
     chosen: Any = Controller.choose
     if "test_controller" not in request.module.__name__:
-        Controller.choose = lambda self, own, room: [min(5, each) for each in room]  # type: ignore[method-assign]
+        Controller.choose = lambda self, own, room: Choice([min(5, each) for each in room])  # type: ignore[method-assign]
     yield
     Controller.choose = chosen  # type: ignore[method-assign]

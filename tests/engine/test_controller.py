@@ -11,10 +11,12 @@ import pytest
 
 import forerun as fr
 from forerun.engine.controller import (
-    OWN_HALF_LIFE,
     Acceptance,
+    Calibration,
     Clock,
     Controller,
+    Ended,
+    Experience,
     controller_of,
 )
 
@@ -34,10 +36,10 @@ def play(
     """Tokens per second of rounds with one request; length None asks the controller."""
     generator = random.Random(seed)
     controller = controller or Controller(most=8)
-    own = Acceptance(OWN_HALF_LIFE)
+    own = Experience()
     tokens, seconds = 0, 0.0
     for number in range(num_rounds):
-        count = controller.choose([own], [8])[0] if length is None else length
+        count = controller.choose([own], [8]).lengths[0] if length is None else length
         kept = 0
         while kept < count and generator.random() < rate(number):
             kept += 1
@@ -46,7 +48,7 @@ def play(
         seconds += score + draft
         slow = generator.expovariate(1) * noise * score
         controller.learn(
-            [own], [count], [kept], draft_seconds=draft, score_seconds=score + slow,
+            [own], [Ended(count, kept)], draft_seconds=draft, score_seconds=score + slow,
             other_seconds=0.3, reads_prompt=False,
         )  # fmt: skip
     return tokens / seconds
@@ -89,24 +91,24 @@ def test_a_short_draft_says_nothing_about_the_slots_it_left_out() -> None:
 
 def test_each_request_has_its_own_length() -> None:
     controller = Controller(most=8)
-    good, bad = Acceptance(OWN_HALF_LIFE), Acceptance(OWN_HALF_LIFE)
+    good, bad = Experience(), Experience()
     for size in range(2, 19):
         controller.score.learn(size, 8.0 + 0.8 * size)
     controller.draft.learn(4, 0.4)
     controller.last_plain = controller.last_asked = controller.rounds = 1
     for _ in range(60):
-        good.learn(4, 4)
-        bad.learn(4, 0)
-        controller.everyone.learn(4, 4)
-        controller.everyone.learn(4, 0)
-    lengths = controller.choose([good, bad], [8, 8])
+        good.acceptance.learn(4, 4)
+        bad.acceptance.learn(4, 0)
+        controller.acceptance.learn(4, 4)
+        controller.acceptance.learn(4, 0)
+    lengths = controller.choose([good, bad], [8, 8]).lengths
     assert lengths[0] >= 4
     assert lengths[1] <= 1
-    assert controller.choose([good, bad], [1, 8])[0] <= 1
+    assert controller.choose([good, bad], [1, 8]).lengths[0] <= 1
 
 
 def test_no_room_is_no_draft() -> None:
-    assert Controller(most=8).choose([Acceptance()], [0]) == [0]
+    assert Controller(most=8).choose([Experience()], [0]).lengths == [0]
 
 
 def test_the_clock_reads_between_and_beyond_what_it_timed() -> None:
@@ -139,3 +141,49 @@ def test_auto_never_changes_the_text_and_says_what_it_did() -> None:
     assert controller_of(target, drafter).rounds > 5
     assert controller_of(target, fr.drafters.NGram()).rounds == 0
     assert ahead[-1].stats.to_dict()["drafted_by_round"] == stats.drafted_by_round
+
+
+def test_a_modest_drafter_is_believed_as_far_as_it_is_right() -> None:
+    generator = random.Random(0)
+    calibration = Calibration()
+    for _ in range(3000):
+        value = generator.random()
+        calibration.learn([value], [0] if generator.random() < value**0.5 else [])
+    assert calibration.least(0.3) in (0.06, 0.1)  # 0.09 is kept three times in ten
+    assert calibration.least(0.6) in (0.3, 0.4)  # 0.36 is kept six times in ten
+    assert calibration.least(2.0) == 0.8
+
+
+def test_a_drafter_that_says_how_sure_it_is_gets_room_and_a_bar() -> None:
+    """Guesses that are called what they are: only those worth a slot are asked for."""
+    controller, own = Controller(most=8), Experience()
+    generator = random.Random(1)
+    for _ in range(400):
+        lengths, worth = controller.choose([own], [8])
+        values = [0.9 * 0.8**depth for depth in range(lengths[0])]
+        values = [value for value in values if value >= worth]
+        kept = 0
+        while kept < len(values) and generator.random() < 0.8:
+            kept += 1
+        controller.learn(
+            [own], [Ended(len(values), kept, values, range(kept))],
+            draft_seconds=0.6 * len(values), score_seconds=PASS[1 + len(values)],
+            other_seconds=0.2, reads_prompt=False,
+        )  # fmt: skip
+    assert lengths == [8]
+    assert 0.1 < worth <= 0.5
+
+
+def test_a_drafter_that_is_sure_and_wrong_is_hardly_asked() -> None:
+    controller, asked = Controller(most=8), 0
+    for _ in range(10):
+        own = Experience()  # a new request each time
+        for _ in range(60):
+            lengths, worth = controller.choose([own], [8])
+            values = [0.9] * 3 if lengths[0] and worth < 0.9 else []
+            asked += bool(lengths[0])
+            controller.learn(
+                [own], [Ended(len(values), 0, values or None)], draft_seconds=0.6 * len(values),
+                score_seconds=PASS[1 + len(values)], other_seconds=0.2, reads_prompt=False,
+            )  # fmt: skip
+    assert asked < 60

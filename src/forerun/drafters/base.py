@@ -32,6 +32,7 @@ class Turn:
     position: int  # index in the output of the first token to be guessed
     depth: int | None = None  # at most so many one after the other; None: as many as the budget
     shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
+    worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
 
     @property
     def is_chain(self) -> bool:

@@ -65,6 +65,8 @@ class Growth:
     ) -> None:
         """One more node; share is the chance that it is kept if its parent is."""
         before = 1.0 if parent == ROOT else self.values[parent]
+        if law is None and before * share < self.turn.worth:
+            return  # chosen by its token, which shared noise allows
         self.tokens.append(token)
         self.parents.append(parent)
         self.places.append(place)

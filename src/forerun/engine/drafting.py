@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
-from forerun.engine.controller import OWN_HALF_LIFE, Acceptance, controller_of
+from forerun.engine.controller import Choice, Ended, Experience, controller_of
 from forerun.engine.request import Request
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel
@@ -38,6 +38,7 @@ class Proposal:
     drawn: Drawn = Drawn.POINT
     probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
     tree: Tree | None = None  # None: one after the other
+    values: list[float] | None = None  # (len(tokens),): how likely each is to be kept
 
     @property
     def height(self) -> int:
@@ -96,7 +97,7 @@ class Drafting:
         self._controller = None
         if draft_length == "auto" and self.tree is None and drafter is not None:
             self._controller = controller_of(target, drafter)
-        self._acceptance: dict[int, Acceptance] = {}  # of the request in each row
+        self._experience: dict[int, Experience] = {}  # of the request in each row
         self._state: Any = LOST
         self._abandoned: set[int] = set()  # rows that are done without until they are released
         self._num_failures = 0
@@ -119,15 +120,14 @@ class Drafting:
         if self.drafter is None or not asked:
             return found
         rooms = [requests[index].limit - requests[index].num_output - 1 for index in asked]
-        depths = [min(self.draft_length, room) for room in rooms]
+        choice = Choice([min(self.draft_length, room) for room in rooms])
         if self._controller is not None:
-            own = [self._own(rows[index]) for index in asked]
-            depths = self._controller.choose(own, rooms)
-            if not any(depths):
+            choice = self._controller.choose([self._own(rows[index]) for index in asked], rooms)
+            if not any(choice.lengths):
                 return found
         turns = [
-            self._turn(rows[index], requests[index], room, depth)
-            for index, room, depth in zip(asked, rooms, depths, strict=True)
+            self._turn(rows[index], requests[index], room, depth, choice.worth)
+            for index, room, depth in zip(asked, rooms, choice.lengths, strict=True)
         ]
         guesses: Sequence[Guess] = ()
         try:
@@ -168,19 +168,24 @@ class Drafting:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
     def learn(
-        self, rows: Sequence[int], requests: Sequence[Request], spent: Sequence[float]
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        paths: Sequence[Sequence[int]],
+        spent: Sequence[float],
     ) -> None:
-        """A round is over, and took so many seconds by stage."""
+        """A round is over: what was accepted of each draft, and the seconds by stage."""
         if self._controller is None:
             return
-        drafted = [request.stats.drafted_by_round[-1] for request in requests]
-        accepted = [request.stats.accepted_by_round[-1] for request in requests]
         reads_prompt = any(request.stats.rounds == 1 for request in requests)
         draft, score, *others = spent
         self._controller.learn(
             [self._own(row) for row in rows],
-            drafted,
-            accepted,
+            [
+                Ended(len(draft.tokens), len(path), draft.values, path)
+                for draft, path in zip(drafts, paths, strict=True)
+            ],
             draft_seconds=draft,
             score_seconds=score,
             other_seconds=sum(others),
@@ -191,8 +196,8 @@ class Drafting:
             for request in requests:
                 request.stats.compare_to_plain(plain, sum(spent))
 
-    def _own(self, row: int) -> Acceptance:
-        return self._acceptance.setdefault(row, Acceptance(OWN_HALF_LIFE))
+    def _own(self, row: int) -> Experience:
+        return self._experience.setdefault(row, Experience())
 
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
@@ -202,9 +207,9 @@ class Drafting:
             except Exception as error:
                 self._lose_state(error, others)
         self._abandoned.discard(row)
-        self._acceptance.pop(row, None)
+        self._experience.pop(row, None)
 
-    def _turn(self, row: int, request: Request, room: int, depth: int) -> Turn:
+    def _turn(self, row: int, request: Request, room: int, depth: int, worth: float) -> Turn:
         budget, shape = depth, None
         if isinstance(self.tree, Tree):
             depth = min(self.tree.height, room)
@@ -222,6 +227,7 @@ class Drafting:
             request.num_output,
             None if self.tree is None else depth,
             shape,
+            worth,
         )
 
     def _checked(self, turn: Turn, guess: Guess) -> Proposal:
@@ -240,7 +246,7 @@ class Drafting:
         tree = self._checked_tree(turn, guess)
         if self.rule.needs_draft_probs:
             self._check_law(turn, guess, tree)
-        return Proposal(tokens, guess.drawn, guess.probs, tree)
+        return Proposal(tokens, guess.drawn, guess.probs, tree, guess.values)
 
     def _checked_tree(self, turn: Turn, guess: Guess) -> Tree | None:
         """The shape of a guess, None for a chain; only what the turn allows."""

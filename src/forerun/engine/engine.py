@@ -87,7 +87,7 @@ class Engine:
         gained = self._commit(rows, active, drafts, laws, paths, extra)
         clock.append(time.perf_counter())
         spent = [later - sooner for sooner, later in pairwise(clock)]
-        self._drafting.learn(rows, active, spent)
+        self._drafting.learn(rows, active, drafts, paths, spent)
         for row, request in zip(rows, active, strict=True):
             request.stats.count_seconds(*spent)
             if request.finish_reason is not None:
