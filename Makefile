@@ -20,12 +20,12 @@ setup: .venv/.installed  ## make .venv and install everything into it
 	@touch $@
 
 demo: setup  ## see what Forerun does, in a minute
-	@echo '$$ forerun certify --quick'
+	@echo '$$ forerun demo'
+	@$(BIN)/forerun demo
+	@echo; echo '$$ forerun certify --quick'
 	@$(BIN)/forerun certify --quick
 	@echo; echo '$$ forerun simulate'
 	@$(BIN)/forerun simulate
-	@echo; echo '$$ forerun demo'
-	@$(BIN)/forerun demo
 
 test: setup lint test-fast  ## lint, types, and the default tests (CPU, offline)
 

@@ -74,6 +74,7 @@ def table(records: dict[str, Record]) -> dict[str, Any]:
         name: {
             "tokens_per_round": record.tokens_per_round(),
             "tokens_per_second": record.tokens_per_second(),
+            "tokens_per_second_with_prompt": record.tokens_per_second_with_prompt(),
             "speed_against_no_drafter": record.speed_against(plain),
             "same_text_as_no_drafter": record.same_text_as(plain),
         }

@@ -53,6 +53,7 @@ def main() -> None:
     results: dict[str, Any] = {
         name: {
             "tokens_per_second": record.tokens_per_second(),
+            "tokens_per_second_with_prompt": record.tokens_per_second_with_prompt(),
             "tokens_per_round": record.tokens_per_round(),
             "speed_against_transformers": record.speed_against(peer),
             "speed_against_forerun_plain": record.speed_against(own),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -13,52 +13,74 @@ from tqdm import tqdm
 import forerun as fr
 from spec_bench import summary
 
-Contender = Callable[[list[int]], tuple[list[int], int]]  # prompt -> (new tokens, rounds)
+
+class Answer(NamedTuple):
+    """What a contender gives back."""
+
+    tokens: list[int]
+    rounds: int
+    first_tokens: int  # of the first round, which reads the prompt
+    first_seconds: float
+
+
+Contender = Callable[[list[int]], Answer]
 
 
 @dataclass
 class Record:
     """What one contender did, one entry per prompt and repeat."""
 
+    answers: list[Answer] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
 
     def tokens_per_second(self) -> float:
-        """Of all its time, prompts included."""
-        return sum(map(len, self.tokens)) / sum(self.seconds)
+        """After the first round, which reads the prompt."""
+        tokens = sum(len(each.tokens) - each.first_tokens for each in self.answers)
+        return tokens / sum(self._later_seconds())
+
+    def tokens_per_second_with_prompt(self) -> float:
+        return sum(len(each.tokens) for each in self.answers) / sum(self.seconds)
 
     def tokens_per_round(self) -> dict[str, float]:
         """Of each task group, tokens over rounds, and the mean over groups."""
         found = {}
         for group in dict.fromkeys(self.groups):
-            own = [i for i, name in enumerate(self.groups) if name == group]
-            found[group] = sum(len(self.tokens[i]) for i in own) / sum(self.rounds[i] for i in own)
+            own = [a for a, name in zip(self.answers, self.groups, strict=True) if name == group]
+            found[group] = sum(len(a.tokens) for a in own) / sum(a.rounds for a in own)
         return {"mean": sum(found.values()) / len(found), **found}
 
     def speed_against(self, other: Record) -> dict[str, Any]:
-        """Ratios of seconds per token within a prompt, and of all seconds per token."""
-        pairs = zip(other._per_token(), self._per_token(), strict=True)
-        ratios = [theirs / ours for theirs, ours in pairs]
+        """Ratios of seconds per token after the first round, within a prompt and of all together;
+        and of all together with the prompts."""
+        pairs = zip(other._per_token(), self._per_token(), self.groups, strict=True)
+        ratios = [(theirs / ours, group) for theirs, ours, group in pairs if theirs and ours]
         by_group = {
-            group: summary(
-                [r for r, name in zip(ratios, self.groups, strict=True) if name == group]
-            )
+            group: summary([ratio for ratio, name in ratios if name == group])["median"]
             for group in dict.fromkeys(self.groups)
         }
+        with_prompt = self.tokens_per_second_with_prompt() / other.tokens_per_second_with_prompt()
         return {
-            **summary(ratios),
+            **summary([ratio for ratio, _ in ratios]),
             "overall": self.tokens_per_second() / other.tokens_per_second(),
-            "by_group": {group: found["median"] for group, found in by_group.items()},
+            "overall_with_prompt": with_prompt,
+            "by_group": by_group,
         }
 
-    def _per_token(self) -> list[float]:
-        return [s / len(tokens) for s, tokens in zip(self.seconds, self.tokens, strict=True)]
+    def _later_seconds(self) -> list[float]:
+        pairs = zip(self.seconds, self.answers, strict=True)
+        return [seconds - each.first_seconds for seconds, each in pairs]
+
+    def _per_token(self) -> list[float | None]:
+        """Seconds per token after the first round; None where there is none."""
+        counts = [len(each.tokens) - each.first_tokens for each in self.answers]
+        pairs = zip(self._later_seconds(), counts, strict=True)
+        return [seconds / count if count else None for seconds, count in pairs]
 
     def same_text_as(self, other: Record) -> int:
         """How many of its texts are the other's, token by token."""
-        return sum(ours == theirs for ours, theirs in zip(self.tokens, other.tokens, strict=True))
+        pairs = zip(self.answers, other.answers, strict=True)
+        return sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
 
 
 def take_turns(
@@ -74,10 +96,8 @@ def take_turns(
         first = lap % len(names)
         for name in names[first:] + names[:first]:
             began = time.perf_counter()
-            tokens, rounds = contenders[name](prompt)
+            records[name].answers.append(contenders[name](prompt))
             records[name].seconds.append(time.perf_counter() - began)
-            records[name].tokens.append(list(tokens))
-            records[name].rounds.append(rounds)
             records[name].groups.append(group)
     return records
 
@@ -93,9 +113,11 @@ def encode(target: Any, text: str) -> list[int]:
 def ours(target: Any, size: int, **options: Any) -> Contender:
     """Our engine, until the answer ends or has `size` tokens."""
 
-    def run(prompt: list[int]) -> tuple[list[int], int]:
+    def run(prompt: list[int]) -> Answer:
         found = fr.generate(target, prompt, max_new_tokens=size, **options)
-        return list(found.tokens), found.stats.rounds
+        stats = found.stats
+        first = stats.emitted_by_round[0], stats.seconds_by_round[0].total
+        return Answer(list(found.tokens), stats.rounds, *first)
 
     return run
 
@@ -103,17 +125,16 @@ def ours(target: Any, size: int, **options: Any) -> Contender:
 def theirs(target: Any, size: int, **options: Any) -> Contender:
     """transformers' own `generate` on the model that the target was made from."""
     model = target.model
-    passes = [0]
-    model.register_forward_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    ends: list[float] = []  # of the passes of a call
+    model.register_forward_hook(lambda *_: ends.append(time.perf_counter()))
 
-    def run(prompt: list[int]) -> tuple[list[int], int]:
+    def run(prompt: list[int]) -> Answer:
         ids = torch.tensor([prompt])
-        passes[0] = 0
-        fixed = {"max_new_tokens": size, "pad_token_id": 0}
+        ends.clear()
+        fixed = {"do_sample": False, "max_new_tokens": size, "pad_token_id": 0}
+        began = time.perf_counter()
         with torch.inference_mode():
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), **{"do_sample": False, **fixed, **options}
-            )
-        return out[0, len(prompt) :].tolist(), passes[0]
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), **{**fixed, **options})
+        return Answer(out[0, len(prompt) :].tolist(), len(ends), 1, ends[0] - began)
 
     return run

@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun.engine.controller import (
-    Acceptance,
-    Calibration,
-    Clock,
-    Controller,
-    Ended,
-    Experience,
-    controller_of,
-)
+from forerun.engine.controller import Controller, Ended, controller_of
+from forerun.engine.estimates import Acceptance, Calibration, Clock, Experience
 
 PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}
 

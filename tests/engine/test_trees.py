@@ -16,6 +16,7 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun import InputError, Sampling, Tree, UnsupportedError
 from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
+from forerun.engine.proposal import worthwhile
 from forerun.models import TableModel
 from forerun.rules import Match
 from forerun.types import Drawn
@@ -268,3 +269,12 @@ def test_turns_say_what_is_wanted() -> None:
     assert [(t.budget, t.depth, t.is_chain) for t in asked] == [
         (7, 2, False), (7, 2, False), (7, 1, False), (0, 0, True),
     ]  # fmt: skip
+
+
+def test_what_is_not_worth_its_slot_is_left_out() -> None:
+    chain = worthwhile(Guess([5, 6, 7]), [0.9, 0.3, 0.2], 0.3)
+    assert (chain.tokens, chain.parents, chain.values) == ([5, 6], None, [0.9, 0.3])
+    tree = Guess([5, 6, 7, 8, 9], parents=[-1, -1, 0, 1, 2])
+    kept = worthwhile(tree, [0.6, 0.1, 0.4, 0.9, 0.3], 0.3)
+    assert (kept.tokens, kept.parents) == ([5, 7, 9], [-1, 0, 1])  # 8 comes after one that is out
+    assert worthwhile(tree, [0.0] * 5, 0.1).tokens == []

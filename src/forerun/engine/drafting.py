@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
-import numpy as np
-
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
-from forerun.engine.controller import Choice, Ended, Experience, controller_of
+from forerun.engine.controller import Choice, Ended, controller_of
+from forerun.engine.estimates import Experience
+from forerun.engine.proposal import NOTHING, Proposal, cut, fits, worthwhile
 from forerun.engine.request import Request
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
-from forerun.tree import ROOT, Tree
+from forerun.tree import Tree
 from forerun.types import Drawn
 
 DraftLength = int | Literal["auto"]
@@ -30,40 +28,6 @@ MOST_FAILURES = 3
 """After so many a drafter is done without for good."""
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A guess that has been checked."""
-
-    tokens: list[int]
-    drawn: Drawn = Drawn.POINT
-    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
-    tree: Tree | None = None  # None: one after the other
-    values: list[float] | None = None  # (len(tokens),): how likely each is to be kept
-
-    @property
-    def height(self) -> int:
-        return len(self.tokens) if self.tree is None else self.tree.height
-
-    def path(self, node: int) -> Sequence[int]:
-        """The nodes from the text to a node, itself included; none for -1, the text."""
-        return range(node + 1) if self.tree is None else self.tree.path(node)
-
-    def child(self, node: int, token: int) -> int | None:
-        """The guess of a token after a node, or after the text for -1."""
-        if self.tree is None:
-            nodes: Sequence[int] = range(node + 1, min(node + 2, len(self.tokens)))
-        else:
-            nodes = self.tree.children[node]
-        return next((each for each in nodes if self.tokens[each] == token), None)
-
-    def goes_on(self, node: int) -> bool:
-        """Whether there is a guess after a node, or after the text for -1."""
-        if self.tree is None:
-            return node + 1 < len(self.tokens)
-        return bool(self.tree.children[node])
-
-
-NOTHING = Proposal([])
 LOST = object()
 """Stands for a drafter's state that has to be made afresh."""
 
@@ -232,6 +196,8 @@ class Drafting:
 
     def _checked(self, turn: Turn, guess: Guess) -> Proposal:
         """A guess that breaks its promise would break the target far from here."""
+        if turn.worth and guess.values is not None and not self.rule.needs_draft_probs:
+            guess = worthwhile(guess, guess.values, turn.worth)
         size = self.target.vocab_size
         tokens = [operator.index(token) for token in guess.tokens]
         if not tokens:
@@ -338,22 +304,3 @@ def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> No
         wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
         cure = "Leave the tree out, or use the rule match."
         raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))
-
-
-@cache
-def cut(tree: Tree, height: int) -> Tree:
-    """A tree without the nodes past a height."""
-    kept = [node for node in range(len(tree)) if tree.depths[node] < height]
-    number = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-    return Tree(tuple(number[tree.parents[node]] for node in kept))
-
-
-def fits(tree: Tree, shape: Tree) -> bool:
-    """Whether every node of a tree has the children that it has in a shape, or none at all."""
-    place = {ROOT: ROOT}
-    for node in (ROOT, *range(len(tree))):
-        own, wanted = tree.children[node], shape.children[place[node]]
-        if own and len(own) != len(wanted):
-            return False
-        place |= dict(zip(own, wanted, strict=False))
-    return True

@@ -19,8 +19,9 @@ import numpy as np
 from forerun.arrays import to_numpy
 from forerun.drafters.base import Drafter, Outcome
 from forerun.drafters.likeliest import likeliest
-from forerun.engine.drafting import Drafting, DraftLength, Proposal
+from forerun.engine.drafting import Drafting, DraftLength
 from forerun.engine.laws import DraftLaws, TargetLaws
+from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.engine.walk import TargetNoise, walk
 from forerun.models.base import LanguageModel

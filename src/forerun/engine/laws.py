@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.engine.drafting import Proposal
+from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.types import Drawn
 

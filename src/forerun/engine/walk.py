@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.engine.drafting import Proposal
 from forerun.engine.laws import TargetLaws
+from forerun.engine.proposal import Proposal
 from forerun.noise import block_minima, race_row
 from forerun.verification import CounterNoise
 

@@ -1,0 +1,85 @@
+"""A guess that has been checked, and what may be left out of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from forerun.drafters.base import Guess
+from forerun.tree import ROOT, Tree
+from forerun.types import Drawn
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A guess that has been checked."""
+
+    tokens: list[int]
+    drawn: Drawn = Drawn.POINT
+    probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
+    tree: Tree | None = None  # None: one after the other
+    values: list[float] | None = None  # (len(tokens),): how likely each is to be kept
+
+    @property
+    def height(self) -> int:
+        return len(self.tokens) if self.tree is None else self.tree.height
+
+    def path(self, node: int) -> Sequence[int]:
+        """The nodes from the text to a node, itself included; none for -1, the text."""
+        return range(node + 1) if self.tree is None else self.tree.path(node)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The guess of a token after a node, or after the text for -1."""
+        if self.tree is None:
+            nodes: Sequence[int] = range(node + 1, min(node + 2, len(self.tokens)))
+        else:
+            nodes = self.tree.children[node]
+        return next((each for each in nodes if self.tokens[each] == token), None)
+
+    def goes_on(self, node: int) -> bool:
+        """Whether there is a guess after a node, or after the text for -1."""
+        if self.tree is None:
+            return node + 1 < len(self.tokens)
+        return bool(self.tree.children[node])
+
+
+NOTHING = Proposal([])
+
+
+def worthwhile(guess: Guess, values: Sequence[float], worth: float) -> Guess:
+    """A guess without the tokens that are not likely enough to be kept, or come after such."""
+    parents = range(-1, len(guess.tokens) - 1) if guess.parents is None else guess.parents
+    number = {ROOT: ROOT}  # of each node that stays, its new one
+    for node, (parent, value) in enumerate(zip(parents, values, strict=True)):
+        if value >= worth and parent in number:
+            number[node] = len(number) - 1
+    nodes = list(number)[1:]
+    return replace(
+        guess,
+        tokens=[guess.tokens[node] for node in nodes],
+        parents=None if guess.parents is None else [number[parents[node]] for node in nodes],
+        values=[values[node] for node in nodes],
+    )
+
+
+@cache
+def cut(tree: Tree, height: int) -> Tree:
+    """A tree without the nodes past a height."""
+    kept = [node for node in range(len(tree)) if tree.depths[node] < height]
+    number = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return Tree(tuple(number[tree.parents[node]] for node in kept))
+
+
+def fits(tree: Tree, shape: Tree) -> bool:
+    """Whether every node of a tree has the children that it has in a shape, or none at all."""
+    place = {ROOT: ROOT}
+    for node in (ROOT, *range(len(tree))):
+        own, wanted = tree.children[node], shape.children[place[node]]
+        if own and len(own) != len(wanted):
+            return False
+        place |= dict(zip(own, wanted, strict=False))
+    return True
