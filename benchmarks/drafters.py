@@ -3,7 +3,7 @@
 Tokens per round say how good the guesses are, tokens per second whether they pay here.
 transformers' prompt lookup is in the same run.
 
-    python benchmarks/drafters.py SPEC_BENCH.jsonl [--per-group 4] [--max-new-tokens 64]
+    python benchmarks/drafters.py [SPEC_BENCH.jsonl] [--per-group 4] [--max-new-tokens 64]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EARLY = 12  # layers
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompts")
+    parser.add_argument("prompts", nargs="?", help="Spec-Bench's file (default: our own prompts)")
     parser.add_argument("--per-group", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])

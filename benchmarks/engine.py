@@ -3,7 +3,7 @@
 Contenders take turns on each prompt, so that a slow minute of the machine hits them alike; what is
 reported is the median over prompts of the ratio within a prompt, and the spread of repeats.
 
-    python benchmarks/engine.py SPEC_BENCH.jsonl
+    python benchmarks/engine.py [SPEC_BENCH.jsonl]
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NAMES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompts")
+    parser.add_argument("prompts", nargs="?", help="Spec-Bench's file (default: our own prompts)")
     parser.add_argument("--per-group", type=int, default=2)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=("batch_8",), help="measure this part, keep the rest")
     args = parser.parse_args()
-    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct", lean=False)  # the same passes
     size = args.max_new_tokens
     prompts = [encode(target, text) for _, text in read(args.prompts, args.per_group)]
     theirs_draft = truncated(target.model, DRAFT_LAYERS)

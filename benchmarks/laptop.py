@@ -4,13 +4,15 @@ In one run: transformers' greedy decoding, ours without a drafter, and ours with
 drafter: as the default does it, and as a chain and a tree of given size, greedy and sampled.  The
 text of all of ours must be the same.
 
-    python benchmarks/laptop.py SPEC_BENCH.jsonl [--per-group 8] [--max-new-tokens 128]
+    python benchmarks/laptop.py [SPEC_BENCH.jsonl] [--per-group 8] [--max-new-tokens 128]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import forerun as fr
@@ -23,10 +25,11 @@ LENGTH, NODES, HEAT = 5, 16, 0.8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompts")
+    parser.add_argument("prompts", nargs="?", help="Spec-Bench's file (default: our own prompts)")
     parser.add_argument("--per-group", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="measure these again, keep the rest")
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
     target, plain, size = default_model(), default_model(lean=False), args.max_new_tokens
@@ -47,9 +50,11 @@ def main() -> None:
         how = {**how, "drafter": heads} if how else {}
         contenders[f"{name}, T {HEAT}"] = ours(target, size, sampling=warm, **how)
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
+    if args.only is not None:
+        contenders = {name: run for name, run in contenders.items() if name in args.only}
     records = take_turns(contenders, prompts, args.repeats)
     peer = records["transformers greedy"]
-    greedy, sampled = records["forerun plain"], records[f"forerun plain, T {HEAT}"]
+    greedy, sampled = records["forerun plain"], records.get(f"forerun plain, T {HEAT}")
     results: dict[str, Any] = {
         name: {
             "tokens_per_second": record.tokens_per_second(),
@@ -60,7 +65,7 @@ def main() -> None:
             "same_text_as_forerun_plain": record.same_text_as(own),
         }
         for name, record in records.items()
-        for own in [sampled if name.endswith(f"T {HEAT}") else greedy]
+        for own in [sampled if sampled and name.endswith(f"T {HEAT}") else greedy]
     }
     print(f"{'':28}tokens/s  tokens/round  x transformers  x our plain  same text")
     for name, found in results.items():
@@ -72,6 +77,10 @@ def main() -> None:
         )
     load = [load_before, os.getloadavg()[0]]
     about = {"prompts": len(prompts), "max_new_tokens": size, "load_average": load}
+    if args.only is not None:
+        known = json.loads(Path(__file__).with_suffix(".json").read_text())
+        results = {**known["results"], **results}
+        about["the_rest"] = {"command": known["machine"]["command"], "load": known["load_average"]}
     save(__file__, {**about, "results": results})
 
 

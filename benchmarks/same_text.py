@@ -3,7 +3,7 @@
 Every configuration must give the tokens of plain decoding.  A difference is put before the doctor,
 who says whether float arithmetic broke a near-tie or something is wrong.
 
-    python benchmarks/same_text.py SPEC_BENCH.jsonl
+    python benchmarks/same_text.py [SPEC_BENCH.jsonl]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAMPLING = fr.Sampling(temperature=0.8, top_p=0.95, seed=7)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompts")
+    parser.add_argument("prompts", nargs="?", help="Spec-Bench's file (default: our own prompts)")
     parser.add_argument("--target", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--per-group", type=int, default=4)

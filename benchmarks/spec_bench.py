@@ -13,9 +13,10 @@ from typing import Any
 from forerun import prompts
 
 
-def read(path: str, per_group: int) -> list[tuple[str, str]]:
-    """(task group, first turn) of at most `per_group` prompts of each group."""
-    return [(prompt.group, prompt.text) for prompt in prompts.pick(prompts.read(path), per_group)]
+def read(path: str | None, per_group: int) -> list[tuple[str, str]]:
+    """(task group, first turn) of at most `per_group` prompts of each group; None: our own."""
+    found = prompts.own() if path is None else prompts.read(path)
+    return [(prompt.group, prompt.text) for prompt in prompts.pick(found, per_group)]
 
 
 def machine() -> dict[str, Any]:

@@ -73,6 +73,22 @@ def test_what_it_knows_serves_the_next_request_from_the_first_round() -> None:
     assert play(lambda _: 0.0, 64, controller=controller, seed=1) > 0.95 * plain
 
 
+def test_a_first_draft_that_had_to_compile_is_not_held_against_it() -> None:
+    """Eleven seconds once, with a drafter that says how sure it is and is right."""
+    controller, asked = Controller(most=8), 0
+    for number in range(200):
+        own = Experience() if number % 50 == 0 else own  # noqa: F821
+        lengths, worth = controller.choose([own], [8])
+        values = [0.8**depth for depth in range(1, 1 + lengths[0]) if 0.8**depth >= worth]
+        asked += bool(values)
+        controller.learn(
+            [own], [Ended(len(values), len(values), values or None, range(len(values)))],
+            draft_seconds=11_000.0 if asked == 1 else 0.6 * len(values),
+            score_seconds=PASS[1 + len(values)], other_seconds=0.2, reads_prompt=False,
+        )  # fmt: skip
+    assert asked > 150
+
+
 def test_a_short_draft_says_nothing_about_the_slots_it_left_out() -> None:
     acceptance = Acceptance()
     acceptance.learn(num_drafted=2, num_accepted=2)

@@ -42,6 +42,7 @@ PROBE_LENGTH = 2
 FIRST_LENGTH = 3  # of the draft that is tried before anything is known
 FIRST_GUESS = 0.6  # acceptance before anything was seen: enough to try
 MOST = 8  # the longest draft to consider
+MOST_UNUSUAL = 2.0  # times what a round usually takes
 
 
 class Choice(NamedTuple):
@@ -75,6 +76,7 @@ class Controller:
     score: Clock = field(default_factory=Clock)  # by tokens in the pass
     draft: Clock = field(default_factory=Clock)  # by the longest draft
     overhead: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    is_warm: bool = False
     rounds: int = 0
     last_asked: int = 0  # the round in which a draft was asked for last
     last_plain: int = 0  # and the one in which nothing was drafted
@@ -112,9 +114,12 @@ class Controller:
             if each.values is not None:
                 self.calibration = self.calibration or Calibration()
                 self.calibration.learn(each.values, each.path)
+        num_rows, drafted = len(ended), [each.drafted for each in ended]
+        if any(drafted) and not self.is_warm:  # the first draft compiles and allocates
+            self.is_warm = True
+            return
         if reads_prompt:
             return
-        num_rows, drafted = len(ended), [each.drafted for each in ended]
         self.score.learn(num_rows + sum(drafted), score_seconds)
         self.overhead.append(other_seconds)
         if any(drafted):
@@ -123,6 +128,8 @@ class Controller:
             self.last_plain = self.rounds
         if self.last_asked == self.rounds:
             total = draft_seconds + score_seconds + other_seconds
+            usual = self._seconds(num_rows + sum(drafted), max(drafted))
+            total = min(total, MOST_UNUSUAL * usual)  # a machine that was busy says little
             self.pace.learn(sum(each.accepted + 1 for each in ended) / num_rows, total)
             for each, row in zip(ended, own, strict=True):
                 row.pace.learn(each.accepted + 1, total)
@@ -184,11 +191,10 @@ class Controller:
     def _worth(self, num_rows: int) -> float:
         """What a guess must be called by the drafter to be worth its share of a round."""
         assert self.calibration is not None
-        sizes = max(size for size in self.score.timings)
-        extra = max(1, sizes - num_rows)
-        slope = (self.score(num_rows + extra) - self.score(num_rows)) / extra
-        longest = max(self.draft.timings)
-        step = self.draft(longest) / longest / num_rows
+        plain = self.score(num_rows)
+        larger = [size for size in self.score.timings if size > num_rows]
+        slope = median([(self.score(size) - plain) / (size - num_rows) for size in larger or [2]])
+        step = median([self.draft(size) / size for size in self.draft.timings]) / num_rows
         rate = num_rows / self._seconds(num_rows, 0)
         if self.pace.seconds:
             rate = max(rate, num_rows * self.pace.tokens / self.pace.seconds)
