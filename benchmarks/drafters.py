@@ -37,9 +37,10 @@ def main() -> None:
         records = take_turns(contenders(target, plain, size, temperature), prompts)
         tables[str(temperature)] = table(records)
         report(temperature, tables[str(temperature)], len(prompts))
-    load = [load_before, os.getloadavg()[0]]
-    about = {"prompts": len(prompts), "max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
-    save(__file__, {**about, "load_average": load, "results": tables})
+        about = {"prompts": len(prompts), "max_new_tokens": size}
+        about |= {"nodes": NUM_NODES, "depth": DEPTH}
+        load = [load_before, os.getloadavg()[0]]
+        save(__file__, {**about, "load_average": load, "results": tables})
 
 
 def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[str, Contender]:

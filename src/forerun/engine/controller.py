@@ -42,7 +42,6 @@ PROBE_LENGTH = 2
 FIRST_LENGTH = 3  # of the draft that is tried before anything is known
 FIRST_GUESS = 0.6  # acceptance before anything was seen: enough to try
 MOST = 8  # the longest draft to consider
-MOST_UNUSUAL = 2.0  # times what a round usually takes
 
 
 class Choice(NamedTuple):
@@ -74,7 +73,7 @@ class Controller:
     pace: Pace = field(default_factory=Pace)
     calibration: Calibration | None = None  # where the drafter says how likely its guesses are
     score: Clock = field(default_factory=Clock)  # by tokens in the pass
-    draft: Clock = field(default_factory=Clock)  # by the longest draft
+    draft: Clock = field(default_factory=Clock)  # by the longest draft that came of it
     overhead: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     is_warm: bool = False
     rounds: int = 0
@@ -91,7 +90,7 @@ class Controller:
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a round without drafts takes, as far as that is known."""
-        return self._seconds(num_rows, 0) if self.last_plain else None
+        return self._seconds(num_rows, None) if self.last_plain else None
 
     def learn(
         self,
@@ -122,23 +121,21 @@ class Controller:
             return
         self.score.learn(num_rows + sum(drafted), score_seconds)
         self.overhead.append(other_seconds)
-        if any(drafted):
-            self.draft.learn(max(drafted), draft_seconds)
-        else:
+        if not any(drafted):
             self.last_plain = self.rounds
         if self.last_asked == self.rounds:
-            total = draft_seconds + score_seconds + other_seconds
-            usual = self._seconds(num_rows + sum(drafted), max(drafted))
-            total = min(total, MOST_UNUSUAL * usual)  # a machine that was busy says little
-            self.pace.learn(sum(each.accepted + 1 for each in ended) / num_rows, total)
+            self.draft.learn(max(drafted), draft_seconds)
+            # What such a round usually takes: the machine may have been busy with something else.
+            seconds = self._seconds(num_rows + sum(drafted), max(drafted))
+            self.pace.learn(sum(each.accepted + 1 for each in ended) / num_rows, seconds)
             for each, row in zip(ended, own, strict=True):
-                row.pace.learn(each.accepted + 1, total)
+                row.pace.learn(each.accepted + 1, seconds)
 
     def _choice(self, own: Sequence[Experience], limits: list[int]) -> Choice:
         nothing = Choice([0] * len(limits))
         if not any(limits):
             return nothing
-        if not self.draft.timings:
+        if not any(self.draft.timings):
             return Choice([min(FIRST_LENGTH, limit) for limit in limits])
         if not self.last_plain or self.rounds - self.last_plain > 4 * PROBE_EVERY:
             return nothing
@@ -164,7 +161,7 @@ class Controller:
             if row >= 0:
                 lengths[row] += 1
                 tokens -= minus_survival
-            rate = tokens / self._seconds(num_rows + added, max(lengths))
+            rate = tokens / self._seconds(num_rows + added, max(lengths) or None)
             if rate > best_rate:
                 best, best_rate = list(lengths), rate
         return best
@@ -186,7 +183,7 @@ class Controller:
         scale = OWN_PACE_TRUST / self.pace.rounds
         tokens = sum(each.pace.tokens + scale * self.pace.tokens for each in own)
         seconds = sum(each.pace.seconds + scale * self.pace.seconds for each in own)
-        return tokens / seconds >= 1 / self._seconds(len(own), 0)
+        return tokens / seconds >= 1 / self._seconds(len(own), None)
 
     def _worth(self, num_rows: int) -> float:
         """What a guess must be called by the drafter to be worth its share of a round."""
@@ -194,14 +191,17 @@ class Controller:
         plain = self.score(num_rows)
         larger = [size for size in self.score.timings if size > num_rows]
         slope = median([(self.score(size) - plain) / (size - num_rows) for size in larger or [2]])
-        step = median([self.draft(size) / size for size in self.draft.timings]) / num_rows
-        rate = num_rows / self._seconds(num_rows, 0)
+        begin = self.draft(0) if 0 in self.draft.timings else 0.0
+        steps = [(self.draft(size) - begin) / size for size in self.draft.timings if size]
+        step = median(steps or [0.0]) / num_rows
+        rate = num_rows / self._seconds(num_rows, None)
         if self.pace.seconds:
             rate = max(rate, num_rows * self.pace.tokens / self.pace.seconds)
         return self.calibration.least(rate * max(0.0, slope + step))
 
-    def _seconds(self, num_tokens: int, depth: int) -> float:
-        draft = self.draft(depth) if depth else 0.0
+    def _seconds(self, num_tokens: int, depth: int | None) -> float:
+        """What a round usually takes whose longest draft is `depth`; None: nobody is asked."""
+        draft = 0.0 if depth is None else self.draft(depth)
         return self.score(num_tokens) + draft + median(self.overhead or [0.0])
 
 

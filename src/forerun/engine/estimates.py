@@ -121,7 +121,7 @@ class Clock:
         if above:
             other, later = above[0]
             return seconds + (later - seconds) * rest / max(1, other - size)
-        slope = seconds / size
+        slope = seconds / max(1, size)
         if len(below) > 1:
             before, sooner = below[-2]
             slope = min(slope, max(0.0, (seconds - sooner) / (size - before)))
