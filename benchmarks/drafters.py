@@ -9,7 +9,9 @@ transformers' prompt lookup is in the same run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import forerun as fr
@@ -28,19 +30,21 @@ def main() -> None:
     parser.add_argument("--per-group", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
+    parser.add_argument("--keep", action="store_true", help="keep what other temperatures gave")
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
     target, plain, size = default_model(), default_model(lean=False), args.max_new_tokens
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
-    tables = {}
+    file = Path(__file__).with_suffix(".json")
+    tables: dict[str, Any] = json.loads(file.read_text())["results"] if args.keep else {}
     for temperature in args.temperature:
         records = take_turns(contenders(target, plain, size, temperature), prompts)
-        tables[str(temperature)] = table(records)
-        report(temperature, tables[str(temperature)], len(prompts))
-        about = {"prompts": len(prompts), "max_new_tokens": size}
-        about |= {"nodes": NUM_NODES, "depth": DEPTH}
+        rows = table(records)
+        report(temperature, rows, len(prompts))
         load = [load_before, os.getloadavg()[0]]
-        save(__file__, {**about, "load_average": load, "results": tables})
+        tables[str(temperature)] = {"prompts": len(prompts), "load_average": load, "rows": rows}
+        about = {"max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
+        save(__file__, {**about, "results": tables})
 
 
 def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[str, Contender]:
@@ -65,7 +69,8 @@ def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[s
         found[f"{name}, chain"] = ours(target, size, **both)
         found[f"{name}, tree"] = ours(target, size, tree=NUM_NODES, **both)
     early = {"drafter": fr.drafters.EarlyExit(EARLY), "draft_length": DEPTH, "sampling": sampling}
-    found[f"first {EARLY} layers, chain"] = ours(plain, size, **early)
+    found[f"first {EARLY} layers, chain"] = ours(target, size, **early)
+    found[f"first {EARLY} layers, tree"] = ours(target, size, tree=NUM_NODES, **early)
     return found
 
 
