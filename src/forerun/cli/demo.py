@@ -1,4 +1,4 @@
-"""`forerun demo`: the same seed, plain and speculative, from a real model."""
+"""`forerun demo`: the same text, plain and speculative, from a real model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from forerun.cli.paint import legend
 from forerun.cli.screen import Screen
 from forerun.cli.terminal import wants_colour
 from forerun.doctor import diagnose
-from forerun.drafters import Drafter, Heads
+from forerun.drafters import Drafter, Heads, Mixed, Suffix
 from forerun.engine.generate import generate, stream
 from forerun.engine.results import Generation
 from forerun.sampling import Sampling
 
-SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=3)
+SAMPLING = Sampling(temperature=0.0)
 MAX_NEW_TOKENS = 72
+DRAFT_LENGTH = 4
 
 PROMPTS = {
     "An edit: the answer is mostly in the prompt.": (
@@ -28,7 +29,10 @@ PROMPTS = {
         "much, because everybody was tired from the long day. Then somebody began to sing, and "
         "the whole harbour sang with him until the moon stood high over the sea."
     ),
-    "A question: the answer has to be made up.": ("Why is the sky blue?"),
+    "A sum: the answer has to be worked out.": (
+        "A baker sells 24 loaves a day at 3 dollars each. Flour and wood cost him 30 dollars a "
+        "day. How much does he earn in a week of six days? Show each step."
+    ),
 }
 
 
@@ -51,19 +55,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "demo",
         help="plain and speculative side by side: the same text, and the measured ratio",
-        description="Answer two prompts plainly and speculatively, from the same seed.",
+        description="Answer two prompts plainly and speculatively: the same text twice.",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     target = load_target(None)
-    drafter = Heads()
+    drafter = Mixed(Heads(), Suffix())
     generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)  # warms up
-    print(
-        f"{target.name}, temperature {SAMPLING.temperature:g}, top-p {SAMPLING.top_p:g}, "
-        f"seed {SAMPLING.seed}; drafter: {drafter.name}"
-    )
+    print(f"{target.name}, greedy; drafter: {drafter.name}")
     return max(_compare(target, drafter, title, prompt) for title, prompt in PROMPTS.items())
 
 
@@ -92,7 +93,12 @@ def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:
     chat = [{"role": "user", "content": prompt}]
     start = time.perf_counter()
     pieces = stream(
-        target, [chat], drafter=drafter, sampling=SAMPLING, max_new_tokens=MAX_NEW_TOKENS
+        target,
+        [chat],
+        drafter=drafter,
+        draft_length=DRAFT_LENGTH,
+        sampling=SAMPLING,
+        max_new_tokens=MAX_NEW_TOKENS,
     )
     Screen([prompt], colour=wants_colour()).show(pieces)
     seconds = time.perf_counter() - start

@@ -42,6 +42,7 @@ PROBE_LENGTH = 2
 FIRST_LENGTH = 3  # of the draft that is tried before anything is known
 FIRST_GUESS = 0.6  # acceptance before anything was seen: enough to try
 MOST = 8  # the longest draft to consider
+FAIR_TRIAL = 24  # rounds with drafts before they are judged
 
 
 class Choice(NamedTuple):
@@ -178,7 +179,7 @@ class Controller:
 
     def _pays(self, own: Sequence[Experience]) -> bool:
         """Whether rounds with drafts have made more tokens a second than rounds without would."""
-        if not self.pace.rounds:
+        if self.pace.rounds < FAIR_TRIAL:
             return True
         scale = OWN_PACE_TRUST / self.pace.rounds
         tokens = sum(each.pace.tokens + scale * self.pace.tokens for each in own)
