@@ -16,7 +16,8 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.base import Drafter, Guess, Turn
+from forerun.drafters.passing_on import PassingOn
 from forerun.engine.generate import generate
 from forerun.errors import ForerunError, explain
 from forerun.models import TableModel, wrap
@@ -52,30 +53,21 @@ class Seen:
 
 
 @dataclass
-class Witness:
-    """A drafter that passes everything on to another one and looks at what it says."""
+class Witness(PassingOn):
+    """Another drafter, looked at while it speaks."""
 
-    inner: Drafter
     vocab_size: int
     seen: list[Seen] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.name = self.inner.name
-        self.num_successors = getattr(self.inner, "num_successors", 0)
-        self.start, self.release = self.inner.start, self.inner.release
-
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         texts = [tuple(turn.tokens) for turn in turns]
-        found = self.inner.propose(state, turns, shared_noise=shared_noise)
+        found = super().propose(state, turns, shared_noise=shared_noise)
         _promise(len(found) == len(turns), "gives one guess per turn", len(found), len(turns))
         for turn, text, guess in zip(turns, texts, found, strict=True):
             _promise(tuple(turn.tokens) == text, "leaves the text alone", turn.tokens, text)
             self._check(turn, guess, shared_noise)
             self.seen.append(Seen(turn, text, guess))
         return found
-
-    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        self.inner.observe(state, outcomes)
 
     def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
         count = len(guess.tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import array_api_compat as compat
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from forerun.arrays import Array, to_numpy
 from forerun.errors import InputError, explain
 from forerun.tree import Tree
+
+DraftLength = int | Literal["auto"]
+"""How many guesses follow one another: so many, 0 for none, or as many as pay."""
 
 
 class Drawn(Enum):

@@ -15,13 +15,13 @@ from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
 from forerun.drafters.registry import FACTORIES
-from forerun.engine.drafting import DraftLength
 from forerun.engine.generate import stream
 from forerun.engine.results import Generation
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.models.lean_pass import Lean
 from forerun.sampling import Sampling
+from forerun.types import DraftLength
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?"

@@ -18,9 +18,10 @@ from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches
 from forerun.measure.log import Log
 from forerun.measure.peers import PEERS
-from forerun.measure.records import DraftLength, Records, Run
+from forerun.measure.records import Records, Run
 from forerun.measure.sweep import sweep
 from forerun.sampling import Sampling
+from forerun.types import DraftLength
 
 EXAMPLES = """examples:
   forerun sweep --out sweep

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.engine.controller import Choice, Ended, controller_of
@@ -20,9 +20,8 @@ from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
 from forerun.tree import Tree
-from forerun.types import Drawn
+from forerun.types import DraftLength, Drawn
 
-DraftLength = int | Literal["auto"]
 TREE_HEIGHT = 5  # of trees whose draft length is left to us
 MOST_FAILURES = 3
 """After so many a drafter is done without for good."""

@@ -19,7 +19,7 @@ import numpy as np
 from forerun.arrays import to_numpy
 from forerun.drafters.base import Drafter, Outcome
 from forerun.drafters.likeliest import likeliest
-from forerun.engine.drafting import Drafting, DraftLength
+from forerun.engine.drafting import Drafting
 from forerun.engine.laws import DraftLaws, TargetLaws
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
@@ -29,6 +29,7 @@ from forerun.noise import Key, seed_key
 from forerun.rules.base import Rule, Trial
 from forerun.rules.match import Match
 from forerun.tree import ROOT, Tree
+from forerun.types import DraftLength
 
 XP = compat.array_namespace(np.empty(0))
 Row = np.ndarray[Any, Any]

@@ -10,7 +10,6 @@ from typing import Any
 
 from forerun import rules
 from forerun.drafters.base import Drafter
-from forerun.engine.drafting import DraftLength
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import encode, is_one
 from forerun.engine.request import Request
@@ -23,6 +22,7 @@ from forerun.noise import fold
 from forerun.rules.base import Rule
 from forerun.sampling import Bans, Sampling
 from forerun.tree import Tree
+from forerun.types import DraftLength
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -9,8 +9,9 @@ from itertools import product
 from forerun.drafters.base import Drafter
 from forerun.errors import InputError, explain
 from forerun.measure.peers import can_run
-from forerun.measure.records import Cell, DraftLength
+from forerun.measure.records import Cell
 from forerun.measure.running import Question
+from forerun.types import DraftLength
 
 
 @dataclass(frozen=True)

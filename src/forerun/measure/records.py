@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from forerun.errors import InputError, explain
 from forerun.measure.machine import Machine
 from forerun.measure.typed_json import build
+from forerun.types import DraftLength
 
 FILE = "sweep.jsonl"
 """Name of the file in a sweep's folder."""
-
-DraftLength = int | Literal["auto"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.passing_on import PassingOn
 from forerun.models.base import LanguageModel
 
 
@@ -54,67 +55,28 @@ def _other(token: int) -> int:
 
 
 @dataclass
-class Cycling:
+class Cycling(PassingOn):
     """Another drafter, asked for drafts of these lengths in turn; remembers what it asked for."""
 
-    drafter: Drafter
     lengths: Sequence[int]
     asked: list[int] = field(default_factory=list)  # the longest draft wanted in each round
 
     def __post_init__(self) -> None:
         self._next = cycle(self.lengths)
 
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    @property
-    def num_successors(self) -> int:
-        """What it wants to be told about each token of a round."""
-        return getattr(self.drafter, "num_successors", 0)
-
-    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
-        return self.drafter.start(target, num_rows, capacity, rows)
-
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         length = next(self._next)
         cut = [replace(turn, budget=min(turn.budget, length)) for turn in turns]
         self.asked.append(max(turn.budget for turn in cut))
-        return self.drafter.propose(state, cut, shared_noise=shared_noise)
-
-    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        self.drafter.observe(state, outcomes)
-
-    def release(self, state: Any, row: int) -> None:
-        self.drafter.release(state, row)
+        return super().propose(state, cut, shared_noise=shared_noise)
 
 
 @dataclass
-class Overheard:
+class Overheard(PassingOn):
     """Another drafter, asked at every token of one text and never heeded: decoding stays plain."""
 
-    drafter: Drafter
     guesses: list[Guess] = field(default_factory=list)  # at each output position
 
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    @property
-    def num_successors(self) -> int:
-        """What it wants to be told about each token of a round."""
-        return getattr(self.drafter, "num_successors", 0)
-
-    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
-        return self.drafter.start(target, num_rows, capacity, rows)
-
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        found = self.drafter.propose(state, turns, shared_noise=shared_noise)
-        self.guesses += found
+        self.guesses += super().propose(state, turns, shared_noise=shared_noise)
         return [Guess() for _ in turns]
-
-    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        self.drafter.observe(state, outcomes)
-
-    def release(self, state: Any, row: int) -> None:
-        self.drafter.release(state, row)

@@ -20,12 +20,13 @@ from forerun.measure.machine import this_machine
 from forerun.measure.peers import check_peer, run_transformers
 from forerun.measure.pricing import forecast
 from forerun.measure.probe import look_at, try_out
-from forerun.measure.records import Cell, DraftLength, Header, Prediction, Records, Run
+from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, run_cell, sample_cell
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
 from forerun.noise import fold
 from forerun.prompts import Prompt
+from forerun.types import DraftLength
 
 WARM_UP_TOKENS = 4
 
