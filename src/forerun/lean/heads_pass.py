@@ -1,6 +1,7 @@
-"""A pass of a drafting network (drafters/heads/network.py): one call per thread.
+"""Passes of a drafting network (drafters/heads/network.py): one call per thread.
 
 Keys and values are made of every token; only those whose logits are wanted go through the rest.
+A line of guesses is drafted level by level in the same call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from forerun.lean.attention import Cache, Heads, attend, place
 from forerun.lean.crew import Board, share
 from forerun.lean.jit import compiled, entry, sources
+from forerun.lean.line import Line, go_on
 from forerun.lean.linear import (
     Floats,
     Matrices,
@@ -26,12 +28,12 @@ from forerun.lean.plan import Plan
 from forerun.lean.scalar import copy, normalise
 from forerun.lean.shape import TOKENS
 
-NUM_STAGES = 13
+NUM_STAGES = 14
 (
     NORM_STATES, FUSE, NORM_INPUTS, QKV, PLACE, ATTEND,
-    GATHER, OUT, NORM_MLP, GATED, DOWN, NORM_HEAD, HEAD,
+    GATHER, OUT, NORM_MLP, GATED, DOWN, NORM_HEAD, HEAD, CHOOSE,
 ) = range(NUM_STAGES)  # fmt: skip
-MATRIX_OF = (0, 0, 0, 1, 0, 0, 0, 2, 0, 3, 4, 0, 5)  # by stage
+MATRIX_OF = (0, 0, 0, 1, 0, 0, 0, 2, 0, 3, 4, 0, 5, 0)  # by stage
 OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD = range(4)  # the norms
 
 
@@ -61,45 +63,76 @@ class HeadsScratch(NamedTuple):
     inner: Floats  # (tokens, mlp size)
 
 
+class Level(NamedTuple):
+    """A pass, and what comes of it: the first one's tokens are given, those after are guesses."""
+
+    plan: Plan
+    hidden: Floats  # (tokens, layers * hidden): the target's; none where features are there
+    outputs: Floats  # (wanted, hidden)
+    logits: Floats  # (places, draft vocabulary)
+
+
 @compiled
-def num_items(
-    stage: int, plan: Plan, w: HeadsWeights, s: HeadsScratch, hidden: Floats, logits: Floats
-) -> Any:
+def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: Line) -> Any:
     """How many pieces of work the threads share in a stage."""
-    if stage in (NORM_STATES, FUSE) and len(hidden) == 0:
+    if stage == CHOOSE:
+        return len(line.limits)
+    if len(level.plan.ids) == 0 or (stage in (NORM_STATES, FUSE) and len(level.hidden) == 0):
         return 0
-    if stage > ATTEND and len(plan.wanted) == 0:
+    if stage > ATTEND and len(level.plan.wanted) == 0:
         return 0
     if stage in (FUSE, OUT, DOWN):
         return num_panels(s.features)
     if stage == QKV:
         return num_panels(s.qkv)
     if stage == ATTEND:
-        return len(plan.tiles) * w.heads.keys
+        return len(level.plan.tiles) * w.heads.keys
     if stage == GATED:
         return num_panels(s.inner)
     if stage == HEAD:
-        return num_panels(logits)
-    return len(plan.wanted) if stage > ATTEND else len(plan.ids)
+        return num_panels(level.logits)
+    return len(level.plan.wanted) if stage > ATTEND else len(level.plan.ids)
+
+
+@compiled
+def choose(line: Line, row: int, number: int, level: Level, later: Level, s: HeadsScratch) -> None:
+    """One row's guess after a level; it is the row's token of the next, if more shall follow."""
+    if not line.is_open[row]:
+        return
+    go_on(line, row, number, level.logits[row])
+    if line.is_open[row]:
+        plan, at = later.plan, line.starts[row] + number
+        plan.ids[row] = line.tokens[row, number]
+        plan.positions[row] = plan.slots[row] = at
+        plan.before[row] = at + 1
+        copy(level.outputs[row], s.features[row])
 
 
 def build(revision: int) -> Callable[..., None]:
     @entry
     def draft(
-        board: Board, w: HeadsWeights, plan: Plan, cache: Cache, s: HeadsScratch, hidden: Floats,
-        outputs: Floats, logits: Floats,
+        board: Board, w: HeadsWeights, cache: Cache, s: HeadsScratch, first: Level, later: Level,
+        line: Line,
     ) -> None:  # fmt: skip
-        """Outputs (wanted, hidden) and logits (places, draft vocabulary).
+        """The first level, and as many later ones as the line has guesses to run.
 
-        hidden: the target's states (tokens, layers * hidden), or none where the scratch holds the
-        features already.
+        A later level has one token for each row of the line; its numbers are overwritten by the
+        next.  Without a line there is only the first.
         """
         m, size = w.matrices, w.embedding.shape[1]
-        num_wanted, work = len(plan.wanted), make_work(len(plan.ids))
+        work = make_work(max(len(first.plan.ids), len(later.plan.ids)))
         scores = np.empty((TOKENS, cache.slots + 16), np.float32)  # no power of two: caches mind
-        for stage in range(0 * revision, NUM_STAGES):
-            for i in share(board, stage, num_items(stage, plan, w, s, hidden, logits)):
-                if stage == NORM_STATES:
+        for step in range(0 * revision, NUM_STAGES * max(1, line.tokens.shape[1])):
+            number, stage = divmod(step, NUM_STAGES)
+            level = first if number == 0 else later
+            if number > 0 and stage == 0 and not line.is_open.any():
+                return
+            plan, hidden, outputs, logits = level
+            num_wanted = len(plan.wanted)
+            for i in share(board, step, num_items(stage, level, w, s, line)):
+                if stage == CHOOSE:
+                    choose(line, i, number, level, later, s)
+                elif stage == NORM_STATES:
                     for layer in range(len(w.layer_norms)):
                         begin, end = layer * size, (layer + 1) * size
                         own = s.hidden[i, begin:end]

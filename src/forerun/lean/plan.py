@@ -38,6 +38,13 @@ class Plan(NamedTuple):
     places: Ints  # (logits,): where their logits go
 
 
+def no_plan() -> Plan:
+    """A pass over nothing."""
+    none = np.empty(0, np.int64)
+    tiles = np.empty((0, 2), np.int64)
+    return Plan(none, none, none, none, none, none, none, none, tiles, none, none)
+
+
 class Lot(NamedTuple):
     """Tokens of one row, in the order of their slots."""
 

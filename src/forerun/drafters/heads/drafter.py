@@ -49,6 +49,8 @@ class Heads:
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
+        if shared_noise and (lines := state.lines(turns, self._trained.tokens)) is not None:
+            return lines
         depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
             Growth(turn, depth, one_line=False) for turn, depth in zip(turns, depths, strict=True)

@@ -1,4 +1,7 @@
-"""A drafting network on the lean CPU pass: what `TorchRunner` computes, in one compiled call."""
+"""A drafting network on the lean CPU pass: what `TorchRunner` computes, in one compiled call.
+
+A whole line of guesses is one call too, which spares what Python costs between its levels.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from forerun.drafters.base import Turn
 from forerun.drafters.heads.network import Network
 from forerun.drafters.heads.runner import Logits
 from forerun.lean.attention import Heads
 from forerun.lean.cache import allocate, reserve
 from forerun.lean.crew import Crew
-from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, draft
+from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
+from forerun.lean.line import Line, no_line
 from forerun.lean.linear import Floats, alternate
-from forerun.lean.plan import MOST_TOKENS, Lot, passes
+from forerun.lean.plan import MOST_TOKENS, Ints, Lot, no_plan, passes
 from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import padded
 from forerun.lean.weights import as_array, join
 from forerun.models.feed import Feed
+from forerun.philox import MASK
 
 NO_STATES = np.empty((0, 0), np.float32)
+NO_LINE, NO_PLAN = no_line(), no_plan()
 
 
 class LeanHeadsRows:
@@ -56,17 +63,24 @@ class LeanRunner:
         features: Sequence[Any],
         tokens: Sequence[Sequence[int]],
     ) -> Logits:
-        lots = []
-        for index, (row, own) in enumerate(zip(rows, tokens, strict=True)):
-            places = np.full(len(own), -1)
-            places[-1] = index
-            lots.append(Lot.of(row, state.lengths[row], Feed(own), 0, places))
-        hidden = np.concatenate([np.asarray(part, np.float32) for part in features])
-        outputs, logits = self._run(state, lots, hidden, None)
-        for row, own, output in zip(rows, tokens, outputs, strict=True):
-            state.lengths[row] += len(own)
-            state.paths[row], state.outputs[row] = [], [output]
-        return logits
+        return self._extend(state, rows, features, tokens, NO_LINE)
+
+    def extend_with_lines(
+        self,
+        state: LeanHeadsRows,
+        rows: Sequence[int],
+        features: Sequence[Any],
+        tokens: Sequence[Sequence[int]],
+        turns: Sequence[Turn],  # (R,)
+        ids: Ints,  # (Vd,): the target's, of the network's own tokens
+    ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
+        """The same, and a line of guesses after each row: tokens, and the chance of each to be
+        kept.  The row does not remember them."""
+        starts = [state.lengths[row] + len(own) for row, own in zip(rows, tokens, strict=True)]
+        line = _line(turns, starts, ids)
+        logits = self._extend(state, rows, features, tokens, line)
+        drawn = zip(line.tokens.tolist(), line.values.tolist(), line.counts.tolist(), strict=True)
+        return logits, [(guesses[:count], values[:count]) for guesses, values, count in drawn]
 
     def step(
         self,
@@ -116,29 +130,107 @@ class LeanRunner:
         turns = np.arange(slots, dtype=np.float32)[:, None] * self._theta**-exponents
         return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
 
+    def _extend(
+        self,
+        state: LeanHeadsRows,
+        rows: Sequence[int],
+        features: Sequence[Any],
+        tokens: Sequence[Sequence[int]],
+        line: Line,
+    ) -> Logits:
+        lots = []
+        for index, (row, own) in enumerate(zip(rows, tokens, strict=True)):
+            places = np.full(len(own), -1)
+            places[-1] = index
+            lots.append(Lot.of(row, state.lengths[row], Feed(own), 0, places))
+        hidden = np.concatenate([np.asarray(part, np.float32) for part in features])
+        outputs, logits = self._run(state, lots, hidden, None, line)
+        for row, own, output in zip(rows, tokens, outputs, strict=True):
+            state.lengths[row] += len(own)
+            state.paths[row], state.outputs[row] = [], [output]
+        return logits
+
     def _run(
-        self, state: LeanHeadsRows, lots: Sequence[Lot], hidden: Floats, features: Floats | None
+        self,
+        state: LeanHeadsRows,
+        lots: Sequence[Lot],
+        hidden: Floats,
+        features: Floats | None,
+        line: Line = NO_LINE,
     ) -> tuple[Floats, Logits]:
-        """Outputs in the order of the tokens that are wanted, and logits at their places."""
-        weights, heads = self.weights, self.weights.heads
-        longest = max(int(lot.slots[-1]) + 1 for lot in lots)
-        state.cache = reserve(state.cache, heads, self.angles, longest, state.capacity)
+        """Outputs in the order of the tokens that are wanted, and logits at their places.
+
+        A line has a row for each lot, and goes on from what is wanted of it.
+        """
+        longest = max(int(lot.slots[-1]) + 1 for lot in lots) + line.tokens.shape[1]
+        state.cache = reserve(state.cache, self.weights.heads, self.angles, longest, state.capacity)
         num_wanted = sum(int((lot.places >= 0).sum()) for lot in lots)
-        logits = np.empty((num_wanted, self._num_tokens), np.float32)
-        outputs = np.empty((num_wanted, weights.embedding.shape[1]), np.float32)
+        outputs, logits = self._results(num_wanted)
+        plans = list(passes(lots, self._group, wanted_only=True))
         begin = done = 0
-        for plan in passes(lots, heads.queries // heads.keys, wanted_only=True):
+        for plan in plans:
             end, ready = begin + len(plan.ids), done + len(plan.wanted)
             if end - begin > len(state.scratch.features):
-                state.scratch = _scratch(weights, min(MOST_TOKENS, 2 * (end - begin)))
+                state.scratch = _scratch(self.weights, min(MOST_TOKENS, 2 * (end - begin)))
             if features is not None:
                 state.scratch.features[: end - begin] = features[begin:end]
-            self._crew.run(
-                NUM_STAGES, draft, weights, plan, state.cache, state.scratch, hidden[begin:end],
-                outputs[done:ready], logits,
-            )  # fmt: skip
+            level = Level(plan, hidden[begin:end], outputs[done:ready], logits)
+            self._draft(state, level, line if len(plans) == 1 else NO_LINE)
             begin, done = end, ready
+        if len(plans) > 1 and len(line.limits):
+            self._draft(state, Level(NO_PLAN, NO_STATES, outputs, logits), line)
         return outputs, logits
+
+    def _draft(self, state: LeanHeadsRows, first: Level, line: Line) -> None:
+        later = first
+        if count := len(line.limits):
+            rows = zip(line.rows.tolist(), line.starts.tolist(), strict=True)
+            lots = [
+                Lot.of(row, start, Feed([0]), 0, np.array([index]))
+                for index, (row, start) in enumerate(rows)
+            ]
+            (plan,) = passes(lots, self._group, wanted_only=True)
+            later = Level(plan, NO_STATES, *self._results(count))
+        num_stages = NUM_STAGES * max(1, line.tokens.shape[1])
+        self._crew.run(
+            num_stages, draft, self.weights, state.cache, state.scratch, first, later, line
+        )
+
+    def _results(self, count: int) -> tuple[Floats, Logits]:
+        """Room for so many outputs and logits."""
+        hidden = self.weights.embedding.shape[1]
+        return np.empty((count, hidden), np.float32), np.empty(
+            (count, self._num_tokens), np.float32
+        )
+
+    @property
+    def _group(self) -> int:
+        """Queries that share a key head."""
+        return self.weights.heads.queries // self.weights.heads.keys
+
+
+def _line(turns: Sequence[Turn], starts: Sequence[int], ids: Ints) -> Line:
+    """Lines for these turns, still empty; the first guesses go into the slots `starts`."""
+    samplings = [turn.sampling for turn in turns]
+    limits = np.array([turn.height for turn in turns])
+    size = len(turns), int(limits.max())
+    return Line(
+        ids=ids,
+        rows=np.array([turn.row for turn in turns]),
+        starts=np.array(starts),
+        limits=limits,
+        worths=np.array([float(turn.worth) for turn in turns]),
+        temperatures=np.array([float(each.temperature) for each in samplings]),
+        top_k=np.array([each.top_k or len(ids) for each in samplings]),
+        top_p=np.array([float(each.top_p) for each in samplings]),
+        min_p=np.array([float(each.min_p) for each in samplings]),
+        seeds=np.array([(turn.seed & MASK, turn.seed >> 32) for turn in turns], np.uint64),
+        positions=np.array([turn.position for turn in turns]),
+        is_open=limits > 0,
+        tokens=np.zeros(size, np.int64),
+        values=np.zeros(size),
+        counts=np.zeros(len(turns), np.int64),
+    )
 
 
 def take(network: Network, embedding: Floats) -> HeadsWeights:

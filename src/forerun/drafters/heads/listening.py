@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from forerun.drafters.heads.few_racers import Node
+from forerun.drafters.base import Guess, Turn
+from forerun.drafters.heads.few_racers import Node, is_about_tokens
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.models.base import LanguageModel
 from forerun.tree import ROOT
+from forerun.types import Drawn
+
+MOST_LINES = 128  # drawn at once
 
 
 @dataclass
@@ -65,16 +69,29 @@ class Listening:
         """Drafts from the end of the texts: logits (R, Vd) of what comes first."""
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
-            waiting = [self._heard[row].waiting for row in behind]
-            states = [_joined([part for part, _ in parts]) for parts in waiting]
-            tokens = [[token for _, part in parts for token in part] for parts in waiting]
-            found = self._runner.extend(self._rows, behind, states, tokens)
-            for row, logits in zip(behind, found, strict=True):
-                heard = self._heard[row]
-                heard.waiting, heard.logits, heard.num_nodes = [], logits.copy(), 0
+            self._keep(behind, self._runner.extend(self._rows, behind, *self._take(behind)))
         for row in rows:
             self._heard[row].numbers = {ROOT: ROOT}
         return np.stack([self._heard[row].logits for row in rows])
+
+    def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
+        """Whole lines at once, drawn with the target's noise; None: the runner cannot do that."""
+        draw = getattr(self._runner, "extend_with_lines", None)
+        asked = [turn for turn in turns if turn.height and self.can_draft(turn.row)]
+        are_lines = all(
+            turn.is_chain and self._heard[turn.row].waiting and not is_about_tokens(turn.sampling)
+            for turn in asked
+        )
+        if draw is None or not are_lines or len(asked) > MOST_LINES:
+            return None
+        drawn: dict[int, Guess] = {}
+        if asked:
+            rows = [turn.row for turn in asked]
+            logits, found = draw(self._rows, rows, *self._take(rows), asked, ids)
+            self._keep(rows, logits)
+            for row, (tokens, values) in zip(rows, found, strict=True):
+                drawn[row] = Guess(tokens, Drawn.SHARED, values=values)
+        return [drawn.get(turn.row, Guess()) for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
         """Logits (N, Vd) of what comes after nodes whose parents the network was given before."""
@@ -91,6 +108,18 @@ class Listening:
     def release(self, row: int) -> None:
         self._runner.release(self._rows, row)
         self._heard[row] = Heard()
+
+    def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
+        """What waits in these rows: hidden states (R,) of (N_r, F), and the tokens after them."""
+        waiting = [self._heard[row].waiting for row in rows]
+        states = [_joined([part for part, _ in parts]) for parts in waiting]
+        return states, [[token for _, part in parts for token in part] for parts in waiting]
+
+    def _keep(self, rows: Sequence[int], logits: Logits) -> None:
+        """What waited has been run, and gave logits (R, Vd)."""
+        for row, own in zip(rows, logits, strict=True):
+            heard = self._heard[row]
+            heard.waiting, heard.logits, heard.num_nodes = [], own.copy(), 0
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -1,0 +1,190 @@
+"""The next guess of a line, out of a drafter's logits, without leaving compiled code.
+
+A greedy line takes the likeliest token.  A sampled one lets the likeliest few race with the noise
+that the target will meet at that position: the compiled twin of `noise.exponentials`.  Either way
+the chance that a guess is kept is estimated, and a line ends where that is not worth a slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.arrays import BLOCK
+from forerun.lean.jit import compiled, reordered
+from forerun.lean.plan import Ints
+from forerun.lean.scalar import Floats, exp, largest
+from forerun.noise import Purpose
+from forerun.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
+
+Doubles = NDArray[np.float64]
+
+MOST_RACERS = 128
+REACH = 9.0  # tokens less likely than the likeliest by a factor of e**9 do not race
+WORD = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+FIRST, SECOND = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
+FIRST_STEP, SECOND_STEP = np.uint64(KEY_STEPS[0]), np.uint64(KEY_STEPS[1])
+OF_TOKEN, OF_BLOCK = np.uint64(int(Purpose.TARGET)), np.uint64(int(Purpose.TARGET_BLOCK))
+
+
+class Line(NamedTuple):
+    """One line of guesses for each of R rows, of at most L tokens."""
+
+    ids: Ints  # (Vd,): the target's, of the drafter's tokens
+    rows: Ints  # (R,)
+    starts: Ints  # (R,): the slot of the first guess
+    limits: Ints  # (R,): guesses at most
+    worths: Doubles  # (R,): a guess less likely to be kept is not made, nor are those after it
+    temperatures: Doubles  # (R,)
+    top_k: Ints  # (R,)
+    top_p: Doubles  # (R,)
+    min_p: Doubles  # (R,)
+    seeds: NDArray[np.uint64]  # (R, 2): low and high word
+    positions: Ints  # (R,): of the first guess in the output
+    is_open: NDArray[np.bool_]  # (R,)
+    tokens: Ints  # (R, L): the guesses
+    values: Doubles  # (R, L): how likely each is to be kept
+    counts: Ints  # (R,): how many there are
+
+
+def no_line() -> Line:
+    """For passes that only compute logits."""
+    whole, real = np.empty(0, np.int64), np.empty(0)
+    seeds, is_open = np.empty((0, 2), np.uint64), np.empty(0, np.bool_)
+    tokens, values = np.empty((0, 0), np.int64), np.empty((0, 0))
+    return Line(
+        whole, whole, whole, whole, real, real, whole, real, real, seeds, whole, is_open, tokens,
+        values, whole,
+    )  # fmt: skip
+
+
+@compiled
+def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
+    """Make the guess of one level out of logits (Vd,), or close the line."""
+    if line.temperatures[row] == 0:
+        column, chance = likeliest(logits)
+    else:
+        column, chance = first_to_arrive(line, row, level, logits)
+    value = chance * line.values[row, level - 1] if level > 0 else chance
+    if value <= 0 or value < line.worths[row]:
+        line.is_open[row] = False
+        return
+    line.tokens[row, level] = line.ids[column]
+    line.values[row, level] = value
+    line.counts[row] = level + 1
+    line.is_open[row] = level + 1 < line.limits[row]
+
+
+@compiled
+def likeliest(logits: Floats) -> Any:
+    """A column and its probability."""
+    top = largest(logits, logits.size)
+    column = 0
+    while logits[column] != top:
+        column += 1
+    return column, 1 / np.float64(sum_of_exp(logits, top))
+
+
+@reordered
+def sum_of_exp(logits: Floats, top: Any) -> Any:
+    found = np.float32(0)
+    for i in range(logits.size):
+        found += exp(logits[i] - top)
+    return found
+
+
+@compiled
+def first_to_arrive(line: Line, row: int, level: int, logits: Floats) -> Any:
+    """A column, and the chance that it is the target's own first.
+
+    Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
+    proportion to its speed.
+    """
+    columns = np.empty(MOST_RACERS, np.int64)
+    laws = np.empty(MOST_RACERS)
+    count = racers(logits, line.temperatures[row], columns, laws)
+    truncate(laws, count, line.top_k[row], line.top_p[row], line.min_p[row])
+    low, high = line.seeds[row, 0], line.seeds[row, 1]
+    best, fastest, total = 0, -1.0, 0.0
+    for i in range(count):
+        if laws[i] > 0:
+            token = line.ids[columns[i]]
+            speed = laws[i] / exponential(low, high, line.positions[row] + level, token)
+            total += speed
+            if speed > fastest:
+                best, fastest = i, speed
+    return columns[best], fastest / total
+
+
+@compiled
+def racers(logits: Floats, temperature: float, columns: Ints, laws: Doubles) -> Any:
+    """The likeliest columns, best first, and their weights, the best at 1; how many."""
+    top, reach = np.float64(largest(logits, logits.size)), REACH
+    count = MOST_RACERS + 1
+    while count > MOST_RACERS:
+        least, count = np.float32(top - temperature * reach), 0
+        for i in range(logits.size):
+            if logits[i] >= least:
+                if count < MOST_RACERS:
+                    columns[count] = i
+                count += 1
+        reach *= 0.75
+        if reach < 1e-6:  # a crowd of equals
+            count = min(count, MOST_RACERS)
+    for i in range(1, count):
+        column, at = columns[i], i
+        while at > 0 and logits[columns[at - 1]] < logits[column]:
+            columns[at] = columns[at - 1]
+            at -= 1
+        columns[at] = column
+    for i in range(count):
+        laws[i] = np.exp((np.float64(logits[columns[i]]) - top) / temperature)
+    return count
+
+
+@compiled
+def truncate(laws: Doubles, count: int, top_k: int, top_p: float, min_p: float) -> None:
+    """top_k, top_p and min_p on weights in falling order."""
+    total = 0.0
+    for i in range(count):
+        if i >= top_k:
+            laws[i] = 0.0
+        total += laws[i]
+    before = 0.0
+    for i in range(count):
+        own = laws[i]
+        if before >= top_p * total or own < min_p:
+            laws[i] = 0.0
+        before += own
+
+
+@compiled
+def exponential(low: Any, high: Any, position: int, token: int) -> Any:
+    """The target's Exp(1) noise of a token at a position: see `noise`."""
+    place = np.uint64(position)
+    words = philox(np.uint64(token // BLOCK), place, OF_BLOCK, low, high)
+    minimum = -np.log1p(-unit(words[0])) / BLOCK
+    if token % BLOCK == np.int64(words[1] & np.uint64(BLOCK - 1)):
+        return minimum
+    own = philox(np.uint64(token >> 2), place, OF_TOKEN, low, high)
+    return minimum - np.log1p(-unit(own[token & 3]))
+
+
+@compiled
+def unit(word: Any) -> Any:
+    return (np.float64(word) + 0.5) * 2.0**-32
+
+
+@compiled
+def philox(index: Any, position: Any, purpose: Any, low: Any, high: Any) -> Any:
+    """Four words for one counter."""
+    c0, c1, c2, c3 = index, position & WORD, position >> HALF, purpose
+    for _ in range(NUM_ROUNDS):
+        one, two = FIRST * c0, SECOND * c2
+        c0, c1 = (two >> HALF) ^ c1 ^ low, two & WORD
+        c2, c3 = (one >> HALF) ^ c3 ^ high, one & WORD
+        low, high = (low + FIRST_STEP) & WORD, (high + SECOND_STEP) & WORD
+    return c0, c1, c2, c3
