@@ -70,17 +70,26 @@ def test_zero_vocabulary(lib: Library) -> None:
     )
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient"])
-def test_draft_laws_of_another_shape(lib: Library, rule: str) -> None:
-    short = fr.Draft.sampled(lib.array(TOKENS), lib.array(DRAFT[:, :1]))
-    refused(
-        "draft probs has a wrong shape",
-        "(2, 1, 4)",
-        "(2, 2, 4)",
-        draft=short,
-        target=lib.array(TARGET),
-        rule=rule,
-    )
+@pytest.mark.parametrize("name", ["probs", "logits"])
+@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 3, 4), (1, 2, 4), (2, 4), (4,), (1, 2, 2, 4)])
+def test_draft_laws_of_another_shape(lib: Library, shape: tuple[int, ...], name: str) -> None:
+    """Refused where the draft is made: `match` never reads them and would not notice."""
+    message = rf"draft {name} has a wrong shape. Received {re.escape(str(shape))}.*\(2, 2, 4\)"
+    with pytest.raises(fr.InputError, match=message):
+        fr.Draft.sampled(lib.array(TOKENS), **{name: lib.array(np.ones(shape))})
+
+
+def test_sparse_draft_laws_of_another_shape(lib: Library) -> None:
+    ids, probs = np.zeros((2, 2, 3), dtype=np.int64), np.full((2, 2, 3), 1 / 3)
+    for fault, law in (("ids", (ids[:1], probs)), ("probs", (ids, probs[:, :1]))):
+        with pytest.raises(fr.InputError, match=f"draft {fault} has a wrong shape"):
+            fr.Draft.sampled(lib.array(TOKENS), fr.Sparse(*map(lib.array, law)))
+
+
+def test_one_sequence_may_leave_its_axis_out(lib: Library) -> None:
+    for tokens in (TOKENS[0], TOKENS[:1]):
+        for probs in (DRAFT[0], DRAFT[:1]):
+            fr.Draft.sampled(lib.array(tokens), lib.array(probs))
 
 
 @pytest.mark.parametrize("check", ["read", "all"])

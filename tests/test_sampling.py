@@ -291,7 +291,7 @@ def test_cuts_keep_the_likeliest_and_enough_of_them(
         ({"logit_bias": {3: math.nan}}, "logit_bias"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"n": 0}, "n is out of range"),
-        ({"n": 1.5}, "n is out of range"),
+        ({"n": 1.5}, "n has a wrong type"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 0.5}, "seed"),
@@ -304,5 +304,37 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         Sampling(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"temperature": "1"},
+            r"temperature has a wrong type. Received the str '1'. Pass a number",
+        ),
+        ({"temperature": None}, "temperature has a wrong type. Received the NoneType None"),
+        ({"top_k": "5"}, r"top_k has a wrong type. Received the str '5'. Pass a whole number"),
+        ({"top_p": [0.9]}, "top_p has a wrong type. Received the list"),
+        ({"min_p": "0"}, "min_p has a wrong type"),
+        ({"repetition_penalty": "1"}, "repetition_penalty has a wrong type"),
+        ({"presence_penalty": "0"}, "presence_penalty has a wrong type"),
+        ({"frequency_penalty": None}, "frequency_penalty has a wrong type"),
+        ({"logit_bias": [(3, 1.0)]}, "logit_bias has a wrong type. Received the list"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias has a wrong type. Received the str '3'"),
+        ({"logit_bias": {3: "1"}}, "logit_bias has a wrong type. Received the str '1'"),
+        ({"bad_words": "dog"}, "bad_words has a wrong type. Received the str 'dog'. Pass a list"),
+        ({"bad_words": [3]}, "bad_words has a wrong type. Received the int 3"),
+        ({"processors": len}, "processors has a wrong type"),
+        ({"min_tokens": "3"}, "min_tokens has a wrong type"),
+        ({"grammar": "json"}, "grammar has a wrong type. Received the str 'json'"),
+        ({"n": "2"}, "n has a wrong type"),
+        ({"seed": "7"}, "seed has a wrong type"),
+    ],
+)
+def test_options_of_a_wrong_type(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Sampling(**options)
+
+
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     Sampling(top_k=np.int64(3), n=np.int32(2), seed=np.uint64(2**63), min_tokens=np.int64(0))  # type: ignore[arg-type]
+    Sampling(temperature=np.float32(0.5), top_p=np.float64(0.9), logit_bias={np.int64(3): 1})  # type: ignore[arg-type]

@@ -9,13 +9,24 @@ exactly as they do outside one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from forerun.errors import InputError, explain
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The fields of `Sampling` that are any real number."""
 
 Row = np.ndarray[Any, Any]
 Mask = Callable[[Sequence[int]], Any]
@@ -50,6 +61,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         cure = "Use 0 for greedy, or a finite number above it."
         _check(0 <= self.temperature < np.inf, "temperature", self.temperature, cure)
         top_k = self.top_k is None or _is_count(self.top_k, 1)
@@ -70,6 +82,28 @@ class Sampling:
         _check(seed, "seed", self.seed, "Use a whole number from 0 to 2**64 - 1.")
         empty = [word for word in self.bad_words if len(word) == 0]
         _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
+
+    def _check_types(self) -> None:
+        """A value read from a file or a form may look like a number and be a text."""
+        for name in NUMBERS:
+            _check_type(name, getattr(self, name), Real, "Pass a number.")
+        for name in ("min_tokens", "n"):
+            _check_type(name, getattr(self, name), Integral, "Pass a whole number.")
+        for name in ("top_k", "seed"):
+            _check_type(name, getattr(self, name), Integral | None, "Pass a whole number, or None.")
+        _check_type("logit_bias", self.logit_bias, Mapping, "Pass a dict, {token id: bias}.")
+        for token, bias in self.logit_bias.items():
+            _check_type("logit_bias", token, Integral, "Its keys are token ids.")
+            _check_type("logit_bias", bias, Real, "Its values are numbers.")
+        cure = "Pass a list of them, even for one."
+        for name in ("bad_words", "processors"):
+            value = getattr(self, name)
+            _check_type(name, value, () if isinstance(value, str) else Sequence, cure)
+        for word in self.bad_words:
+            _check_type("bad_words", word, Sized, "Each is a text, or a list of token ids.")
+        if self.grammar is not None:
+            cure = "Pass a function from the tokens so far to those that may come next."
+            _check_type("grammar", self.grammar, Callable, cure)
 
 
 @dataclass(frozen=True)
@@ -205,3 +239,9 @@ def _is_count(value: object, least: int) -> bool:
 def _check(fine: bool, name: str, value: object, cure: str) -> None:
     if not fine:
         raise InputError(explain(f"{name} is out of range.", value, cure))
+
+
+def _check_type(name: str, value: object, kind: Any, cure: str) -> None:
+    if not isinstance(value, kind):
+        received = f"the {type(value).__name__} {value!r:.80}"
+        raise InputError(explain(f"{name} has a wrong type.", received, cure))

@@ -55,6 +55,15 @@ class Draft:
     lengths: Any = None
     tree: Tree | None = None
 
+    def __post_init__(self) -> None:
+        """Laws are checked here: a rule that does not read them would never notice."""
+        if isinstance(self.probs, Sparse):
+            _check_rows("draft ids", self.probs.ids, self.tokens)
+            _check_rows("draft probs", self.probs.probs, self.tokens)
+        else:
+            _check_rows("draft probs", self.probs, self.tokens)
+        _check_rows("draft logits", self.logits, self.tokens)
+
     @classmethod
     def point(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
         """Tokens of a deterministic drafter, or of one whose law is not known."""
@@ -140,6 +149,19 @@ def _padded(tokens: Any, lengths: Any) -> tuple[Any, Any]:
     if lengths is None and len(set(counts)) > 1:
         lengths = counts
     return _integers([list(row) + [0] * (max(counts) - len(row)) for row in tokens]), lengths
+
+
+def _check_rows(name: str, rows: Any, tokens: Any) -> None:
+    """One row (V,) for each token; an axis of one sequence may be left out of either."""
+    if not compat.is_array_api_obj(rows) or not compat.is_array_api_obj(tokens):
+        return
+    drafted, found = tuple(tokens.shape), tuple(rows.shape)
+    if len(drafted) not in (1, 2) or drafted[-1] == 0:
+        return
+    drafted = (1, *drafted)[-2:]
+    if len(found) not in (2, 3) or (1, *found)[-3:-1] != drafted:
+        cure = f"One row per draft token is needed: {(*drafted, *found[-1:])}."
+        raise InputError(explain(f"{name} has a wrong shape.", found, cure))
 
 
 def _integers(tokens: list[Any] | Sequence[Any]) -> Any:

@@ -219,7 +219,19 @@ def test_errors_of_the_function_are_the_callers_to_see(few: list[Case]) -> None:
         fr.certify(failing, cases=few, samples=1000)
 
 
+@pytest.mark.parametrize("method", ["auto", "exact", "sampled"])
+@pytest.mark.parametrize(("answer", "received"), [(3, "the int 3"), (None, "the NoneType None")])
+def test_a_function_that_returns_no_list(
+    few: list[Case], method: str, answer: Any, received: str
+) -> None:
+    message = f"must return the ids that it emits.*Received {received}. Return a list"
+    with pytest.raises(fr.InputError, match=message):
+        fr.certify(lambda *_: answer, cases=few, method=method, samples=1000)
+
+
 def test_bad_arguments(few: list[Case]) -> None:
+    with pytest.raises(fr.InputError, match=r"verifies nothing. Received int. Pass a rule"):
+        fr.certify(3)  # type: ignore[arg-type]
     with pytest.raises(fr.InputError, match=r"method is not known.*'best'.*'auto'"):
         fr.certify(own, method="best")
     with pytest.raises(fr.InputError, match=r"Too few samples.*10.*1000"):

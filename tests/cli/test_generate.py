@@ -53,7 +53,8 @@ def test_json_holds_what_a_program_needs(tiny_model: str, capsys: Capture) -> No
     options = ["--target", tiny_model, "--max-new-tokens", "9", "--json"]
     assert main(["generate", PROMPT, *options]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"text", "tokens", "fates", "finish_reason", "seed", "stats"}
+    answer = {"text", "tokens", "fates", "finish_reason", "seed", "stats"}
+    assert set(found) == {"index", "sample", *answer}
     assert len(found["tokens"]) == len(found["fates"]) == found["stats"]["emitted"] == 9
     assert found["finish_reason"] == "length"
 
@@ -120,7 +121,7 @@ def test_prompts_come_from_files_and_pipes(
 def test_several_prompts_are_answered_in_order(
     tiny_model: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    file = tmp_path / "prompts.jsonl"
+    file = tmp_path / "prompts.txt"
     prompts = [PROMPT, "what is", "Paris"]
     rows = [json.dumps({"prompt": prompts[0]}), "", prompts[1], json.dumps({"turns": prompts[2:]})]
     file.write_text("\n".join(rows), encoding="utf-8")
@@ -137,6 +138,11 @@ def test_several_prompts_are_answered_in_order(
     assert main(["generate", *options, "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == texts
+    assert [(json.loads(line)["index"], json.loads(line)["sample"]) for line in lines] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
 
 
 def test_a_terminal_gets_colours_and_a_legend(

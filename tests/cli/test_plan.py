@@ -32,6 +32,7 @@ def test_a_plan_and_its_exports(
     options = ["--max-new-tokens", "16", "--max-draft-length", "2"]
     assert main([*words, *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["num_prompts"] == 2
     assert found["speculate"] is False
     assert found["choice"] is None
     assert found["advice"].startswith("Do not speculate at batch 1")
@@ -52,11 +53,37 @@ def test_a_plan_for_people(
     options = ["--max-new-tokens", "16", "--max-draft-length", "2", "--temperature", "0.8"]
     assert main([*words, *options, "--rule", "match", "--tree", "4"]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith(f"{tiny_model}, 2 prompts of {prompts}, temperature 0.8, batch 2\n")
     assert "tokens per round" in shown
     assert "ngram tree 4" in shown
     assert "at batch 2" in shown
     assert "forerun generate: --drafter" in shown
     assert "ratio" not in shown.split("at batch 2")[0]
+
+
+def test_what_is_compared_when_no_drafter_is_named(
+    prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that need no training of one's own; the default model has one that was trained for it."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(*args: object) -> None:
+        raise Enough
+
+    named: list[str] = []
+    monkeypatch.setattr("forerun.cli.plan.load_drafter", lambda name, *_: named.append(name))
+    monkeypatch.setattr("forerun.cli.plan.load_target", stop)
+    for target, wanted in (
+        ([], ["ngram", "suffix", "heads"]),
+        (["HuggingFaceTB/SmolLM2-135M-Instruct"], ["ngram", "suffix", "heads"]),
+        (["./mine"], ["ngram", "suffix"]),
+    ):
+        named.clear()
+        with pytest.raises(Enough):
+            main(["plan", *target, "--prompts", prompts])
+        assert named == wanted
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import forerun as fr
 from forerun.cli import main
 from forerun.cli.lists import counts, numbers
 from forerun.cli.sweep import draft_lengths
@@ -39,10 +40,32 @@ def test_a_sweep_by_task_group(
     assert [header.prompts for header in found.headers] == [["81", "82", "83"]]
     assert len(found.runs) == 3 * (3 + 2)
     assert {a.group for run in found.runs for a in run.answers} == {"chat", "qa"}
-    assert shown.count("ngram") == 2 * 2 + 2  # two lengths at two batches, and in two groups
+    assert shown.count("ngram") == 2 * 2 + 2 + 1  # lengths at batches; in groups; in the replay
+    assert "\nreplay: tokens per round within " in shown
     assert f"forerun plot {out}" in shown
     assert main([*words, *options, "--out", str(out)]) == 0
     assert read_records(out).runs == found.runs
+
+
+def test_prompts_are_read_once_where_the_target_can(
+    tiny_model: str,
+    prompts: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0,2,auto"]
+    words += ["--prompts", prompts, "--max-new-tokens", "4", "--no-predict", "--read-prompts-once"]
+    for lean, code in ((True, 0), (False, 2)):
+        model = fr.load(tiny_model, lean=lean)
+        monkeypatch.setattr("forerun.cli.sweep.load_target", lambda *args, own=model: own)
+        assert main([*words, "--out", str(tmp_path / str(lean))]) == code
+    shown = capsys.readouterr()
+    assert "\nauto: ngram, auto K, batch 1, greedy: " in shown.out
+    assert "Leave out --read-prompts-once" in shown.err
+    assert not all(run.read_prompts for run in read_records(tmp_path / "True").runs)
+    assert read_records(tmp_path / "False").runs == []
 
 
 def test_ranges_and_lists() -> None:

@@ -10,7 +10,9 @@ from drafting import Quiet
 
 import forerun as fr
 from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
-from forerun.drafters.mixed import Record, merge
+from forerun.drafters.base import Prices
+from forerun.drafters.mixed import merge
+from forerun.drafters.track_record import Record
 from forerun.models import TableModel
 
 COUNT = TableModel(5, 1, {(): [1, 0, 0, 0, 0]} | {(i,): row for i, row in enumerate(
@@ -59,14 +61,64 @@ def run(clock: Clock, *drafters: Any, **how: Any) -> fr.Generation:
 
 @pytest.mark.parametrize("rule", ["match", "ratio"])
 def test_the_one_with_most_tokens_per_second_is_asked(rule: str) -> None:
-    """Two right tokens for nothing beat four for two seconds; the others are tried now and then."""
+    """Two right tokens for nothing beat four for two seconds; the others are tried now and then.
+
+    Under `match` one that takes no time is asked anyway: its guess may be better than usual.
+    """
     clock = Clock()
     quick, slow = Teller("quick", 2, 0.0, clock), Teller("slow", 4, 2.0, clock)
     wrong = Teller("wrong", 0, 0.0, clock)
     answer = run(clock, wrong, slow, quick, rule=rule)
     assert quick.asked > 0.7 * answer.stats.rounds
     assert 0 < slow.asked < 0.2 * answer.stats.rounds
-    assert 0 < wrong.asked < 0.25 * answer.stats.rounds
+    assert answer.stats.tokens_per_round > 2.6
+    assert rule == "match" or 0 < wrong.asked < 0.25 * answer.stats.rounds
+
+
+def outcomes_of(mixed: Mixed, state: Any, turn: Turn, right: int) -> None:
+    """A round in which so many tokens of whatever is proposed are kept."""
+    (guess,) = mixed.propose(state, [turn], shared_noise=True)
+    path = list(range(min(right, len(guess.tokens))))
+    mixed.observe(state, [Outcome(turn.row, len(path), turn.tokens, path)])
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(0.1, True), (3.0, False)])
+def test_one_that_costs_more_than_it_gives_is_all_but_left_out(seconds: float, pays: bool) -> None:
+    """Two tokens kept are worth two seconds, less what asking and four slots take."""
+    clock = Clock()
+    silent, dear = Teller("silent", -1, 0.0, clock), Teller("dear", 2, seconds, clock)
+    mixed = Mixed(silent, dear, clock=clock)
+    prices = Prices(token=1.0, slot=0.1)
+    for _ in range(3):  # what one call has learned serves the next
+        state = mixed.start(COUNT, 1, 200)
+        before = dear.asked
+        for position in range(64):
+            turn = Turn(0, [0], 1, 4, fr.Sampling(seed=1), 1, position, prices=prices)
+            outcomes_of(mixed, state, turn, right=2)
+        asked = dear.asked - before
+    assert silent.asked == 3 * 64
+    assert asked == 64 if pays else 0 < asked <= 8
+
+
+def test_without_prices_everyone_is_heard() -> None:
+    clock = Clock()
+    silent, dear = Teller("silent", -1, 0.0, clock), Teller("dear", 0, 9.0, clock)
+    answer = run(clock, silent, dear)
+    assert dear.asked == answer.stats.rounds
+
+
+def test_a_prompt_that_takes_long_does_not_make_drafting_look_cheap() -> None:
+    """The first round reads the prompt; rounds after it take a second, and a dear ask two."""
+    clock = Clock()
+    quick, dear = Teller("quick", 2, 0.0, clock), Teller("dear", 4, 2.0, clock)
+    mixed = Mixed(quick, dear, clock=clock)
+    state = mixed.start(COUNT, 1, 200)
+    for position in range(40):
+        turn = Turn(0, [0], 1, 4, fr.Sampling(seed=1), 1, position)
+        mixed.propose(state, [turn], shared_noise=True)
+        clock.now += 500.0 if position == 0 else 0.2
+        mixed.observe(state, [Outcome(0, 2, [0], [0, 1])])
+    assert dear.asked < 10
 
 
 def test_the_silent_pass_the_turn_on() -> None:

@@ -61,7 +61,13 @@ def test_names() -> None:
         ("early-exit", "early-exit needs a number"),
         ("early-exit:many", "Say how many layers draft, for example early-exit:12"),
         ("quantized:int3", "Unknown quantisation"),
-        ("suffix:x", "'suffix' cannot be made"),
+        ("suffix:x", r"suffix takes nothing after a colon. Received 'suffix:x'. Write suffix"),
+        ("ngram:3", r"ngram takes nothing after a colon.*NGram\(max_n=3\)"),
+        ("", "No drafter is named. Received an empty text. Use ngram"),
+        ("nosuch", "no drafter of that name.*'nosuch'. Use ngram, suffix.*; or a model by its hub"),
+        ("heads:nofolder", "no such folder.*'heads:nofolder'.*forerun train"),
+        ("heads:./no/folder", "no such folder"),
+        ("heads:", "no such folder"),
         ("suffix+", "nothing to mix"),
         ("suffix+none", "nothing to mix"),
         ("nowhere/nothing", "no model nowhere/nothing"),
@@ -76,6 +82,14 @@ def test_an_entry_point_adds_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("mine", "forerun.drafters:NGram", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert "mine" in registry.names()
+    assert make_drafter("mine", load) == NGram()
+    with pytest.raises(fr.InputError, match="'mine' cannot be made"):
+        make_drafter("mine:3", load)
+    strange = EntryPoint("strange", "builtins:object", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [strange])
+    with pytest.raises(fr.InputError, match=r"does not draft. Received object without start"):
+        make_drafter("strange", load)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     assert make_drafter("mine", load) == NGram()
     mixed = make_drafter("mine+suffix", load)
     assert isinstance(mixed, Mixed)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from drafting import Quiet
 
 import forerun as fr
+from forerun.drafters import Guess
 from forerun.engine.controller import Controller, Ended, controller_of
 from forerun.engine.estimates import Acceptance, Calibration, Clock, Experience
 
@@ -78,7 +81,7 @@ def test_a_first_draft_that_had_to_compile_is_not_held_against_it() -> None:
     controller, asked = Controller(most=8), 0
     for number in range(200):
         own = Experience() if number % 50 == 0 else own  # noqa: F821
-        lengths, worth = controller.choose([own], [8])
+        lengths, worth, _ = controller.choose([own], [8])
         values = [0.8**depth for depth in range(1, 1 + lengths[0]) if 0.8**depth >= worth]
         asked += bool(values)
         controller.learn(
@@ -105,6 +108,7 @@ def test_each_request_has_its_own_length() -> None:
         controller.score.learn(size, 8.0 + 0.8 * size)
     controller.draft.learn(4, 0.4)
     controller.last_plain = controller.last_asked = controller.rounds = 1
+    controller.num_plain = 3
     for _ in range(60):
         good.acceptance.learn(4, 4)
         bad.acceptance.learn(4, 0)
@@ -168,7 +172,7 @@ def test_a_drafter_that_says_how_sure_it_is_gets_room_and_a_bar() -> None:
     controller, own = Controller(most=8), Experience()
     generator = random.Random(1)
     for _ in range(400):
-        lengths, worth = controller.choose([own], [8])
+        lengths, worth, _ = controller.choose([own], [8])
         values = [0.9 * 0.8**depth for depth in range(lengths[0])]
         values = [value for value in values if value >= worth]
         kept = 0
@@ -188,7 +192,7 @@ def test_a_drafter_that_is_sure_and_wrong_is_hardly_asked() -> None:
     for _ in range(10):
         own = Experience()  # a new request each time
         for _ in range(60):
-            lengths, worth = controller.choose([own], [8])
+            lengths, worth, _ = controller.choose([own], [8])
             values = [0.9] * 3 if lengths[0] and worth < 0.9 else []
             asked += bool(lengths[0])
             controller.learn(
@@ -196,3 +200,45 @@ def test_a_drafter_that_is_sure_and_wrong_is_hardly_asked() -> None:
                 score_seconds=PASS[1 + len(values)], other_seconds=0.2, reads_prompt=False,
             )  # fmt: skip
     assert asked < 60
+
+
+class Dear(Quiet):
+    """Sure of itself, always wrong, and slow; counts how often it is asked."""
+
+    name = "dear"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked = seconds, 0
+
+    def propose(self, state: Any, turns: Any, *, shared_noise: bool) -> list[Guess]:
+        self.asked += 1
+        time.sleep(self.seconds)
+        return [Guess([8] * turn.height, values=[0.9] * turn.height) for turn in turns]
+
+
+@pytest.mark.parametrize("tree", [None, 12])
+def test_one_that_is_dear_and_wrong_is_found_out_at_once(tree: int | None) -> None:
+    """Ten times a round's time: one draft to compile, one to time, and that was it."""
+    law = [0.5, 0.5] + [0.0] * 7
+
+    def slowly(tokens: Any) -> Any:
+        time.sleep(0.001)
+        return law
+
+    drafter = Dear(0.01)
+    answer = fr.generate(fr.wrap(slowly), [1], drafter=drafter, tree=tree, max_new_tokens=150)
+    assert answer.stats.accepted == 0
+    assert drafter.asked <= 4
+
+
+def test_what_comes_after_the_end_was_not_accepted() -> None:
+    """Every guess is right, and the text ends inside a draft."""
+    target = fr.wrap(lambda tokens: np.eye(9)[(tokens[-1] + 1) % 9])
+    answer = fr.generate(
+        target, [0], drafter=fr.drafters.Model(target), draft_length=4, stop_tokens=[7]
+    )
+    assert answer.tokens == [1, 2, 3, 4, 5, 6, 7]
+    stats = answer.stats
+    assert (stats.rounds, stats.accepted, stats.emitted) == (2, 6, 7)
+    assert stats.accepted == sum(fate is fr.Fate.ACCEPTED for fate in answer.fates)
+    assert stats.accepted_by_position == stats.reached_by_position == [2, 2, 1, 1]

@@ -246,7 +246,7 @@ def test_a_law_only_rule_refuses_what_it_cannot_judge(guess: Guess, message: str
         ({"tree": 0}, InputError, "tree is out of range. Received 0"),
         ({"tree": 2.5}, InputError, "tree is out of range"),
         ({"tree": 8, "rule": "ratio"}, UnsupportedError, "This rule judges chains only"),
-        ({"tree": 8, "rule": "traversal"}, UnsupportedError, "Pass a forerun.Tree"),
+        ({"tree": 8, "rule": "traversal"}, UnsupportedError, "Pass a shape known before"),
     ],
 )
 def test_trees_that_cannot_be_honoured(how: Any, error: type[Exception], message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small import answer, cell, run
 
@@ -29,6 +31,15 @@ def test_speed_leaves_out_the_round_that_reads_the_prompt() -> None:
     assert found.seconds_per_token.mean == pytest.approx(2 / 6)
     assert found.tokens_per_second.mean == pytest.approx(3.0)
     assert found.tokens_per_second_with_prompt == pytest.approx(9 / 3)
+
+
+def test_speed_with_the_prompt_is_not_known_where_one_was_not_read() -> None:
+    read, recalled = run(cell(), answer("a")), run(cell(), answer("b", group="chat"))
+    runs = [read, replace(recalled, read_prompts=False)]
+    (found,) = figures(runs)
+    assert found.tokens_per_second_with_prompt is None
+    assert found.tokens_per_second.mean == pytest.approx(3.0)
+    assert figures(runs, group="qa")[0].tokens_per_second_with_prompt == pytest.approx(9 / 3)
 
 
 def test_repeats_are_merged_by_their_median_and_prompts_count_alike() -> None:

@@ -24,12 +24,12 @@ pytest.importorskip("matplotlib")
 from matplotlib.image import imread
 from numpy import unique
 
+from forerun.measure.naming import Setting
 from forerun.measure.plots import Plot, Results, draw, save_plots
 from forerun.measure.plots.by_draft_length import by_draft_length
 from forerun.measure.plots.by_position import by_position
 from forerun.measure.plots.plot import spread
 from forerun.measure.plots.predictions import predictions
-from forerun.measure.plots.results import Setting
 from forerun.measure.plots.time_split import time_split
 from forerun.measure.plots.tokens import COLUMNS, MAX_LINES, layout, tokens
 from forerun.measure.report.verdict import headline

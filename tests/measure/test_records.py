@@ -55,6 +55,14 @@ def test_a_record_is_the_same_after_writing_and_reading(record: object) -> None:
     assert from_line(line) == record
 
 
+def test_a_line_from_before_a_field_was_added_gets_its_default() -> None:
+    row = json.loads(to_line(RECORDS[1]))  # type: ignore[arg-type]
+    assert row.pop("read_prompts") is True
+    assert from_line(json.dumps(row)) == RECORDS[1]
+    row["read_prompts"] = False
+    assert from_line(json.dumps(row)) == replace(RECORDS[1], read_prompts=False)  # type: ignore[type-var]
+
+
 def test_lines_come_back_by_kind_and_in_order(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for record in RECORDS:

@@ -11,12 +11,16 @@ from made_up_sweep import sweep
 
 from forerun import prompts
 from forerun.measure.figures import figures
-from forerun.measure.records import Records, Run, Sample, Token
+from forerun.measure.naming import cell_words
+from forerun.measure.records import Interval, Records, Run, Sample, Token
+from forerun.measure.summary import Summary, summarise
 
 pytest.importorskip("matplotlib")
 
 from forerun.measure.plots import Results, draw
 from forerun.measure.report import report
+from forerun.measure.report.all_figures import all_figures
+from forerun.measure.report.checks import checks
 from forerun.measure.report.verdict import advice, headline
 
 HOSTILE = '<script>alert("&")</script>'
@@ -142,6 +146,32 @@ def test_the_leaderboard_shows_each_groups_own_speedup(page: str, results: Resul
 def test_every_cell_is_in_the_table_of_all_figures(page: str, results: Results) -> None:
     table = page[page.index("All cells") :]
     assert table.count('<th scope="row">') == len(results.figures)
+
+
+def test_a_speed_with_the_prompt_that_is_not_known_is_a_dash(results: Results) -> None:
+    first, *others = results.records.runs
+    records = Records(runs=[replace(first, read_prompts=False), *others])
+    table = all_figures(Results(records))
+    (row,) = re.findall(r'<th scope="row">plain</th><td>0</td><td>1</td>(.*?)</tr>', table)
+    assert re.sub(r"<small>.*?</small>", "", row).split("</td><td>")[3] == "–"
+    assert all_figures(results).count("–") < table.count("–")
+
+
+def test_promises_are_checked_in_a_section_of_their_own(page: str, results: Results) -> None:
+    assert f'<div class="card checks">{checks(summarise(results.records))}</div>' in page
+    first, *others = results.records.predictions
+    too_much = replace(first, speedup=Interval(9.0, 8.0, 10.0))
+    summary = summarise(Records(runs=results.records.runs, predictions=[too_much, *others]))
+    assert len(summary.misses) == 1
+    assert len(summary.autos) == 3 * 2
+    section = checks(summary)
+    assert "11 of 12 cells" in section
+    assert section.count('<th scope="row">') == 1 + 3 * 2
+    values = f"<td>9.00×</td><td>{summary.misses[0].measured:.2f}×</td>"
+    assert f'<th scope="row">{cell_words(first.cell)}</th>{values}' in section
+    assert summary.worst_replay is not None
+    assert f"within {summary.worst_replay.error:.1%}" in section
+    assert checks(Summary(0, [], [], [])) == ""
 
 
 def test_texts_that_differ_are_counted(results: Results) -> None:

@@ -114,6 +114,10 @@ def test_a_generation_of_each_drafter_is_shown_token_by_token(
         assert {token.fate for token in each.tokens} <= {"accepted", "correction", "bonus"}
         assert all(0 < token.probability <= 1 for token in each.tokens)
         assert all(len(token.text) == 1 for token in each.tokens)
+    speeds = {each.cell: each.tokens_per_second.mean for each in figures(records.runs)}
+    for each in records.samples:  # the fastest way of each
+        own = [c for c in speeds if c.drafter == each.cell.drafter and c.batch == 1]
+        assert speeds[each.cell] == max(speeds[c] for c in own)
 
 
 def test_cells_take_turns_on_the_same_prompts(drafters: dict[str, Any]) -> None:

@@ -58,6 +58,32 @@ def test_a_saved_model_loads_with_its_tokenizer(tmp_path: Path) -> None:
     assert model.start(1, 8).lengths == [0]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_shows_no_bar_and_leaves_the_switches_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    Architecture("llama", "crop").build().float().save_pretrained(tmp_path)
+    words = WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(tmp_path)
+    before = logging.is_progress_bar_enabled()
+    switch = {True: logging.enable_progress_bar, False: logging.disable_progress_bar}
+    switch[shown]()
+    capfd.readouterr()
+    try:
+        load(str(tmp_path))
+        assert "Loading weights" not in capfd.readouterr().err
+        assert logging.is_progress_bar_enabled() is shown
+        assert are_progress_bars_disabled() is not shown
+    finally:
+        switch[before]()
+
+
 def test_wrap_takes_what_there_is() -> None:
     table = TableModel.random(3, 1, seed=0)
     assert wrap(table) is table

@@ -21,7 +21,7 @@ from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
 from forerun.certification.chance import Chance
 from forerun.children import Children, draw_children
-from forerun.errors import InputError, explain
+from forerun.errors import ForerunError, InputError, explain
 from forerun.law import (
     Emission,
     Model,
@@ -100,12 +100,17 @@ def certify(
     if is_rule:
         cure = "Pass your own verifier function together with draw."
         raise InputError(explain("A rule is certified with its own way of drawing.", draw, cure))
-    function: Verifier = subject  # type: ignore[assignment]
+    if not callable(subject):
+        cure = f"Pass a rule or its name ({', '.join(rules.names())}), or a function."
+        raise InputError(explain("That verifies nothing.", type(subject).__name__, cure))
+    function: Verifier = subject
     label = name or str(getattr(subject, "__name__", "function"))
     drawer = draw or draw_plainly
     if method != "sampled":
         try:
             return Certificate(label, tuple(_exact_finding(function, drawer, c) for c in chosen))
+        except ForerunError:
+            raise
         except Exception as reason:  # code that fails for another reason fails when sampled too
             if method == "exact":
                 cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
@@ -199,7 +204,13 @@ def _one_round(
     target = tree_rows(case.target, prefix, drafted, tree)
     reported = np.asarray(answer[1], dtype=np.float64).reshape(len(drafted), case.vocab_size)
     tokens = function(np.array(drafted, dtype=np.int64), reported, target, rng, *more)
-    emitted = tuple(int(token) for token in tokens)
+    try:
+        emitted = tuple(int(token) for token in tokens)
+    except TypeError as error:
+        wrong = "The function must return the ids that it emits, in order."
+        cure = "Return a list of them: the accepted tokens and one more."
+        received = f"the {type(tokens).__name__} {tokens!r:.60}"
+        raise InputError(explain(wrong, received, cure)) from error
     if not 1 <= len(emitted) <= tree.height + 1:
         raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {tree.height}")
     if not all(0 <= token < case.vocab_size for token in emitted):

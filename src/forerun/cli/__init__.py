@@ -20,8 +20,8 @@ EXAMPLES = """examples:
   forerun certify --rule block
   forerun simulate --acceptance 0.8 --draft-cost 0.05
   forerun train ./my-model --prompts prompts.jsonl --out my-drafter
-  forerun plan --drafter ngram
-  forerun sweep --drafter ngram --out sweep
+  forerun plan
+  forerun sweep --out sweep
   forerun plot sweep
   forerun demo
 """
@@ -39,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
-    args = parser.parse_args(argv)
+    args, extra = parser.parse_known_args(argv)
+    if extra:
+        hint = ""
+        if args.command == "generate" and not extra[0].startswith("-"):
+            hint = " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
     try:
         return int(args.run(args))
     except ForerunError as error:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from forerun import prompts as prompt_sets
+from forerun.cli.loading import usual_drafters
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.prompts import Prompt
@@ -19,7 +20,8 @@ def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
         metavar="D",
         action="extend",
         nargs="+",
-        help="one or more: a name that `forerun generate --drafter` takes (default: ngram)",
+        help="one or more: a name that `forerun generate --drafter` takes (default: ngram, suffix, "
+        "and for the default model heads)",
     )
     parser.add_argument(
         "--prompts",
@@ -45,7 +47,8 @@ def read_subject(args: argparse.Namespace) -> tuple[list[str], list[Prompt]]:
         cure = "Use 1 or more; 64 shows what there is to see."
         raise InputError(explain("--max-new-tokens is too small.", args.max_new_tokens, cure))
     found = prompt_sets.own() if args.prompts is None else prompt_sets.read(args.prompts)
-    return _drafters(args.drafter or ["ngram"]), prompt_sets.pick(found, args.per_group)
+    names = _drafters(args.drafter or usual_drafters(args.target))
+    return names, prompt_sets.pick(found, args.per_group)
 
 
 def _drafters(names: Sequence[str]) -> list[str]:

@@ -96,7 +96,7 @@ def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:
         target,
         [chat],
         drafter=drafter,
-        draft_length=DRAFT_LENGTH,
+        draft_length=0 if drafter is None else DRAFT_LENGTH,
         sampling=SAMPLING,
         max_new_tokens=MAX_NEW_TOKENS,
     )

@@ -6,10 +6,13 @@ import argparse
 import json
 from typing import Any
 
-from forerun.cli.loading import load_drafter, load_target
+from forerun import rules
+from forerun.cli.lists import tree
+from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
 from forerun.cli.prompts import read_list
 from forerun.doctor import diagnose
 from forerun.engine.generate import generate
+from forerun.errors import UnsupportedError, explain
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
@@ -29,10 +32,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", help="a model's name or folder (default: SmolLM2-135M)")
-    parser.add_argument("--drafter", default="ngram", help="ngram, or a model (default: ngram)")
+    parser.add_argument("--drafter", metavar="D", help=DRAFTERS)
     parser.add_argument("--prompts", help="a file: one prompt per line, or JSONL")
     parser.add_argument("--limit", type=int, default=8, help="prompts to use (default: 8)")
     parser.add_argument("--draft-length", type=int, default=5, help="K (default: 5)")
+    parser.add_argument(
+        "--tree", metavar="T", help="16 tokens in any shape, or 2,2 children by level"
+    )
+    parser.add_argument(
+        "--rule", default="match", help="match; greedy also any other lossless one (default: match)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="(default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="(default: 0)")
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
@@ -44,8 +53,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
+    rule, shape = _rule(args.rule, sampling), tree("--tree", args.tree)
     prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]
-    target, drafter = load_target(args.target), load_drafter(args.drafter)
+    name = usual_drafter(args.target) if args.drafter is None else args.drafter
+    drafter, target = load_drafter(name), load_target(args.target)
     shared: dict[str, Any] = {"sampling": sampling, "max_new_tokens": args.max_new_tokens}
     bugs = ties = 0
     for number, prompt in enumerate(prompts):
@@ -56,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
             batch,
             drafter=drafter,
             draft_length=args.draft_length,
+            tree=shape,
+            rule=rule,
             batch_size=args.batch,
             **shared,
         )[0]
@@ -73,6 +86,17 @@ def run(args: argparse.Namespace) -> int:
         same = len(prompts) - ties - bugs
         print(f"\n{same} identical, {ties} near-ties, {bugs} bugs in {len(prompts)} prompts.")
     return 1 if bugs else 0
+
+
+def _rule(name: str, sampling: Sampling) -> rules.Rule:
+    """Only a rule that promises the very text can be held to it."""
+    rule = rules.get(name)
+    if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
+        wrong = "This rule does not promise the text of plain decoding."
+        received = f"{rule.name} at temperature {sampling.temperature:g}"
+        cure = "Use match, or a lossless rule at temperature 0; `forerun certify` judges laws."
+        raise UnsupportedError(explain(wrong, received, cure))
+    return rule
 
 
 SAMPLES = (

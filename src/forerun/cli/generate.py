@@ -8,13 +8,13 @@ import sys
 from typing import Any
 
 from forerun import rules
-from forerun.cli.loading import load_drafter, load_target, usual_drafter
+from forerun.cli.lists import tree
+from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
 from forerun.cli.paint import legend
 from forerun.cli.prompts import read_prompts
 from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
-from forerun.drafters.registry import FACTORIES
 from forerun.engine.generate import stream
 from forerun.engine.results import Generation
 from forerun.errors import InputError, explain
@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   forerun generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
   forerun generate "Explain KV caches." --target Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B
   forerun generate "Name ten rivers." --drafter suffix+recycling --tree 16
+  forerun generate "Name ten rivers." --tree 3,1,1 --rule traversal --temperature 0.8
   forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
   forerun generate --prompts questions.jsonl --json > answers.jsonl
 
@@ -71,8 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument(
         "--drafter",
         metavar="D",
-        help=f"{', '.join(FACTORIES)}, a model, none, or several as a+b "
-        "(default: heads for the default model, ngram for others)",
+        help=DRAFTERS,
     )
     models.add_argument(
         "--draft-length",
@@ -82,7 +82,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="guesses in a row (default: auto, what pays in each round)",
     )
     models.add_argument(
-        "--tree", metavar="N", type=int, help="guess a tree of N tokens (default: a chain)"
+        "--tree",
+        metavar="T",
+        help="guess a tree: 16 for so many tokens in any shape, which only match can judge, or "
+        "2,2 for so many children at each level, for siblings and traversal too "
+        "(default: a chain)",
     )
     models.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
@@ -116,8 +120,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     sampling, rule = _checked(args)
+    shape = tree("--tree", args.tree)
     prompts = read_prompts(args)
-    drafter = load_drafter(args.drafter or usual_drafter(args.target), args.device, args.dtype)
+    name = usual_drafter(args.target) if args.drafter is None else args.drafter
+    drafter = load_drafter(name, args.device, args.dtype)
     lean: Lean = False if args.no_lean else "auto"
     target = load_target(args.target, args.device, args.dtype, lean, args.quantize)
     pieces = stream(
@@ -125,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         [_chat(target, prompt, args) for prompt in prompts],
         drafter=drafter,
         draft_length=args.draft_length,
-        tree=args.tree,
+        tree=shape,
         rule=rule,
         sampling=sampling,
         max_new_tokens=args.max_new_tokens,
@@ -147,8 +153,8 @@ def run(args: argparse.Namespace) -> int:
             screen.break_off()
     found: list[Generation] = pieces.results()
     if args.json:
-        for each in found:
-            print(json.dumps(as_dict(each)))
+        for index, each in enumerate(found):
+            print(json.dumps(as_dict(each, index)))
     failed = _report(found, with_stats=args.stats)
     return 130 if interrupted else int(failed)
 
@@ -162,7 +168,7 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
     """Refuse what can be refused before a model is loaded."""
     sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
     rule = rules.get(args.rule)
-    for name, least in (("draft_length", 0), ("tree", 1), ("max_new_tokens", 1)):
+    for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
         value = getattr(args, name)
         if isinstance(value, int) and value < least:
             raise InputError(

@@ -1,8 +1,9 @@
-"""Lists and ranges as a command line writes them: `0..8`, `1,4,8`, `0,0.8`."""
+"""Lists, ranges and trees as a command line writes them: `0..8`, `1,4,8`, `0,0.8`, `2,2`."""
 
 from __future__ import annotations
 
 from forerun.errors import InputError, explain
+from forerun.tree import Tree
 
 
 def numbers(flag: str, text: str) -> list[float]:
@@ -30,3 +31,17 @@ def counts(flag: str, text: str) -> list[int]:
             raise InputError(explain(wrong, repr(part), cure))
         found.extend(range(start, stop + 1))
     return found
+
+
+def tree(flag: str, text: str | None) -> int | Tree | None:
+    """`16` -> 16 nodes of any shape; `2,2` -> two children of the text, and two of each."""
+    if text is None:
+        return None
+    try:
+        widths = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        cure = "Write a number of nodes, 16, or how many children each level has, 2,2."
+        raise InputError(explain(f"{flag} is no tree.", repr(text), cure)) from error
+    if min(widths) < 1:
+        raise InputError(explain(f"{flag} is too small.", text, "Use 1 or more."))
+    return widths[0] if len(widths) == 1 else Tree.of_branching(widths)

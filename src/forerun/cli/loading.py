@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.cli.terminal import waiting_for
 from forerun.drafters import Drafter
-from forerun.drafters.registry import make_drafter
+from forerun.drafters.registry import FACTORIES, make_drafter
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
@@ -43,9 +43,21 @@ def load_target(
             raise InputError(explain(wrong, repr(device), cure)) from error
 
 
+DRAFTERS = (
+    f"{', '.join(FACTORIES)}, a model, none, or several as a+b "
+    "(default: heads+suffix for the default model, ngram for others)"
+)
+"""What the help says about `--drafter`."""
+
+
 def usual_drafter(target: str | None) -> str:
     """What drafts when nothing is said: the default model has a drafter made for it."""
-    return "heads" if target in (None, NAME) else "ngram"
+    return "heads+suffix" if target in (None, NAME) else "ngram"
+
+
+def usual_drafters(target: str | None) -> list[str]:
+    """What is compared when nothing is said: all that need neither training nor another model."""
+    return ["ngram", "suffix", "heads"] if target in (None, NAME) else ["ngram", "suffix"]
 
 
 def load_drafter(name: str, device: str | None = None, dtype: str | None = None) -> Drafter | None:

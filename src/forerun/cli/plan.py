@@ -73,13 +73,18 @@ def run(args: argparse.Namespace) -> int:
             max_new_tokens=args.max_new_tokens,
             seed=args.seed,
         )
-    print(json.dumps(as_dict(found)) if args.json else render(found))
+    source = "of our own" if args.prompts is None else f"of {args.prompts}"
+    report = as_dict(found) | {"num_prompts": len(prompts)}
+    about = f"{len(prompts)} prompts {source}"
+    print(json.dumps(report) if args.json else render(found, about))
     return 0
 
 
-def render(found: Plan) -> str:
-    """The best draft length of each drafter and rule, the advice, and how to follow it."""
-    lines = [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]
+def render(found: Plan, about: str) -> str:
+    """What was asked, the best of each drafter and rule, the advice, and how to follow it."""
+    how = "greedy" if found.temperature == 0 else f"temperature {found.temperature:g}"
+    lines = [f"{found.target}, {about}, {how}, batch {found.batch}", ""]
+    lines += [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]
     best: dict[tuple[str, str, int | None], Forecast] = {}
     for each in found.forecasts:
         key = (each.drafter, each.rule, each.tree)

@@ -9,6 +9,7 @@ from pathlib import Path
 from forerun.cli.terminal import waiting_for
 from forerun.errors import InputError, explain
 from forerun.measure.records import read_records
+from forerun.measure.summary import in_words, summarise
 
 EXAMPLES = """examples:
   forerun plot sweep                        sweep/report.html, and SVG and PNG in sweep/plots
@@ -52,5 +53,7 @@ def run(args: argparse.Namespace) -> int:
         cure = "Choose a folder that you may write to, with --out."
         wrong = f"The drawings cannot be written ({error.strerror})."
         raise InputError(explain(wrong, repr(str(out)), cure)) from error
+    for line in in_words(summarise(records)):
+        print(line)
     print(f"{out / 'report.html'}: {len(plots)} plots; {len(saved)} pictures in {out / 'plots'}")
     return 0

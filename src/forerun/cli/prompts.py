@@ -32,8 +32,12 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def read_list(file: str) -> list[str]:
-    """A prompt per line, as it stands or as JSON with "prompt" or Spec-Bench's "turns"."""
-    return [prompt.text for prompt in parse(_read(file), file, bare_lines=True)]
+    """A prompt per line, as it stands or as JSON with "prompt" or Spec-Bench's "turns".
+
+    A file that is called JSON holds nothing else: a broken line there is no prompt.
+    """
+    is_json = file.lower().endswith((".jsonl", ".json"))
+    return [prompt.text for prompt in parse(_read(file), file, bare_lines=not is_json)]
 
 
 def _read(file: str) -> str:

@@ -32,9 +32,11 @@ def summary(found: Generation) -> str:
     return "\n".join(lines)
 
 
-def as_dict(found: Generation) -> dict[str, Any]:
-    """The generation for other programs to read."""
+def as_dict(found: Generation, index: int = 0, sample: int = 0) -> dict[str, Any]:
+    """The generation for other programs to read: which prompt's, and which of its samples."""
     report: dict[str, Any] = {
+        "index": index,
+        "sample": sample,
         "text": found.text,
         "tokens": found.tokens,
         "fates": [fate.value for fate in found.fates],

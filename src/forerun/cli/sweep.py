@@ -19,6 +19,7 @@ from forerun.measure.grid import check_batches
 from forerun.measure.log import Log
 from forerun.measure.peers import PEERS
 from forerun.measure.records import Records, Run
+from forerun.measure.summary import in_words, summarise
 from forerun.measure.sweep import sweep
 from forerun.sampling import Sampling
 from forerun.types import DraftLength
@@ -72,6 +73,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--no-predict", action="store_true", help="do not probe, nor predict, before the runs"
     )
     parser.add_argument(
+        "--read-prompts-once",
+        action="store_true",
+        help="go on from a copy when a prompt comes again: sooner done, the same text and speed; "
+        "on the lean CPU pass only",
+    )
+    parser.add_argument(
         "--skip-corrupt", action="store_true", help="go on without lines that cannot be read"
     )
     parser.set_defaults(run=run)
@@ -104,9 +111,12 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         against=args.against,
         predict=not args.no_predict,
+        read_prompts_once=args.read_prompts_once,
         command=_command(),
     )
     print(render(records))
+    if words := in_words(summarise(records)):
+        print("\n".join(["", *words]))
     print(f"\nwrote {log.path}; look at it with: forerun plot {shlex.quote(args.out)}")
     return 0
 

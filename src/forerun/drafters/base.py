@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from forerun.models.base import LanguageModel
 from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.types import Drawn
+
+
+class Prices(NamedTuple):
+    """Seconds, as things go at present."""
+
+    token: float  # of the text
+    slot: float  # what one more guess adds to the target's pass
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Turn:
     depth: int | None = None  # at most so many one after the other; None: as many as the budget
     shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
     worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
+    prices: Prices | None = None  # where they are known, for drafters that weigh their own cost
 
     @property
     def is_chain(self) -> bool:

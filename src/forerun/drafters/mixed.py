@@ -1,68 +1,43 @@
-"""Several drafters together: their trees are merged, or the one that pays best is asked first.
+"""Several drafters together: their trees are merged, or the one that pays best is heard.
 
 For every drafter it is learned, with forgetting, how many tokens of its guesses are kept, how that
 compares with what it promised, and how long it takes.  A tree takes the most promising nodes of
-all.  For a chain the drafters are asked in the order of tokens per second; one that has nothing to
-say passes the turn on, and so does one whose guess promises less than the next would give.
+all.  For a chain the cheapest is asked first; the next one is asked if there is no guess yet, or if
+it usually gives more tokens a second than this guess promises; and one that has cost more than it
+gave, where the engine says what a token costs, is asked from time to time only.
 
 Under a rule that divides by the draft's law the choice is made before anything is drawn, from
-earlier rounds of the same request alone; passing on for want of a guess is all that is left then.
-Times are measured, so under such a rule a seed does not repeat its text; under `match` it does.
+earlier rounds of the same request alone, the best first; passing on for want of a guess is all
+that is left then.  Times are measured, so under such a rule a seed does not repeat its text; under
+`match` it does, and what is known of the drafters serves later requests too.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from statistics import median
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
+from forerun.drafters.track_record import (
+    NUM_TIMINGS,
+    OWN_GAIN_FADE,
+    Gain,
+    Record,
+    gained,
+    parents_of,
+)
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.tree import ROOT
 
-FADE = 0.95  # what an observation counts one observation later
 PROBE_EVERY = 16  # turns of a row after which the one who was asked least is asked first
-
-
-@dataclass
-class Record:
-    """How one drafter has done lately; at first everyone is taken to be good."""
-
-    turns: float = 2.0  # with a guess
-    accepted: float = 3.0
-    promised: float = 3.0
-    seconds: float = 0.0  # of the last asks, averaged, per turn
-    num_asked: int = 0
-
-    @property
-    def expected(self) -> float:
-        """Tokens accepted of a guess."""
-        return self.accepted / self.turns
-
-    def learn(self, accepted: int, promised: float) -> None:
-        self.turns = FADE * self.turns + 1
-        self.accepted = FADE * self.accepted + accepted
-        self.promised = FADE * self.promised + promised
-
-    def values(self, guess: Guess) -> list[float]:
-        """The chance of each node to be kept: as promised, corrected; or by depth alone."""
-        parents = _parents(guess)
-        if guess.values is not None:
-            trust = min(2.0, (self.accepted + 1) / (self.promised + 1))
-            found = [min(1.0, trust * value) for value in guess.values]
-        else:
-            step, found = self.expected / (1 + self.expected), []
-            for parent in parents:
-                found.append(step * (1.0 if parent == ROOT else found[parent]))
-        for node, parent in enumerate(parents):
-            if parent != ROOT:
-                found[node] = min(found[node], found[parent])
-        return found
 
 
 @dataclass
@@ -81,14 +56,22 @@ class Panel:
     states: list[Any]
     together: list[Record]  # under `match`
     apart: list[list[Record]]  # of each row, under the other rules
+    gains: list[list[Gain]]  # of each row
     shares: dict[int, list[Share]] = field(default_factory=dict)
+    asked: dict[int, dict[int, float]] = field(default_factory=dict)  # row -> who -> seconds
+    turns: dict[int, Turn] = field(default_factory=dict)
     num_turns: list[int] = field(default_factory=list)
     by_match: bool = True
-    round_seconds: float = 0.0  # of a round outside the drafters, averaged
+    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     asked_at: float | None = None
 
     def records(self, row: int) -> list[Record]:
         return self.together if self.by_match else self.apart[row]
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a round outside the drafters."""
+        return median(self.timings) if self.timings else 0.0
 
 
 class Mixed:
@@ -101,6 +84,7 @@ class Mixed:
         self.drafters = drafters
         self.clock = clock
         self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
+        self._known: WeakKeyDictionary[LanguageModel, list[Record]] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -108,12 +92,19 @@ class Mixed:
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
         states = [each.start(target, num_rows, capacity, rows) for each in self.drafters]
-        apart = [self._records() for _ in range(num_rows)]
-        return Panel(states, self._records(), apart, num_turns=[0] * num_rows)
+        return Panel(
+            states,
+            self._known.setdefault(target, self._records()),
+            apart=[self._records() for _ in range(num_rows)],
+            gains=[self._gains() for _ in range(num_rows)],
+            num_turns=[0] * num_rows,
+        )
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         state.by_match = shared_noise
         state.shares = {turn.row: [] for turn in turns}
+        state.asked = {turn.row: {} for turn in turns}
+        state.turns = {turn.row: turn for turn in turns}
         trees = [turn for turn in turns if shared_noise and not turn.is_chain]
         chains = [turn for turn in turns if not shared_noise or turn.is_chain]
         found = self._merged(state, trees) | self._picked(state, chains)
@@ -122,22 +113,25 @@ class Mixed:
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
         if state.asked_at is not None:
-            spent = self.clock() - state.asked_at
-            state.round_seconds = FADE * state.round_seconds + (1 - FADE) * spent
+            state.timings.append(self.clock() - state.asked_at)
+            state.asked_at = None
         for who, drafter in enumerate(self.drafters):
             own = [self._own(state, who, outcome) for outcome in outcomes]
             drafter.observe(state.states[who], own)
-        state.shares = {}
+        state.shares, state.asked = {}, {}
 
     def release(self, state: Panel, row: int) -> None:
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.release(inner, row)
-        state.apart[row] = self._records()
+        state.apart[row], state.gains[row] = self._records(), self._gains()
         state.num_turns[row] = 0
         state.shares.pop(row, None)
 
     def _records(self) -> list[Record]:
         return [Record() for _ in self.drafters]
+
+    def _gains(self) -> list[Gain]:
+        return [Gain(OWN_GAIN_FADE) for _ in self.drafters]
 
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
@@ -145,9 +139,9 @@ class Mixed:
         spent = (self.clock() - begin) / len(turns)
         for turn in turns:
             record = state.records(turn.row)[who]
-            first = record.num_asked == 0
-            record.seconds = spent if first else FADE * record.seconds + (1 - FADE) * spent
+            record.timings.append(spent)
             record.num_asked += 1
+            state.asked[turn.row][who] = spent
         return found
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
@@ -169,7 +163,8 @@ class Mixed:
     def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
         """One drafter's guess for each row, the others not being asked if it can be helped."""
         best: dict[int, tuple[float, Share]] = {}
-        waiting = {turn.row: (turn, self._order(state, turn.row)) for turn in turns}
+        orders = {turn.row: (turn, self._order(state, turn)) for turn in turns}
+        waiting = {row: (turn, order) for row, (turn, order) in orders.items() if order}
         while waiting:
             groups = defaultdict(list)
             for turn, order in waiting.values():
@@ -191,19 +186,26 @@ class Mixed:
         state.shares |= {row: [share] for row, (_, share) in best.items()}
         return {row: share.guess for row, (_, share) in best.items()}
 
-    def _order(self, state: Panel, row: int) -> list[int]:
-        """Whom to ask, best first; now and then the one who was asked least."""
+    def _order(self, state: Panel, turn: Turn) -> list[int]:
+        """Whom to ask, one after the other; now and then the one who was asked least first."""
+        row, everyone = turn.row, range(len(self.drafters))
         records = state.records(row)
-        order = sorted(
-            range(len(records)),
-            key=lambda who: -self._rate(state, records[who], records[who].expected),
-        )
+        if state.by_match:
+            order = sorted(everyone, key=lambda who: records[who].seconds)
+            order = [who for who in order if self._pays(state, who, turn)]
+        else:
+            rates = [self._rate(state, record, record.expected) for record in records]
+            order = sorted(everyone, key=lambda who: -rates[who])
         state.num_turns[row] += 1
         if state.num_turns[row] % PROBE_EVERY == 0:
-            rare = min(order, key=lambda who: records[who].num_asked)
-            order.remove(rare)
-            order.insert(0, rare)
+            rare = min(everyone, key=lambda who: records[who].num_asked)
+            order = [rare, *(who for who in order if who != rare)]
         return order
+
+    def _pays(self, state: Panel, who: int, turn: Turn) -> bool:
+        """Whether asking has been good for more than it took, as far as that is known."""
+        own, wider = state.gains[turn.row][who], state.together[who].gain
+        return turn.prices is None or own.within(wider) > 0
 
     def _rate(self, state: Panel, record: Record, accepted: float) -> float:
         """Tokens per second of a round with so many accepted."""
@@ -211,13 +213,19 @@ class Mixed:
 
     def _own(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
         """What became of one drafter's guess: the part of the accepted path that was its own."""
-        share = next((s for s in state.shares.get(outcome.row, ()) if s.who == who), None)
-        path: list[int] = []
+        row, path, drafted = outcome.row, [], 0
+        share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
+        record = state.records(row)[who]
         if share is not None and share.guess.tokens:
             known = takewhile(share.nodes.__contains__, outcome.path)
-            path = [share.nodes[node] for node in known]
+            path, drafted = [share.nodes[node] for node in known], len(share.nodes)
             promised = share.guess.values or [float(len(path))]
-            state.records(outcome.row)[who].learn(len(path), sum(promised))
+            record.learn(len(path), sum(promised))
+        seconds = state.asked.get(row, {}).get(who)
+        if seconds is not None and (prices := state.turns[row].prices) is not None:
+            tokens = gained(len(path), drafted, min(seconds, record.seconds), prices)
+            state.gains[row][who].learn(tokens)
+            record.gain.learn(tokens)
         return replace(outcome, num_accepted=len(path), path=path)
 
 
@@ -233,14 +241,10 @@ def merge(
         for node, value in enumerate(records[who].values(guess))
     ]
     for value, node, who in sorted(nodes):
-        parent = placed[who].get(_parents(guesses[who])[node])
+        parent = placed[who].get(parents_of(guesses[who])[node])
         token = guesses[who].tokens[node]
         if parent is not None and (tree.has(parent, token) or len(tree) < budget):
             placed[who][node] = tree.child(parent, token, -value)
     return tree.guess(), [
         {joint: own for own, joint in each.items() if own != ROOT} for each in placed
     ]
-
-
-def _parents(guess: Guess) -> Sequence[int]:
-    return range(-1, len(guess.tokens) - 1) if guess.parents is None else guess.parents

@@ -6,8 +6,10 @@ drafter, given the text after the colon if there is one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from forerun.drafters.base import Drafter
@@ -16,6 +18,7 @@ from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
+from forerun.drafters.verbs import check_verbs
 from forerun.errors import ForerunError, InputError, explain
 
 GROUP = "forerun.drafters"
@@ -40,6 +43,11 @@ def quantized(bits: Any = "int8") -> Drafter:
 def heads(*source: str) -> Drafter:
     from forerun.drafters.heads import Heads
 
+    is_folder = bool(source) and source[0] != "" and Path(source[0]).is_dir()
+    if source and not is_folder and not HUB_NAME.fullmatch(source[0]):
+        wrong = "There is no such folder, and a drafter on the hub is called owner/name."
+        cure = "Name a folder that `forerun train` wrote, or leave the colon out."
+        raise InputError(explain(wrong, repr(f"heads:{source[0]}"), cure))
     made: Drafter = Heads(*source)
     return made
 
@@ -54,6 +62,11 @@ FACTORIES: dict[str, Factory] = {
 }
 """Those that come with Forerun."""
 
+WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()", "recycling": "Recycling()"}
+"""Those that take nothing after a colon, and how they are made in Python."""
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
 
 def names() -> list[str]:
     """Every name that is known, other people's included."""
@@ -67,6 +80,9 @@ def make_drafter(spec: str, load: Callable[[str], Any]) -> Drafter | None:
     """
     if spec == "none":
         return None
+    if spec == "":
+        cure = f"Use {', '.join(names())}, a model, or none."
+        raise InputError(explain("No drafter is named.", "an empty text", cure))
     parts = spec.split("+")
     made = [_one(part, load) for part in parts]
     return made[0] if len(made) == 1 else Mixed(*made)
@@ -79,15 +95,33 @@ def _one(spec: str, load: Callable[[str], Any]) -> Drafter:
         if spec in ("", "none"):
             cure = f"Use {', '.join(names())}, or a model."
             raise InputError(explain("There is nothing to mix.", repr(spec), cure))
-        return Model(load(spec))
+        return Model(_load(spec, load))
+    if colon and name in WITHOUT_ARGUMENT:
+        wrong = f"{name} takes nothing after a colon."
+        cure = f"Write {name}; its options are for Python: {WITHOUT_ARGUMENT[name]}."
+        raise InputError(explain(wrong, repr(spec), cure))
     try:
-        return factory(argument) if colon else factory()
+        made = factory(argument) if colon else factory()
+        check_verbs(made)
+        return made
     except ForerunError:
         raise
     except Exception as error:
         wrong = f"The drafter {name!r} cannot be made ({type(error).__name__}: {error})."
         cure = "Check what stands after the colon, if anything may."
         raise InputError(explain(wrong, repr(spec), cure)) from error
+
+
+def _load(name: str, load: Callable[[str], Any]) -> Any:
+    """The model of that name; what does not even look like one was meant as a drafter's name."""
+    try:
+        return load(name)
+    except InputError as error:
+        if "/" in name or Path(name).is_dir():
+            raise
+        wrong = "There is no drafter of that name, and no model."
+        cure = f"Use {', '.join(names())}; or a model by its hub name or folder."
+        raise InputError(explain(wrong, repr(name), cure)) from error
 
 
 def _factory(name: str) -> Factory | None:

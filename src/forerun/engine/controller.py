@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from forerun.drafters.base import Prices
 from forerun.engine.estimates import (
     NUM_TIMINGS,
     Acceptance,
@@ -36,13 +37,18 @@ from forerun.engine.estimates import (
 )
 
 OWN_PACE_TRUST = 6.0  # rounds of its own after which a request's pace is judged half by them
-OWN_TRUST = 8.0  # slots of its own after which a request is judged half by them
-PROBE_EVERY = 48  # rounds between two tries of what is not being done
+OWN_TRUST = 16.0  # slots of its own after which a request is judged half by them
+PROBE_EVERY = 64  # rounds between two tries of what is not being done, at least
+PROBE_SHARE = 0.015  # of the time that tries may cost
 PROBE_LENGTH = 2
 FIRST_LENGTH = 3  # of the draft that is tried before anything is known
 FIRST_GUESS = 0.6  # acceptance before anything was seen: enough to try
 MOST = 8  # the longest draft to consider
-FAIR_TRIAL = 24  # rounds with drafts before they are judged
+CLOSE = 0.985  # of plain decoding's pace: what costs so little may as well go on
+FAIR_TRIAL = 8  # rounds with drafts before their pace says anything
+MOST_DEBT = 3.0  # rounds without drafts that trying may have cost, lately and on balance
+DEBT_HALF_LIFE = 200  # rounds after which half of that is forgiven: a loss of 1% at most
+NUM_COMPARED = 3  # rounds without drafts that must have been timed before anything is compared
 
 
 class Choice(NamedTuple):
@@ -50,6 +56,7 @@ class Choice(NamedTuple):
 
     lengths: list[int]  # (R,)
     worth: float = 0.0  # guesses less likely to be kept than this are not
+    prices: Prices | None = None
 
 
 class Ended(NamedTuple):
@@ -70,6 +77,7 @@ class Controller:
     """
 
     most: int = MOST
+    is_tree: bool = False  # drafts are trees: they are made or not, and pruned, not shortened
     acceptance: Acceptance = field(default_factory=Acceptance)
     pace: Pace = field(default_factory=Pace)
     calibration: Calibration | None = None  # where the drafter says how likely its guesses are
@@ -79,19 +87,26 @@ class Controller:
     is_warm: bool = False
     rounds: int = 0
     last_asked: int = 0  # the round in which a draft was asked for last
+    last_long: int = 0  # the one in which a draft was as long as may be
     last_plain: int = 0  # and the one in which nothing was drafted
+    num_plain: int = 0  # such rounds
+    debt: float = 0.0  # what trying has cost more than it gave, in rounds without drafts
+    is_trying: bool = False  # this round drafts although that does not seem to pay
 
     def choose(self, own: Sequence[Experience], room: Sequence[int]) -> Choice:
         """Draft lengths (R,), each at most its room; own[r] is what is known of request r."""
         self.rounds += 1
+        self.debt *= 0.5 ** (1 / DEBT_HALF_LIFE)
         choice = self._choice(own, [min(self.most, each) for each in room])
         if any(choice.lengths):
             self.last_asked = self.rounds
+        if max(choice.lengths) >= min(self.most, max(room)):
+            self.last_long = self.rounds
         return choice
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a round without drafts takes, as far as that is known."""
-        return self._seconds(num_rows, None) if self.last_plain else None
+        return self._seconds(num_rows, None) if self.num_plain >= NUM_COMPARED else None
 
     def learn(
         self,
@@ -108,7 +123,7 @@ class Controller:
         reads_prompt: a prompt was in the pass, whose time says nothing about rounds to come.
         """
         for each, row in zip(ended, own, strict=True):
-            if each.drafted:
+            if each.drafted and not self.is_tree:
                 row.acceptance.learn(each.drafted, each.accepted)
                 self.acceptance.learn(each.drafted, each.accepted)
             if each.values is not None:
@@ -124,11 +139,16 @@ class Controller:
         self.overhead.append(other_seconds)
         if not any(drafted):
             self.last_plain = self.rounds
+            self.num_plain += 1
         if self.last_asked == self.rounds:
             self.draft.learn(max(drafted), draft_seconds)
             # What such a round usually takes: the machine may have been busy with something else.
             seconds = self._seconds(num_rows + sum(drafted), max(drafted))
-            self.pace.learn(sum(each.accepted + 1 for each in ended) / num_rows, seconds)
+            tokens = sum(each.accepted + 1 for each in ended) / num_rows
+            self.pace.learn(tokens, seconds)
+            if self.is_trying:
+                lost = seconds / self._seconds(num_rows, None) - tokens
+                self.debt = max(0.0, self.debt + lost)
             for each, row in zip(ended, own, strict=True):
                 row.pace.learn(each.accepted + 1, seconds)
 
@@ -138,15 +158,31 @@ class Controller:
             return nothing
         if not any(self.draft.timings):
             return Choice([min(FIRST_LENGTH, limit) for limit in limits])
-        if not self.last_plain or self.rounds - self.last_plain > 4 * PROBE_EVERY:
+        is_known = self.num_plain >= NUM_COMPARED
+        if not is_known or self.rounds - self.last_plain > 4 * PROBE_EVERY:
             return nothing
-        probes = self.rounds - self.last_asked > PROBE_EVERY
-        if self.calibration is None:
-            lengths = [min(PROBE_LENGTH, each) for each in limits]
-            return Choice(lengths if probes else self._best_lengths(own, limits))
-        if probes or self._pays(own):
-            return Choice(limits, self._worth(len(limits)))
-        return nothing
+        prices = self._prices(len(limits))
+        if self.calibration is None and not self.is_tree:
+            return Choice(self._lengths(own, limits), prices=prices)
+        self.is_trying = not self._pays(own)
+        if self.is_trying and self.debt >= MOST_DEBT:
+            return nothing
+        return Choice(limits, self._worth(len(limits), prices), prices)
+
+    def _lengths(self, own: Sequence[Experience], limits: list[int]) -> list[int]:
+        """The best ones; from time to time what is not being done: it may have come to pay."""
+        if self._is_time_to_probe(len(limits)):
+            return [min(PROBE_LENGTH, each) for each in limits]
+        best = self._best_lengths(own, limits)
+        is_stale = self.rounds - self.last_long > 4 * PROBE_EVERY
+        return limits if is_stale and any(best) else best
+
+    def _is_time_to_probe(self, num_rows: int) -> bool:
+        """Whether to try once more what did not pay: the dearer that is, the less often."""
+        plain = self._seconds(num_rows, None)
+        extra = self._seconds(num_rows * (1 + PROBE_LENGTH), PROBE_LENGTH) - plain
+        wait = max(PROBE_EVERY, extra / (PROBE_SHARE * plain))
+        return self.rounds - self.last_asked > wait
 
     def _best_lengths(self, own: Sequence[Experience], limits: list[int]) -> list[int]:
         """By the averages: slots in order of their survival, as long as that pays."""
@@ -180,25 +216,30 @@ class Controller:
     def _pays(self, own: Sequence[Experience]) -> bool:
         """Whether rounds with drafts have made more tokens a second than rounds without would."""
         if self.pace.rounds < FAIR_TRIAL:
-            return True
+            return False
         scale = OWN_PACE_TRUST / self.pace.rounds
         tokens = sum(each.pace.tokens + scale * self.pace.tokens for each in own)
         seconds = sum(each.pace.seconds + scale * self.pace.seconds for each in own)
-        return tokens / seconds >= 1 / self._seconds(len(own), None)
+        return tokens / seconds >= CLOSE / self._seconds(len(own), None)
 
-    def _worth(self, num_rows: int) -> float:
-        """What a guess must be called by the drafter to be worth its share of a round."""
-        assert self.calibration is not None
+    def _prices(self, num_rows: int) -> Prices:
+        """What a token takes at the pace that is reached, and what a guess adds to a pass."""
         plain = self.score(num_rows)
         larger = [size for size in self.score.timings if size > num_rows]
         slope = median([(self.score(size) - plain) / (size - num_rows) for size in larger or [2]])
-        begin = self.draft(0) if 0 in self.draft.timings else 0.0
-        steps = [(self.draft(size) - begin) / size for size in self.draft.timings if size]
-        step = median(steps or [0.0]) / num_rows
         rate = num_rows / self._seconds(num_rows, None)
         if self.pace.seconds:
             rate = max(rate, num_rows * self.pace.tokens / self.pace.seconds)
-        return self.calibration.least(rate * max(0.0, slope + step))
+        return Prices(1 / rate, max(0.0, slope))
+
+    def _worth(self, num_rows: int, prices: Prices) -> float:
+        """What a guess must be called by the drafter to be worth its share of a round."""
+        if self.calibration is None:
+            return 0.0
+        begin = self.draft(0) if 0 in self.draft.timings else 0.0
+        steps = [(self.draft(size) - begin) / size for size in self.draft.timings if size]
+        step = max(0.0, median(steps or [0.0])) / num_rows
+        return self.calibration.least((prices.slot + step) / prices.token)
 
     def _seconds(self, num_tokens: int, depth: int | None) -> float:
         """What a round usually takes whose longest draft is `depth`; None: nobody is asked."""
@@ -209,9 +250,10 @@ class Controller:
 _known: WeakKeyDictionary[Any, dict[Any, Controller]] = WeakKeyDictionary()
 
 
-def controller_of(target: Any, drafter: Any) -> Controller:
+def controller_of(target: Any, drafter: Any, *, is_tree: bool = False) -> Controller:
     """What earlier engines have learned about this pair, or a controller that knows nothing."""
+    fresh = Controller(is_tree=is_tree)
     try:
-        return _known.setdefault(target, {}).setdefault(drafter, Controller())
+        return _known.setdefault(target, {}).setdefault((drafter, is_tree), fresh)
     except TypeError:  # not hashable, or cannot be referred to weakly
-        return Controller()
+        return fresh

@@ -16,13 +16,14 @@ from forerun.engine.controller import Choice, Ended, controller_of
 from forerun.engine.estimates import Experience
 from forerun.engine.proposal import NOTHING, Proposal, cut, fits, worthwhile
 from forerun.engine.request import Request
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.errors import ForerunError, InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
 from forerun.tree import Tree
 from forerun.types import DraftLength, Drawn
 
 TREE_HEIGHT = 5  # of trees whose draft length is left to us
+SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
 MOST_FAILURES = 3
 """After so many a drafter is done without for good."""
 
@@ -58,8 +59,9 @@ class Drafting:
         if drafter is not None and self.tree is not tree:
             self.note = f"{target.name} cannot score trees, so drafts were chains"
         self._controller = None
-        if draft_length == "auto" and self.tree is None and drafter is not None:
-            self._controller = controller_of(target, drafter)
+        has_shape = isinstance(self.tree, Tree)
+        if draft_length == "auto" and not has_shape and drafter is not None:
+            self._controller = controller_of(target, drafter, is_tree=self.tree is not None)
         self._experience: dict[int, Experience] = {}  # of the request in each row
         self._state: Any = LOST
         self._abandoned: set[int] = set()  # rows that are done without until they are released
@@ -68,8 +70,19 @@ class Drafting:
     def start(self, num_rows: int, capacity: int, rows: Any) -> None:
         """A target that does not fit is refused here, before the first token."""
         self._start = (num_rows, capacity, rows)
-        if self.drafter is not None:
+        if self.drafter is None:
+            return
+        try:
             self._state = self.drafter.start(self.target, *self._start)
+        except ForerunError:
+            raise
+        except Exception as error:
+            name = getattr(self.drafter, "name", type(self.drafter).__name__)
+            wrong = f"The drafter {name} did not start with the target {self.target.name}."
+            cure = "Correct its `start`, or leave the drafter out."
+            raise UnsupportedError(
+                explain(wrong, f"{type(error).__name__}: {error}", cure)
+            ) from error
 
     def welcome(self, request: Request) -> None:
         """A request enters a slot: it learns what it will have to do without."""
@@ -89,7 +102,7 @@ class Drafting:
             if not any(choice.lengths):
                 return found
         turns = [
-            self._turn(rows[index], requests[index], room, depth, choice.worth)
+            self._turn(rows[index], requests[index], room, depth, choice)
             for index, room, depth in zip(asked, rooms, choice.lengths, strict=True)
         ]
         guesses: Sequence[Guess] = ()
@@ -172,7 +185,7 @@ class Drafting:
         self._abandoned.discard(row)
         self._experience.pop(row, None)
 
-    def _turn(self, row: int, request: Request, room: int, depth: int, worth: float) -> Turn:
+    def _turn(self, row: int, request: Request, room: int, depth: int, choice: Choice) -> Turn:
         budget, shape = depth, None
         if isinstance(self.tree, Tree):
             depth = min(self.tree.height, room)
@@ -190,7 +203,8 @@ class Drafting:
             request.num_output,
             None if self.tree is None else depth,
             shape,
-            worth,
+            choice.worth,
+            choice.prices,
         )
 
     def _checked(self, turn: Turn, guess: Guess) -> Proposal:
@@ -291,13 +305,14 @@ def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> No
         cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
         raise InputError(explain("tree is out of range.", repr(tree), cure))
     if not rule.judges_trees:
-        cure = "Use match, siblings or traversal, or leave the tree out."
+        given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
+        cure = f"Use match, siblings or traversal{given}; or leave the tree out."
         raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
     if not rule.needs_draft_probs:
         return
     if not isinstance(tree, Tree):
         wrong = "A tree that grows by its tokens cannot be judged by a rule that needs their law."
-        cure = "Pass a forerun.Tree, whose shape is known before, or use the rule match."
+        cure = f"Pass {SHAPES}, or use the rule match."
         raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
     if not getattr(target, "scores_trees", False):
         wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."

@@ -174,7 +174,8 @@ class Engine:
             count = request.commit(tokens, len(path), refused, reported)
             if fault is not None and request.finish_reason is None:
                 request.finish_reason, request.error = "error", fault.message
-            request.stats.count_round(len(draft.tokens), draft.height, len(path), refused, count)
+            accepted, refused = min(len(path), count), refused and count > len(path)
+            request.stats.count_round(len(draft.tokens), draft.height, accepted, refused, count)
             gained.append(count)
             kept.append(_kept(num_pending, path[:count], draft))
             successors = self._successors([last, *draft.tokens], laws.logits[index])

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-HALF_LIFE = 200  # verified slots after which an observation of all requests counts half
+HALF_LIFE = 400  # verified slots after which an observation of all requests counts half
 OWN_HALF_LIFE = 50  # and one of a single request
 PACE_HALF_LIFE, OWN_PACE_HALF_LIFE = 200, 16  # rounds
 LIKELY = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.65, 0.8)  # bands of chances
 TRUST_IN_DRAFTER = 4.0  # guesses after which what it says counts half
-NUM_TIMINGS = 9  # the latest passes of one size, of which the median counts
+NUM_TIMINGS = 25  # the latest passes of one size, of which the median counts
 
 
 @dataclass

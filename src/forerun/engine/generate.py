@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from forerun import rules
 from forerun.drafters.base import Drafter
+from forerun.drafters.verbs import check_verbs
+from forerun.engine.checks import (
+    check_counts,
+    check_ids,
+    idle_options,
+    limits_of,
+    refuse_processors,
+    samplings_of,
+)
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import encode, is_one
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, Piece
 from forerun.engine.text import TextStream
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
 from forerun.noise import fold
@@ -157,16 +165,15 @@ class _Run:
         batch_size: int,
     ) -> None:
         model = wrap(target)
-        _check_counts(draft_length, logprobs, batch_size)
+        check_counts(draft_length, logprobs, batch_size)
         self.one = is_one(prompt)
         prompts = [prompt] if self.one else list(prompt)
-        samplings = _each(sampling, len(prompts), "sampling", Sampling)
-        limits = _each(max_new_tokens, len(prompts), "max_new_tokens", int)
-        if drafter is not None and not hasattr(drafter, "propose"):
-            cure = "Pass a drafter, for example forerun.drafters.Model(model)."
-            raise InputError(explain("That does not draft.", type(drafter).__name__, cure))
+        samplings = samplings_of(sampling, len(prompts))
+        limits = limits_of(max_new_tokens, len(prompts))
+        if drafter is not None:
+            check_verbs(drafter)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        _check_ids("stop_tokens", stop_tokens, model)
+        check_ids("stop_tokens", stop_tokens, model)
         endings = tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model))
         self.counts = [each.n for each in samplings]
         self.requests: list[Request] = []
@@ -187,6 +194,9 @@ class _Run:
                         num_logprobs=logprobs,
                     )
                 )
+        if drafter is None and (note := idle_options(draft_length, tree)):
+            for request in self.requests:
+                request.stats.notes.append(note)
         longest = max((len(each.prompt) + each.limit for each in self.requests), default=1)
         self.engine = Engine(
             model,
@@ -237,10 +247,10 @@ def make_request(
         received = f"{len(prompt)} tokens for a context of {model.max_context}"
         cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
-    _refuse_processors(sampling)
-    _check_ids("logit_bias", sampling.logit_bias, model)
+    refuse_processors(sampling)
+    check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:
-        _check_ids("bad_words", () if isinstance(word, str) else word, model)
+        check_ids("bad_words", () if isinstance(word, str) else word, model)
     return Request(
         index=index,
         prompt=prompt,
@@ -281,54 +291,3 @@ def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...
             for form in (word, " " + word):
                 words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
     return tuple(sorted(words - {()}))
-
-
-def _refuse_processors(sampling: Sampling) -> None:
-    """A processor that runs a model of its own has a cache that cannot be put back."""
-    for processor in sampling.processors:
-        if not callable(processor):
-            cure = "Pass transformers LogitsProcessor objects."
-            raise InputError(explain("A processor is not callable.", repr(processor), cure))
-        name, cure = type(processor).__name__, "Leave it out; all others are honoured exactly."
-        parts = [*getattr(processor, "__dict__", {}).values()]
-        parts += processor if isinstance(processor, list) else []
-        nested = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
-        if any(hasattr(part, "forward") for part in (*parts, *nested)):
-            wrong = "A processor that runs a model of its own cannot be rolled back exactly."
-            raise UnsupportedError(explain(wrong, name, cure))
-        try:
-            copy.deepcopy(processor)
-        except Exception as error:
-            wrong = "A processor that cannot be copied cannot be rolled back exactly."
-            raise UnsupportedError(explain(wrong, f"{name} ({error})", cure)) from error
-
-
-def _check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
-    outside = [token for token in ids if not 0 <= token < model.vocab_size]
-    if outside:
-        cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
-        wrong = f"{name} names tokens outside the vocabulary."
-        raise InputError(explain(wrong, outside[:5], cure))
-
-
-def _check_counts(draft_length: DraftLength, logprobs: int | None, batch_size: int) -> None:
-    for name, value, least in (
-        ("draft_length", None if draft_length == "auto" else draft_length, 0),
-        ("logprobs", logprobs, 0),
-        ("batch_size", batch_size, 1),
-    ):
-        if value is not None and (not isinstance(value, int) or value < least):
-            also = ', or "auto"' if name == "draft_length" else ""
-            cure = f"Use a whole number from {least} on{also}."
-            raise InputError(explain(f"{name} is out of range.", repr(value), cure))
-
-
-def _each(value: Any, count: int, name: str, kind: type) -> list[Any]:
-    """One value for all prompts, or a list with one for each."""
-    if isinstance(value, kind):
-        return [value] * count
-    found = list(value) if isinstance(value, Sequence) else []
-    if len(found) != count or not all(isinstance(each, kind) for each in found):
-        cure = f"Pass one {kind.__name__}, or {count} of them."
-        raise InputError(explain(f"{name} does not fit the prompts.", repr(value)[:80], cure))
-    return found

@@ -10,6 +10,7 @@ import numpy as np
 from forerun.arrays import to_numpy
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
+from forerun.models.quiet import no_warnings
 
 
 def is_one(prompt: Any) -> bool:
@@ -26,11 +27,14 @@ def is_one(prompt: Any) -> bool:
 def encode(model: LanguageModel, prompt: Any) -> list[int]:
     """The token ids of one prompt; chat messages go through the tokenizer's template."""
     if isinstance(prompt, str):
-        tokens = _tokenizer(model, "A prompt given as text").encode(prompt)
+        tokenizer = _tokenizer(model, "A prompt given as text")
+        with no_warnings():  # of its length: what is too long is refused in our own words
+            tokens = tokenizer.encode(prompt)
     elif _is_chat(prompt):
         tokenizer = _tokenizer(model, "A chat")
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
+        with no_warnings():
+            tokens = tokenizer.encode(text, add_special_tokens=False)
     else:
         tokens = _ids(prompt)
     if not tokens:
@@ -56,6 +60,10 @@ def _ids(prompt: Any) -> list[int]:
     if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
         received = f"{type(prompt).__name__} of {found.dtype}"
         cure = "Pass a string, a list of token ids, or a list of chat messages."
+        is_message = isinstance(prompt, Mapping) and "role" in prompt
+        if is_message or isinstance(prompt, int | np.integer):
+            what = "a message" if is_message else "a token id"
+            cure = f"If it is {what}, put it in a list: [{str(prompt)[:60]}]."
         raise InputError(explain("That is no prompt.", received, cure))
     return [int(token) for token in found]
 

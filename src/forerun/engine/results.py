@@ -80,9 +80,13 @@ class Stats:
     @property
     def speed_against_plain(self) -> float | None:
         """How many times as fast as without drafts, by what the controller of the draft length has
-        measured of rounds without any; None where nothing was compared."""
+        measured of rounds without any; None where nothing was compared.
+
+        A round with a draft takes at least what one without takes, so this cannot be more than the
+        tokens per round; timings of a busy machine may say otherwise.
+        """
         plain, ours = self.compared
-        return plain / ours if ours else None
+        return min(plain / ours, self.tokens_per_round) if ours else None
 
     def compare_to_plain(self, plain: float, ours: float) -> None:
         """The last round took `ours` seconds, and one without a draft takes `plain`."""
@@ -92,7 +96,7 @@ class Stats:
     def count_round(
         self, num_drafted: int, height: int, num_accepted: int, refused: bool, num_emitted: int
     ) -> None:
-        """Add one round.
+        """Add one round, as far as it became text: what comes after a stop was never accepted.
 
         height: tokens on the longest path of the draft.  refused: there were guesses after the
         last accepted one.  num_emitted: what was left of the round after stops and limits.

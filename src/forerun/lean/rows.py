@@ -7,7 +7,7 @@ kept to where the text goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,22 @@ from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.linear import Floats
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.storage import padded
 from forerun.models.base import Kept, Parents
 from forerun.models.feed import Feed, feeds
+
+
+class Beginning(NamedTuple):
+    """The first tokens of a text and what a row holds of them: enough to go on from there."""
+
+    tokens: Sequence[int]
+    keys: Floats  # (layers, heads, panels, head size, LANES)
+    values: Floats  # (layers, heads, tokens, padded head size)
+    states: Floats  # (tokens, states of the layers that were watched)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes + self.states.nbytes
 
 
 class LeanRows:
@@ -94,6 +108,24 @@ class LeanRows:
         """Of what was scored since the last commit, only the first `known` tokens still count."""
         self._fed[row] = Feed()
         self._seen[row] = self._seen[row][:known]
+
+    def copy_out(self, row: int, count: int) -> Beginning:
+        """The first `count` tokens of what an empty row has just been fed."""
+        return Beginning(
+            tokens=self._fed[row].tokens[:count],
+            keys=self._cache.keys[:, row, :, : padded(count) // LANES].copy(),
+            values=self._cache.values[:, row, :, :count].copy(),
+            states=self._seen[row][:count].copy(),
+        )
+
+    def copy_in(self, row: int, begun: Beginning) -> None:
+        """As if an empty row had just been fed these tokens, with the same layers watched."""
+        count, heads = len(begun.tokens), self._weights.heads
+        self._cache = reserve(self._cache, heads, self._rotary, count, self._capacity)
+        self._cache.keys[:, row, :, : padded(count) // LANES] = begun.keys
+        self._cache.values[:, row, :, :count] = begun.values
+        self._fed[row] = Feed(begun.tokens)
+        self._seen[row] = begun.states
 
     @property
     def _width(self) -> int:

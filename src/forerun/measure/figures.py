@@ -35,7 +35,7 @@ class Figures:
     tokens_per_round: Interval
     seconds_per_token: Interval
     tokens_per_second: Interval
-    tokens_per_second_with_prompt: float
+    tokens_per_second_with_prompt: float | None  # None where a run did not read its prompt
     time_shares: dict[str, float]  # by stage; empty for a peer
     speedup: Interval | None
 
@@ -90,9 +90,7 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
         tokens_per_round=_count_ratio(answers, "new_tokens", "rounds"),
         seconds_per_token=ratio_interval(np.array(list(pace.values())), np.ones(len(pace))),
         tokens_per_second=_throughput(runs),
-        tokens_per_second_with_prompt=_ratio(
-            sum(a.new_tokens for a in answers), sum(run.seconds for run in runs)
-        ),
+        tokens_per_second_with_prompt=_with_prompt(runs),
         time_shares={stage: part / total for stage, part in spent.items()} if total else {},
         speedup=ratio_interval(theirs, own) if both else None,
     )
@@ -126,6 +124,14 @@ def _throughput(runs: Sequence[Run]) -> Interval:
         batches[tuple(each.prompt for each in run.answers)].append((tokens, seconds))
     table = np.array([np.median(repeats, axis=0) for repeats in batches.values()])
     return ratio_interval(table[:, 0], table[:, 1])
+
+
+def _with_prompt(runs: Sequence[Run]) -> float | None:
+    """Tokens per second of whole calls, if they were whole."""
+    if not all(run.read_prompts for run in runs):
+        return None
+    tokens = sum(answer.new_tokens for run in runs for answer in run.answers)
+    return _ratio(tokens, sum(run.seconds for run in runs))
 
 
 def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:

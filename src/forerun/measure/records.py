@@ -70,6 +70,7 @@ class Run:
     seconds: float
     answers: list[Answer]
     notes: list[str] = field(default_factory=list)  # what the engine had to say, a failed drafter
+    read_prompts: bool = True  # False: a prompt was remembered, so first rounds show no reading
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forerun.drafters.base import Drafter
 from forerun.engine.prompts import encode
 from forerun.errors import MissingExtraError, explain
+from forerun.measure.figures import figures
 from forerun.measure.grid import Job, cells_of, jobs_of
 from forerun.measure.log import Log
 from forerun.measure.machine import this_machine
 from forerun.measure.peers import check_peer, run_transformers
 from forerun.measure.pricing import forecast
 from forerun.measure.probe import look_at, try_out
+from forerun.measure.read_once import ReadOnce
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, run_cell, sample_cell
 from forerun.models.base import LanguageModel
@@ -47,6 +50,7 @@ def sweep(
     seed: int = 0,
     against: Sequence[str] = (),
     predict: bool = True,
+    read_prompts_once: bool = False,
     command: str = "",
 ) -> Records:
     """Run all cells and return what is in the file at the end.
@@ -55,11 +59,14 @@ def sweep(
     trees: numbers of nodes, for trees as deep as the longest draft; chains are run anyway.
     against: peers that run the cells they have a counterpart for: "transformers".
     predict: probe first, and write down what each cell is expected to give.
+    read_prompts_once: later runs of a prompt go on from a copy of what was read; on the lean CPU
+        pass only.  Text, counts and speed stay as they are, a speed with the prompt is not known.
     """
     log = out if isinstance(out, Log) else Log(out)
     model = wrap(target)
     if against:
         check_peer(model)
+    memory = ReadOnce(model) if read_prompts_once else None
     questions = [_question(model, prompt, index, seed) for index, prompt in enumerate(prompts)]
     cells = cells_of(
         model.name,
@@ -82,7 +89,7 @@ def sweep(
             machine=this_machine(model, command=command),
         )
     )
-    runner = _Runner(model, drafters, log, max_new_tokens)
+    runner = _Runner(model, drafters, log, max_new_tokens, memory)
     done = {(run.cell, run.repeat, _ids(run)) for run in log.records.runs}
     left = [job for job in jobs if job.key not in done]
     with _progress(len(jobs) - len(left), len(jobs)) as bar:
@@ -101,9 +108,15 @@ class _Runner:
     """Runs jobs on one target, and warms up whatever runs for the first time."""
 
     def __init__(
-        self, target: LanguageModel, drafters: Mapping[str, Drafter], log: Log, max_new_tokens: int
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter],
+        log: Log,
+        max_new_tokens: int,
+        memory: ReadOnce | None,
     ) -> None:
-        self.target = target
+        self.target: LanguageModel = target if memory is None else memory.target
+        self.memory = memory
         self.drafters = drafters
         self.log = log
         self.max_new_tokens = max_new_tokens
@@ -119,7 +132,8 @@ class _Runner:
 
     def _answer(self, job: Job, max_new_tokens: int) -> Run:
         answer = run_cell if job.cell.peer is None else run_transformers
-        return answer(
+        recalled = self._num_recalled
+        run = answer(
             self.target,
             self._drafter(job.cell),
             job.cell,
@@ -127,6 +141,11 @@ class _Runner:
             repeat=job.repeat,
             max_new_tokens=max_new_tokens,
         )
+        return replace(run, read_prompts=self._num_recalled == recalled)
+
+    @property
+    def _num_recalled(self) -> int:
+        return 0 if self.memory is None else self.memory.num_recalled
 
     def predict(self, cells: Sequence[Cell], questions: Sequence[Question], seed: int) -> None:
         """Probe every drafter whose cells have no prediction yet."""
@@ -159,12 +178,15 @@ class _Runner:
                     self.log.add(Prediction(cell, found.tokens_per_round, found.speedup))
 
     def sample(self, cells: Sequence[Cell], questions: Sequence[Question]) -> None:
-        """One generation of each drafter token by token, at its middle draft length."""
+        """One generation of each drafter token by token, in the cell that was its fastest."""
         known = {each.cell.drafter for each in self.log.records.samples}
+        alone = [cell for cell in cells if cell.peer is None and cell.batch == 1]
+        measured = figures([run for run in self.log.records.runs if run.cell in alone])
+        speeds = {each.cell: each.tokens_per_second.mean for each in measured}
         for name in self.drafters:
-            own = [c for c in cells if c.drafter == name and c.peer is None and c.batch == 1]
+            own = [cell for cell in alone if cell.drafter == name]
             if own and name not in known:
-                cell = own[len(own) // 2]
+                cell = max(own, key=lambda each: speeds.get(each, 0.0))
                 self.log.add(
                     sample_cell(
                         self.target,

@@ -1,7 +1,8 @@
 """JSON into dataclasses, strictly: what a line says must be what its type promises.
 
 A file that was cut, edited or written by another version should be told apart from a good one when
-it is read, not by a strange plot an hour later.
+it is read, not by a strange plot an hour later.  Only a field with a default may be missing: it is
+younger than the file.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     _checked(isinstance(value, dict), value, "an object", where)
     hints = _hints(kind)
     wanted = set(hints)
-    if missing := sorted(wanted - set(value)):
+    needed = {field.name for field in fields(kind) if not _has_default(field)}
+    if missing := sorted(needed - set(value)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
     if unknown := sorted(set(value) - wanted):
         raise ValueError(f"{where} has unknown fields: {', '.join(unknown)}")

@@ -10,6 +10,7 @@ from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.function import FunctionModel
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
+from forerun.models.quiet import no_loading_bar
 
 if TYPE_CHECKING:
     from forerun.lean.model import LeanModel
@@ -49,10 +50,11 @@ def load(
     if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
         shared["local_files_only"] = from_pretrained_kwargs["local_files_only"] = True
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **shared)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype or "auto", **from_pretrained_kwargs
-        )
+        with no_loading_bar():
+            tokenizer = AutoTokenizer.from_pretrained(place, **shared)
+            model = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype or "auto", **from_pretrained_kwargs
+            )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             explain(

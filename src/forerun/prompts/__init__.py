@@ -114,15 +114,15 @@ def _prompt(line: str, number: int, name: str, *, bare_lines: bool) -> Prompt:
     if bare_lines and not line.lstrip().startswith("{"):
         return Prompt(str(number), UNGROUPED, (line,))
     try:
-        row = json.loads(line)
-        turns = tuple(_turns(row))
+        row = row_of(line)
+        turns = tuple(turns_of(row))
         category = row.get("category", UNGROUPED)
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise ValueError("a turn is empty or no text")
         if not isinstance(category, str) or not category.strip():
             raise ValueError("its category is no text")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        wrong = f"Line {number} of {name} holds no prompt."
+    except ValueError as error:
+        wrong = f"Line {number} of {name} holds no prompt ({error})."
         cure = 'Write {"prompt": "..."}, or {"turns": ["..."]} as in Spec-Bench, on one line.'
         raise InputError(explain(wrong, repr(line[:60]), cure)) from error
     return Prompt(
@@ -130,9 +130,25 @@ def _prompt(line: str, number: int, name: str, *, bare_lines: bool) -> Prompt:
     )
 
 
-def _turns(row: Any) -> list[Any]:
+def row_of(line: str) -> dict[str, Any]:
+    """A line of JSON; ValueError with the reason where it is none."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        reason = f"it is no JSON: {error.msg}, at character {error.pos + 1}"
+        raise ValueError(reason) from error
+    if not isinstance(row, dict):
+        raise ValueError("it is no JSON object")
+    return row
+
+
+def turns_of(row: dict[str, Any]) -> list[Any]:
+    """What a row says, turn by turn; ValueError where it says nothing, with the reason."""
     if "prompt" in row:
         return [row["prompt"]]
+    if "turns" not in row:
+        keys = ", ".join(map(repr, row)) or "none"
+        raise ValueError(f"its keys are {keys[:60]}; known are 'prompt' and 'turns'")
     turns = row["turns"]
     if not isinstance(turns, list):
         raise ValueError("its turns are no list")

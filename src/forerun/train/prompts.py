@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import InputError, explain
+from forerun.prompts import row_of, turns_of
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 CHAT = "mt_bench"  # Spec-Bench calls its other groups by topic
@@ -48,13 +48,13 @@ def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
 
 def _prompt(file: str, number: int, line: str) -> Prompt:
     try:
-        row: dict[str, Any] = json.loads(line)
-        text = row["prompt"] if "prompt" in row else row["turns"][0]
+        row = row_of(line)
+        text = next(iter(turns_of(row)), None)
         if isinstance(text, str) and text.strip():
             return Prompt(text, _group(row))
         reason = "its prompt is no text"
-    except (ValueError, LookupError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
+    except ValueError as error:
+        reason = str(error)
     cure = 'Write {"prompt": "..."}, or {"category": "...", "turns": ["..."]}, on one line.'
     wrong = f"Line {number} of {file} is no prompt in JSON ({reason})."
     raise InputError(explain(wrong, repr(line[:60]), cure))

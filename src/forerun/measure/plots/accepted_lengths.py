@@ -6,8 +6,9 @@ from typing import Any
 
 from forerun.drawing import canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
-from forerun.measure.plots.results import Results, Setting, length_words, series_of, shares_in_words
+from forerun.measure.plots.results import Results, shares_in_words
 
 READING = (
     "Rounds by how many drafted tokens they kept, for the longest fixed K of each drafter; a "

@@ -6,14 +6,9 @@ from typing import Any
 
 from forerun.drawing import canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.naming import Series, Setting, length_words, temperature_words
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
-from forerun.measure.plots.results import (
-    Results,
-    Series,
-    Setting,
-    length_words,
-    temperature_words,
-)
+from forerun.measure.plots.results import Results
 
 READING = (
     "Each line is one way to decode, its marks the batch sizes as written; of each drafter the "

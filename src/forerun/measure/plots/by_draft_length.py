@@ -6,8 +6,9 @@ from typing import Any
 
 from forerun.drawing import GREY, canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look, whisker
-from forerun.measure.plots.results import Results, Setting, length_words, series_of
+from forerun.measure.plots.results import Results
 
 PANELS = (
     ("tokens_per_second", "tokens per second", "{:.1f} tokens/s"),

@@ -6,8 +6,9 @@ from typing import Any
 
 from forerun.drawing import canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.naming import Setting, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
-from forerun.measure.plots.results import Results, Setting, series_of
+from forerun.measure.plots.results import Results
 from forerun.measure.records import Answer
 from forerun.prompts import GROUPS
 

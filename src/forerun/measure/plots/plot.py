@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.drawing import GREY, PALETTE, Figure
-from forerun.measure.plots.results import Results, Series, Setting
+from forerun.measure.naming import Series, Setting
+from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval
 
 WIDTH = 5.4  # inches: two beside each other fill a page, and one a telephone

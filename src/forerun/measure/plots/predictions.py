@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.drawing import GREY, canvas, ticker
+from forerun.measure.naming import cell_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
-from forerun.measure.plots.results import Results, length_words, series_of, setting_of
+from forerun.measure.plots.results import Results
+from forerun.measure.summary import CLOSE, is_close
 
-CLOSE = 0.15
 READING = (
     "One mark per drafter, K, batch and temperature: what the probe expected before the run, and "
     "what came of it, with 95% intervals. On the line both agree; in the band they differ by less "
@@ -20,11 +21,7 @@ def predictions(results: Results) -> Plot | None:
     pairs = results.predicted
     if not pairs:
         return None
-    close = sum(
-        abs(guess.speedup.mean - found.speedup.mean) <= CLOSE * found.speedup.mean
-        for guess, found in pairs
-        if found.speedup is not None
-    )
+    close = sum(is_close(*pair) for pair in pairs)
     title = f"{close} of {len(pairs)} predictions ({close / len(pairs):.0%}) within 15%"
     with canvas(WIDTH, 4.6) as figure:
         plot = Plot("predictions", None, title, READING, figure)
@@ -39,8 +36,8 @@ def predictions(results: Results) -> Plot | None:
             axes.plot([x.low, x.high], [y.mean, y.mean], **thin)
             axes.plot([x.mean, x.mean], [y.low, y.high], **thin)
             (mark,) = axes.plot([x.mean], [y.mean], **style)
-            where = f"{series.label}, {length_words(guess.cell)}, {setting_of(guess.cell).words}"
-            plot.tip(mark, f"{where}: predicted {x.mean:.2f}×, measured {y.mean:.2f}×")
+            words = f"predicted {x.mean:.2f}×, measured {y.mean:.2f}×"
+            plot.tip(mark, f"{cell_words(guess.cell)}: {words}")
             ends += [x.mean, y.mean]
             if series.label not in highest or highest[series.label][1] < x.mean:
                 highest[series.label] = (y.mean, x.mean, style["color"])

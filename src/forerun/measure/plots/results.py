@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
 from forerun.errors import InputError, explain
 from forerun.measure.figures import Figures, figures, is_plain
 from forerun.measure.figures import groups as groups_of
+from forerun.measure.naming import Series, Setting, series_of, setting_of
 from forerun.measure.records import Cell, Prediction, Records, Sample
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What one plot holds fixed."""
-
-    batch: int
-    temperature: float
-
-    @property
-    def name(self) -> str:
-        """As part of a file's name."""
-        return f"batch-{self.batch}-temperature-{self.temperature:g}"
-
-    @property
-    def words(self) -> str:
-        return f"batch {self.batch}, {temperature_words(self.temperature)}"
-
-
-@dataclass(frozen=True)
-class Series:
-    """Cells that differ in draft length alone: one line of a plot."""
-
-    drafter: str | None
-    tree: int | None
-    rule: str
-    peer: str | None
-
-    @property
-    def label(self) -> str:
-        """What a reader calls it; a hub name is known without its owner."""
-        name = "plain" if self.drafter is None else self.drafter.rstrip("/").split("/")[-1]
-        tree = f" tree {self.tree}" if self.tree else ""
-        rule = f" {self.rule}" if self.rule != "match" else ""
-        return name + tree + rule + (f" ({self.peer})" if self.peer else "")
+from forerun.measure.summary import predicted
 
 
 class Results:
@@ -128,9 +94,7 @@ class Results:
     @cached_property
     def predicted(self) -> list[tuple[Prediction, Figures]]:
         """Predictions whose cell was measured, plain decoding included."""
-        measured = {each.cell: each for each in self.figures if each.speedup is not None}
-        latest = {each.cell: each for each in self.records.predictions}  # a new probe counts
-        return [(each, measured[cell]) for cell, each in latest.items() if cell in measured]
+        return predicted(self.records.predictions, self.figures)
 
     @cached_property
     def same_text(self) -> tuple[int, int]:
@@ -174,22 +138,6 @@ class Results:
             cure = "Sweep each target into a folder of its own."
             wrong = "The sweep holds several targets, whose speeds do not compare."
             raise InputError(explain(wrong, ", ".join(targets), cure))
-
-
-def setting_of(cell: Cell) -> Setting:
-    return Setting(cell.batch, cell.temperature)
-
-
-def series_of(cell: Cell) -> Series:
-    return Series(cell.drafter, cell.tree, cell.rule, cell.peer)
-
-
-def temperature_words(temperature: float) -> str:
-    return f"temperature {temperature:g}" if temperature else "greedy"
-
-
-def length_words(cell: Cell) -> str:
-    return "auto K" if cell.draft_length == "auto" else f"K = {cell.draft_length}"
 
 
 def listed(words: Sequence[str]) -> str:

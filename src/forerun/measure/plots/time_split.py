@@ -7,8 +7,9 @@ from typing import Any
 
 from forerun.drawing import BLUE, GREEN, ORANGE, PINK, canvas
 from forerun.measure.figures import STAGES, Figures, is_plain
+from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot
-from forerun.measure.plots.results import Results, Setting, length_words, series_of
+from forerun.measure.plots.results import Results
 
 COLOURS = dict(zip(STAGES, (ORANGE, BLUE, GREEN, PINK), strict=True))
 READING = (

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.drawing import BLUE, GREY, VERMILION, canvas
+from forerun.measure.naming import length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot
-from forerun.measure.plots.results import Results, length_words, series_of
+from forerun.measure.plots.results import Results
 from forerun.measure.records import Token
 
 COLUMNS, MAX_LINES = 72, 30

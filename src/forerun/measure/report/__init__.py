@@ -7,13 +7,15 @@ from html import escape
 from importlib import resources
 from string import Template
 
+from forerun.measure.naming import Setting
 from forerun.measure.plots import Plot, Results
-from forerun.measure.plots.results import Setting
 from forerun.measure.report.all_figures import all_figures
+from forerun.measure.report.checks import checks
 from forerun.measure.report.generation import generation
 from forerun.measure.report.inline import inline
 from forerun.measure.report.leaderboard import leaderboard
 from forerun.measure.report.verdict import advice, headline, tiles
+from forerun.measure.summary import summarise
 
 
 def report(results: Results, plots: Sequence[Plot]) -> str:
@@ -34,6 +36,7 @@ def report(results: Results, plots: Sequence[Plot]) -> str:
         across=_section("across", "Across settings", f'<div class="across">{across}</div>')
         if across
         else "",
+        checks=_checks(results),
         generation=_generation(results),
         all_figures=all_figures(results),
         machine=_machine(results),
@@ -72,6 +75,13 @@ def _setting(results: Results, setting: Setting, figures: Sequence[str]) -> str:
         f'{escape(advice(results, setting))}</p><div class="plots">{"".join(figures)}</div>'
         f'<div class="card">{leaderboard(results, setting)}</div></div>'
     )
+
+
+def _checks(results: Results) -> str:
+    found = checks(summarise(results.records))
+    if not found:
+        return ""
+    return _section("checks", "Are we right?", f'<div class="card checks">{found}</div>')
 
 
 def _generation(results: Results) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from forerun.measure.figures import Figures
-from forerun.measure.plots.results import Results, series_of
+from forerun.measure.naming import series_of
+from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval
 
 COLUMNS = (
@@ -33,14 +34,14 @@ def all_figures(results: Results) -> str:
 
 
 def _row(each: Figures) -> str:
-    cell = each.cell
+    cell, with_prompt = each.cell, each.tokens_per_second_with_prompt
     values = (
         str(cell.draft_length),
         str(cell.batch),
         f"{cell.temperature:g}",
         "–" if each.speedup is None else _interval(each.speedup, 2, "×"),
         _interval(each.tokens_per_second, 1),
-        f"{each.tokens_per_second_with_prompt:.1f}",
+        "–" if with_prompt is None else f"{with_prompt:.1f}",
         _interval(each.seconds_per_token, 1, scale=1e3),
         _interval(each.tokens_per_round, 2),
         _interval(each.acceptance_rate, 0, "%", scale=100) if each.acceptance_by_position else "–",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from forerun.measure.plots.results import length_words, series_of, temperature_words
+from forerun.measure.naming import length_words, series_of, temperature_words
 from forerun.measure.records import Sample, Token
 
 FATES = {

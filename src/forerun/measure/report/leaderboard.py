@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from forerun.measure.figures import Figures
-from forerun.measure.plots.results import Results, Setting, length_words, series_of
+from forerun.measure.naming import Setting, length_words, series_of
+from forerun.measure.plots.results import Results
 from forerun.prompts import GROUPS
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from forerun.measure.figures import Figures
-from forerun.measure.plots.results import Results, Setting, length_words, listed, series_of
+from forerun.measure.naming import Setting, length_words, series_of
+from forerun.measure.plots.results import Results, listed
 
 
 def headline(results: Results) -> str:

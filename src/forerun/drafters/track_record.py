@@ -1,0 +1,88 @@
+"""How one of several drafters has done lately: what it promised, what was kept, what it took."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from forerun.drafters.base import Guess, Prices
+from forerun.tree import ROOT
+
+FADE = 0.95  # what an observation counts one observation later
+GAIN_FADE = 0.98  # what an ask does, over all requests
+OWN_GAIN_FADE = 0.9  # and within one
+OWN_TRUST = 4.0  # asks of its own after which a request is judged half by them
+NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
+
+
+@dataclass
+class Gain:
+    """Tokens that asking has saved, what it cost taken off; at first a little is hoped for."""
+
+    fade: float
+    tokens: float = 0.5
+    asks: float = 1.0
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.asks
+
+    def learn(self, tokens: float) -> None:
+        self.tokens = self.fade * self.tokens + tokens
+        self.asks = self.fade * self.asks + 1
+
+    def within(self, wider: Gain) -> float:
+        """This mean, drawn towards that of more requests as far as it rests on little."""
+        return (self.tokens + OWN_TRUST * wider.mean) / (self.asks + OWN_TRUST)
+
+
+@dataclass
+class Record:
+    """At first everyone is taken to be good."""
+
+    turns: float = 2.0  # with a guess
+    accepted: float = 3.0
+    promised: float = 3.0
+    num_asked: int = 0
+    gain: Gain = field(default_factory=lambda: Gain(GAIN_FADE))
+    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+
+    @property
+    def expected(self) -> float:
+        """Tokens accepted of a guess."""
+        return self.accepted / self.turns
+
+    @property
+    def seconds(self) -> float:
+        """What asking it for one turn takes."""
+        return median(self.timings) if self.timings else 0.0
+
+    def learn(self, accepted: int, promised: float) -> None:
+        self.turns = FADE * self.turns + 1
+        self.accepted = FADE * self.accepted + accepted
+        self.promised = FADE * self.promised + promised
+
+    def values(self, guess: Guess) -> list[float]:
+        """The chance of each node to be kept: as promised, corrected; or by depth alone."""
+        parents = parents_of(guess)
+        if guess.values is not None:
+            trust = min(2.0, (self.accepted + 1) / (self.promised + 1))
+            found = [min(1.0, trust * value) for value in guess.values]
+        else:
+            step, found = self.expected / (1 + self.expected), []
+            for parent in parents:
+                found.append(step * (1.0 if parent == ROOT else found[parent]))
+        for node, parent in enumerate(parents):
+            if parent != ROOT:
+                found[node] = min(found[node], found[parent])
+        return found
+
+
+def gained(accepted: int, drafted: int, seconds: float, prices: Prices) -> float:
+    """Tokens that one ask was good for, less the time it took, in tokens."""
+    return accepted - (drafted * prices.slot + seconds) / prices.token
+
+
+def parents_of(guess: Guess) -> list[int]:
+    return list(range(-1, len(guess.tokens) - 1)) if guess.parents is None else guess.parents

@@ -1,0 +1,103 @@
+"""What a call may not ask for, refused before the first token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import LanguageModel
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+from forerun.types import DraftLength
+
+
+def check_counts(draft_length: DraftLength, logprobs: int | None, batch_size: int) -> None:
+    for name, value, least in (
+        ("draft_length", None if draft_length == "auto" else draft_length, 0),
+        ("logprobs", logprobs, 0),
+        ("batch_size", batch_size, 1),
+    ):
+        if value is not None and (not isinstance(value, int) or value < least):
+            also = ', or "auto"' if name == "draft_length" else ""
+            cure = f"Use a whole number from {least} on{also}."
+            raise InputError(explain(f"{name} is out of range.", repr(value), cure))
+
+
+def check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
+    outside = [token for token in ids if not 0 <= token < model.vocab_size]
+    if outside:
+        cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
+        wrong = f"{name} names tokens outside the vocabulary."
+        raise InputError(explain(wrong, outside[:5], cure))
+
+
+def refuse_processors(sampling: Sampling) -> None:
+    """A processor that runs a model of its own has a cache that cannot be put back."""
+    for processor in sampling.processors:
+        if not callable(processor):
+            cure = "Pass transformers LogitsProcessor objects."
+            raise InputError(explain("A processor is not callable.", repr(processor), cure))
+        name, cure = type(processor).__name__, "Leave it out; all others are honoured exactly."
+        parts = [*getattr(processor, "__dict__", {}).values()]
+        parts += processor if isinstance(processor, list) else []
+        nested = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+        if any(hasattr(part, "forward") for part in (*parts, *nested)):
+            wrong = "A processor that runs a model of its own cannot be rolled back exactly."
+            raise UnsupportedError(explain(wrong, name, cure))
+        try:
+            copy.deepcopy(processor)
+        except Exception as error:
+            wrong = "A processor that cannot be copied cannot be rolled back exactly."
+            raise UnsupportedError(explain(wrong, f"{name} ({error})", cure)) from error
+
+
+def samplings_of(value: Any, count: int) -> list[Sampling]:
+    """One for all prompts, or a list with one for each."""
+    found = _each(value, count, "sampling", Sampling)
+    wrong = next((each for each in found if not isinstance(each, Sampling)), None)
+    if wrong is not None:
+        cure = "Pass a forerun.Sampling, or one for each prompt."
+        if isinstance(wrong, Mapping):
+            inside = ", ".join(f"{key}={each!r}" for key, each in wrong.items())
+            cure = f"Write Sampling({inside})."
+        raise _wrong_type("sampling", wrong, cure)
+    return found
+
+
+def limits_of(value: Any, count: int) -> list[int]:
+    """max_new_tokens of each prompt."""
+    found = _each(value, count, "max_new_tokens", int | np.integer)
+    wrong = next((each for each in found if not isinstance(each, int | np.integer)), None)
+    if wrong is not None:
+        is_whole = isinstance(wrong, float) and wrong.is_integer()
+        like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
+        raise _wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")
+    return [int(each) for each in found]
+
+
+def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
+    """What to say of options for a drafter where there is none."""
+    idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)
+    return f"no drafter, so {' and '.join(idle)} did nothing" if idle else None
+
+
+def _each(value: Any, count: int, name: str, kind: Any) -> list[Any]:
+    """As many as there are prompts; what is neither one nor a list comes back alone."""
+    if isinstance(value, kind):
+        return [value] * count
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value]
+    if len(value) != count:
+        cure = f"Pass one for all, or a list of {count}."
+        received = f"{len(value)} for {count} prompt{'s' * (count != 1)}"
+        raise InputError(explain(f"{name} does not fit the prompts.", received, cure))
+    return list(value)
+
+
+def _wrong_type(name: str, value: object, cure: str) -> InputError:
+    received = f"the {type(value).__name__} {value!r:.80}"
+    return InputError(explain(f"{name} has a wrong type.", received, cure))

@@ -1,0 +1,63 @@
+"""What a reader calls a cell: its line, its draft length, and the setting it was run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.measure.records import Cell
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What one plot holds fixed."""
+
+    batch: int
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        """As part of a file's name."""
+        return f"batch-{self.batch}-temperature-{self.temperature:g}"
+
+    @property
+    def words(self) -> str:
+        return f"batch {self.batch}, {temperature_words(self.temperature)}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells that differ in draft length alone: one line of a plot."""
+
+    drafter: str | None
+    tree: int | None
+    rule: str
+    peer: str | None
+
+    @property
+    def label(self) -> str:
+        """What a reader calls it; a hub name is known without its owner."""
+        name = "plain" if self.drafter is None else self.drafter.rstrip("/").split("/")[-1]
+        tree = f" tree {self.tree}" if self.tree else ""
+        rule = f" {self.rule}" if self.rule != "match" else ""
+        return name + tree + rule + (f" ({self.peer})" if self.peer else "")
+
+
+def setting_of(cell: Cell) -> Setting:
+    return Setting(cell.batch, cell.temperature)
+
+
+def series_of(cell: Cell) -> Series:
+    return Series(cell.drafter, cell.tree, cell.rule, cell.peer)
+
+
+def temperature_words(temperature: float) -> str:
+    return f"temperature {temperature:g}" if temperature else "greedy"
+
+
+def length_words(cell: Cell) -> str:
+    return "auto K" if cell.draft_length == "auto" else f"K = {cell.draft_length}"
+
+
+def cell_words(cell: Cell) -> str:
+    """All of it, but for the target."""
+    return f"{series_of(cell).label}, {length_words(cell)}, {setting_of(cell).words}"

@@ -1,0 +1,82 @@
+"""What the sweep says about our own promises: predictions, the automatic K, the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from forerun.measure.naming import cell_words, length_words, series_of, setting_of
+from forerun.measure.summary import CLOSE, Auto, Summary
+from forerun.prompts import GROUPS
+
+
+def checks(summary: Summary) -> str:
+    """A paragraph for each promise that was put to the test, with a table where there are many."""
+    return _predictions(summary) + _autos(summary.autos) + _replay(summary)
+
+
+def _predictions(summary: Summary) -> str:
+    if not summary.num_predicted:
+        return ""
+    close = f"{summary.num_close} of {summary.num_predicted}"
+    words = f"<p><b>Predictions.</b> What the probe expected before the runs is within {CLOSE:.0%} "
+    words += f"of the measured speed-up in {close} cells.</p>"
+    if not summary.misses:
+        return words
+    rows = [
+        [cell_words(each.cell), f"{each.predicted:.2f}×", f"{each.measured:.2f}×"]
+        for each in summary.misses
+    ]
+    table = _table(["missed", "predicted", "measured"], rows)
+    return f"{words}<details><summary>The others</summary>{table}</details>"
+
+
+def _autos(autos: Sequence[Auto]) -> str:
+    if not autos:
+        return ""
+    words = (
+        "<p><b>Automatic K.</b> Its tokens per second over those of the best fixed K, none at all "
+        "included; and the task group in which it gains least over plain decoding.</p>"
+    )
+    rows = [
+        [
+            f"{series_of(each.cell).label}, {setting_of(each.cell).words}",
+            f"{each.against_best:.2f}×",
+            length_words(each.best),
+            *_lowest(each),
+        ]
+        for each in autos
+    ]
+    head = ["drafter", "against the best", "which is", "least gain", "in"]
+    return words + _table(head, rows)
+
+
+def _lowest(each: Auto) -> tuple[str, str]:
+    if each.lowest is None:
+        return "–", "–"
+    return f"{each.by_group[each.lowest]:.2f}×", GROUPS.get(each.lowest, each.lowest)
+
+
+def _replay(summary: Summary) -> str:
+    worst = summary.worst_replay
+    if worst is None:
+        return ""
+    return (
+        f"<p><b>Replay.</b> Fed the accepted lengths of each of {len(summary.replays)} cells, the "
+        f"simulator gives back the tokens per round that were measured within {worst.error:.1%}; "
+        f"it is furthest off for {escape(cell_words(worst.cell))}.</p>"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    names = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td>{escape(value)}</td>" for value in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{names}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

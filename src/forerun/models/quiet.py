@@ -1,0 +1,43 @@
+"""transformers kept quiet around a call of ours, and left afterwards as it was found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_loading_bar() -> Iterator[None]:
+    """No bar while weights are read, which takes a second; downloads, which take long, keep theirs.
+
+    transformers switches both at once, so the hub's switch is put back at once.
+    """
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    was_shown, was_downloading = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    if was_downloading:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """No warnings of transformers; without it there are none, and it is not imported for that."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

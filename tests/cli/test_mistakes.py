@@ -1,0 +1,153 @@
+"""What is typed wrongly at first, and that the answer says what to type."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.cli.lists import tree
+from forerun.cli.loading import usual_drafter
+from forerun.errors import InputError
+from forerun.tree import Tree
+
+PROMPT = "the cat sat on the mat, the cat sat on"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--drafter", ""], "No drafter is named"),
+        (["--drafter", "heads:nofolder"], "no such folder"),
+        (["--drafter", "ngram:3"], "ngram takes nothing after a colon"),
+        (["--tree", "x"], "--tree is no tree. Received 'x'. Write a number of nodes, 16, or"),
+        (["--tree", "2,"], "--tree is no tree"),
+        (["--tree", "2,0"], "--tree is too small. Received 2,0"),
+        (["--tree", "0"], "--tree is too small"),
+    ],
+)
+def test_told_before_a_model_is_loaded(
+    words: list[str], message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("generate", "doctor", "loading"):
+        monkeypatch.setattr(f"forerun.cli.{place}.load_target", None)
+    assert main(["generate", PROMPT, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["doctor", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_drafter_is_answered_with_the_names(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(name: str, *_: object, **__: object) -> None:
+        raise InputError(f"huggingface.co has no {name}")
+
+    monkeypatch.setattr("forerun.cli.loading.load", nothing)
+    assert main(["generate", PROMPT, "--drafter", "nosuch"]) == 2
+    told = capsys.readouterr().err
+    assert "no drafter of that name, and no model. Received 'nosuch'. Use ngram, suffix" in told
+    assert "huggingface.co" not in told
+    assert main(["generate", PROMPT, "--drafter", "some/model"]) == 2
+    assert "huggingface.co has no some/model" in capsys.readouterr().err
+
+
+def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None:
+    for words in (["A", "B"], ["A", "--seed", "3", "B"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["generate", *words])
+        told = capsys.readouterr().err
+        assert "unrecognized arguments: B (put the prompt in quotes; several go into" in told
+        assert "--prompts F" in told
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "A", "--seeed", "3"])
+    assert "--prompts" not in capsys.readouterr().err.split("unrecognized")[1]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("what is", "it is no JSON: Expecting value, at character 1"),
+        ('"what is"', "it is no JSON object"),
+        ('{"promt": "what is"}', "its keys are 'promt'; known are 'prompt' and 'turns'"),
+    ],
+)
+def test_a_broken_line_of_json_is_no_prompt(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch,
+    ending: str, line: str, reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("forerun.cli.generate.load_target", None)
+    file = tmp_path / f"prompts{ending}"
+    file.write_text(f'{{"prompt": "fine"}}\n{line}\n', encoding="utf-8")
+    assert main(["generate", "--prompts", str(file)]) == 2
+    assert f"Line 2 of {file} holds no prompt ({reason})" in capsys.readouterr().err
+    assert main(["train", "./mine", "--prompts", str(file), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert f"Line 2 of {file} is no prompt in JSON ({reason})" in told
+
+
+def test_trees_as_they_are_typed() -> None:
+    assert tree("--tree", None) is None
+    assert tree("--tree", "16") == 16
+    assert tree("--tree", "2,2") == Tree.of_branching((2, 2))
+    assert tree("--tree", "3,1,1") == Tree.of_branching((3, 1, 1))
+
+
+@pytest.mark.parametrize("rule", ["match", "siblings", "traversal"])
+def test_a_tree_of_a_given_shape_for_every_rule_that_judges_trees(
+    tiny_model: str, capsys: Capture, rule: str
+) -> None:
+    words = ["generate", PROMPT, "--target", tiny_model, "--drafter", tiny_model, "--json"]
+    words += ["--temperature", "0.8", "--seed", "3", "--max-new-tokens", "20"]
+    assert main([*words, "--tree", "2,2", "--rule", rule]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)["stats"]
+    assert shown.err == ""
+    assert found["notes"] == []
+    assert max(found["drafted_by_round"]) == 6
+    assert main([*words, "--tree", "8", "--rule", "ratio"]) == 2
+    assert "siblings or traversal; the last two with a shape" in capsys.readouterr().err
+
+
+def test_the_usual_drafter() -> None:
+    assert usual_drafter(None) == usual_drafter("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert usual_drafter(None) == "heads+suffix"
+    assert usual_drafter("./mine") == "ngram"
+
+
+def test_the_doctor_takes_what_generate_takes(tiny_model: str, capsys: Capture) -> None:
+    helps = []
+    for command in ("generate", "doctor"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        helps.append(shown.split("--drafter D ")[-1].split(" --")[0])
+    assert "heads+suffix for the default model" in helps[0]
+    assert helps[0].split(" (default")[0] == helps[1].split(" (default")[0]
+    words = ["doctor", "--target", tiny_model, "--limit", "2", "--max-new-tokens", "12"]
+    for options in (
+        ["--drafter", "ngram+suffix", "--tree", "8"],
+        ["--tree", "2,2", "--rule", "traversal", "--drafter", tiny_model],
+    ):
+        assert main([*words, *options]) == 0
+        assert "2 identical" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature"), [("ratio", "0.8"), ("typical", "0"), ("typical", "1")]
+)
+def test_the_doctor_holds_no_rule_to_what_it_does_not_promise(
+    capsys: Capture, rule: str, temperature: str
+) -> None:
+    assert main(["doctor", "--rule", rule, "--temperature", temperature]) == 2
+    assert f"Received {rule} at temperature {temperature}" in capsys.readouterr().err
