@@ -1,8 +1,8 @@
-"""Does the default pay off on a laptop?  The default model and its own drafter, on a CPU.
+"""Does the default pay off on a laptop?  The default model and its drafters, on a CPU.
 
-In one run: transformers' greedy decoding, ours without a drafter, and ours with the shipped
-drafter: as the default does it, and as a chain and a tree of given size, greedy and sampled.  The
-text of all of ours must be the same.
+In one run: transformers' greedy decoding, ours without a drafter, ours as the default does it
+(heads and suffix, draft length "auto"), and ours with the shipped drafter alone: "auto", and as a
+chain and a tree of given size, greedy and sampled.  The text of all of ours must be the same.
 
     python benchmarks/laptop.py [SPEC_BENCH.jsonl] [--per-group 8] [--max-new-tokens 128]
 """
@@ -43,12 +43,15 @@ def main() -> None:
         f"heads, chain of {LENGTH}": {"draft_length": LENGTH},
         f"heads, tree of {NODES}": {"draft_length": LENGTH, "tree": NODES},
     }
+    both = fr.drafters.Mixed(heads, fr.drafters.Suffix())
+    contenders["heads + suffix, auto"] = ours(target, size, drafter=both)
     for name, how in drafted.items():
         contenders[name] = ours(target, size, drafter=heads, **how)
     warm = fr.Sampling(temperature=HEAT, seed=1)
     for name, how in [("forerun plain", {}), *list(drafted.items())[1:]]:
         how = {**how, "drafter": heads} if how else {}
         contenders[f"{name}, T {HEAT}"] = ours(target, size, sampling=warm, **how)
+    contenders[f"heads + suffix, auto, T {HEAT}"] = ours(target, size, sampling=warm, drafter=both)
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
     if args.only is not None:
         contenders = {name: run for name, run in contenders.items() if name in args.only}

@@ -127,7 +127,7 @@ def test_cells_take_turns_on_the_same_prompts(drafters: dict[str, Any]) -> None:
     assert len(cells) == (1 + 2 * (3 + 1)) * 4
     assert {cell.draft_length for cell in cells if cell.tree} == {3}
     questions = [Question(str(i), "ab"[i // 3], "", [1], 0) for i in range(6)]
-    jobs = list(jobs_of(cells, questions, repeats=2))
+    jobs = list(jobs_of(cells, questions, {1: 2, 4: 2}))
     first = [job for job in jobs if job.repeat == 0 and job.cell.batch == 1][: len(cells) // 2]
     assert {job.questions[0].id for job in first} == {"0"}
     assert len({job.cell for job in first}) == len(cells) // 2
@@ -136,7 +136,10 @@ def test_cells_take_turns_on_the_same_prompts(drafters: dict[str, Any]) -> None:
     fours = [job.questions for job in jobs if job.cell.batch == 4]
     assert {"".join(q.id for q in some) for some in fours} == {"0314", "2503"}
     with pytest.raises(InputError, match="larger than the prompt set"):
-        list(jobs_of(cells, questions[:3], repeats=1))
+        list(jobs_of(cells, questions[:3], {1: 1, 4: 1}))
+    some = [(job.repeat, job.cell.batch) for job in jobs_of(cells, questions, {1: 3, 4: 1})]
+    assert {repeat for repeat, batch in some if batch == 1} == {0, 1, 2}
+    assert {repeat for repeat, batch in some if batch == 4} == {0}
 
 
 class Killed(Exception):

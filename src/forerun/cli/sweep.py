@@ -15,7 +15,7 @@ from forerun.cli.lists import counts, numbers
 from forerun.cli.loading import load_drafter, load_target
 from forerun.errors import InputError, explain
 from forerun.measure.figures import Figures, figures, groups
-from forerun.measure.grid import check_batches
+from forerun.measure.grid import check_batches, repeats_of
 from forerun.measure.log import Log
 from forerun.measure.peers import PEERS
 from forerun.measure.records import Records, Run
@@ -60,7 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
     )
-    parser.add_argument("--repeats", metavar="N", type=int, default=1, help="(default: 1)")
+    parser.add_argument(
+        "--repeats", metavar="N", default="1", help="3, or one for each batch: 5,2,2 (default: 1)"
+    )
     parser.add_argument(
         "--against",
         metavar="PEER",
@@ -90,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     trees = counts("--tree", args.tree) if args.tree else []
     batches = counts("--batch", args.batch)
     temperatures = numbers("--temperature", args.temperature)
+    repeats = counts("--repeats", args.repeats)
+    repeats_of(batches, repeats)
     _check(args, batches, trees, temperatures)
     check_batches(batches, len(prompts))
     log = Log(args.out, skip_corrupt=args.skip_corrupt)
@@ -106,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         batches=batches,
         temperatures=temperatures,
         rule=args.rule,
-        repeats=args.repeats,
+        repeats=repeats,
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
         against=args.against,
@@ -200,6 +204,6 @@ def _check(
     rules.get(args.rule)
     for temperature in temperatures:
         Sampling(temperature=temperature, seed=args.seed)
-    for flag, values in (("--batch", batches), ("--tree", trees), ("--repeats", [args.repeats])):
+    for flag, values in (("--batch", batches), ("--tree", trees)):
         if any(value < 1 for value in values):
             raise InputError(explain(f"{flag} is too small.", min(values), "Use 1 or more."))

@@ -10,9 +10,9 @@ from forerun.drafters.base import Guess, Prices
 from forerun.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
-GAIN_FADE = 0.98  # what an ask does, over all requests
-OWN_GAIN_FADE = 0.9  # and within one
-OWN_TRUST = 4.0  # asks of its own after which a request is judged half by them
+GAIN_FADE = 0.99  # what an ask does, over all requests
+OWN_GAIN_FADE = 0.95  # and within one
+OWN_TRUST = 12.0  # asks of its own after which a request is judged half by them
 NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
 
 

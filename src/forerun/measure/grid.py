@@ -63,8 +63,12 @@ def cells_of(
     return list(dict.fromkeys(found))
 
 
-def jobs_of(cells: Sequence[Cell], questions: Sequence[Question], repeats: int) -> Iterator[Job]:
+def jobs_of(
+    cells: Sequence[Cell], questions: Sequence[Question], repeats: Mapping[int, int]
+) -> Iterator[Job]:
     """Runs in turns: all cells on the same prompts before anyone goes on to the next.
+
+    repeats: by batch.
 
     A slow minute of the machine then hits all cells alike, and another cell goes first each time.
     Prompts of different groups share a batch, as they would on a server; where they do not fill
@@ -74,14 +78,28 @@ def jobs_of(cells: Sequence[Cell], questions: Sequence[Question], repeats: int) 
     batches = sorted({cell.batch for cell in cells})
     check_batches(batches, len(questions))
     turn = 0
-    for repeat in range(repeats):
-        starts = sorted((at, b) for b in batches for at in range(0, len(questions), b))
+    for repeat in range(max(repeats[batch] for batch in batches)):
+        due = [batch for batch in batches if repeat < repeats[batch]]
+        starts = sorted((at, b) for b in due for at in range(0, len(questions), b))
         for start, batch in starts:
             some = tuple((*questions, *questions)[start : start + batch])
             own = [cell for cell in cells if cell.batch == batch]
             turn += 1
             for cell in own[turn % len(own) :] + own[: turn % len(own)]:
                 yield Job(cell, repeat, some)
+
+
+def repeats_of(batches: Sequence[int], repeats: int | Sequence[int]) -> dict[int, int]:
+    """How often each batch is run: one number for all of them, or one each."""
+    each = [repeats] * len(batches) if isinstance(repeats, int) else list(repeats)
+    if len(each) == 1:
+        each *= len(batches)
+    if len(each) != len(batches):
+        cure = f"Give one number, or {len(batches)}: one for each batch."
+        raise InputError(explain("The repeats do not fit the batches.", each, cure))
+    if min(each) < 1:
+        raise InputError(explain("The repeats are too few.", min(each), "Use 1 or more."))
+    return dict(zip(batches, each, strict=True))
 
 
 def check_batches(batches: Sequence[int], num_prompts: int) -> None:

@@ -16,7 +16,7 @@ from forerun.drafters.base import Drafter
 from forerun.engine.prompts import encode
 from forerun.errors import MissingExtraError, explain
 from forerun.measure.figures import figures
-from forerun.measure.grid import Job, cells_of, jobs_of
+from forerun.measure.grid import Job, cells_of, jobs_of, repeats_of
 from forerun.measure.log import Log
 from forerun.measure.machine import this_machine
 from forerun.measure.peers import check_peer, run_transformers
@@ -45,7 +45,7 @@ def sweep(
     batches: Sequence[int] = (1,),
     temperatures: Sequence[float] = (0.0,),
     rule: str = "match",
-    repeats: int = 1,
+    repeats: int | Sequence[int] = 1,
     max_new_tokens: int = 64,
     seed: int = 0,
     against: Sequence[str] = (),
@@ -57,6 +57,7 @@ def sweep(
 
     drafters: by the name the records should give them.  Plain decoding is always in the sweep.
     trees: numbers of nodes, for trees as deep as the longest draft; chains are run anyway.
+    repeats: how often everything is run, or how often at each of the batches.
     against: peers that run the cells they have a counterpart for: "transformers".
     predict: probe first, and write down what each cell is expected to give.
     read_prompts_once: later runs of a prompt go on from a copy of what was read; on the lean CPU
@@ -78,7 +79,7 @@ def sweep(
         rule=rule,
         peers=against,
     )
-    jobs = list(jobs_of(cells, questions, repeats))
+    jobs = list(jobs_of(cells, questions, repeats_of(batches, repeats)))
     log.begin(
         Header(
             target=model.name,
