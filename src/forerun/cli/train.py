@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--pause-after", type=float, metavar="S", help="stop after this long, to be gone on with"
     )
     train.add_argument("--batch-tokens", type=int, metavar="N", help="per step, padding included")
-    train.add_argument("--objective", default="top1", help="top1, kl, tv or mix (default: top1)")
+    train.add_argument("--objective", default="kl", help="kl, tv, top1 or mix (default: kl)")
     train.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     train.add_argument("--learning-rate", type=float, default=1e-3, help="(default: 0.001)")
     train.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="(default: 8192)")
