@@ -250,10 +250,15 @@ class Controller:
 _known: WeakKeyDictionary[Any, dict[Any, Controller]] = WeakKeyDictionary()
 
 
-def controller_of(target: Any, drafter: Any, *, is_tree: bool = False) -> Controller:
-    """What earlier engines have learned about this pair, or a controller that knows nothing."""
+def controller_of(
+    target: Any, drafter: Any, *, num_rows: int = 1, is_tree: bool = False
+) -> Controller:
+    """What earlier engines of this size have learned about this pair, or one that knows nothing.
+
+    Costs and paces of a batch say little about those of a single request.
+    """
     fresh = Controller(is_tree=is_tree)
     try:
-        return _known.setdefault(target, {}).setdefault((drafter, is_tree), fresh)
+        return _known.setdefault(target, {}).setdefault((drafter, num_rows, is_tree), fresh)
     except TypeError:  # not hashable, or cannot be referred to weakly
         return fresh

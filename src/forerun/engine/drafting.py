@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
-from forerun.engine.controller import Choice, Ended, controller_of
+from forerun.engine.controller import Choice, Controller, Ended, controller_of
 from forerun.engine.estimates import Experience
 from forerun.engine.proposal import NOTHING, Proposal, cut, fits, worthwhile
 from forerun.engine.request import Request
@@ -58,10 +58,8 @@ class Drafting:
         self.note: str | None = None
         if drafter is not None and self.tree is not tree:
             self.note = f"{target.name} cannot score trees, so drafts were chains"
-        self._controller = None
-        has_shape = isinstance(self.tree, Tree)
-        if draft_length == "auto" and not has_shape and drafter is not None:
-            self._controller = controller_of(target, drafter, is_tree=self.tree is not None)
+        self._controller: Controller | None = None
+        self._is_controlled = draft_length == "auto" and not isinstance(self.tree, Tree)
         self._experience: dict[int, Experience] = {}  # of the request in each row
         self._state: Any = LOST
         self._abandoned: set[int] = set()  # rows that are done without until they are released
@@ -83,6 +81,10 @@ class Drafting:
             raise UnsupportedError(
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
+        if self._is_controlled:
+            self._controller = controller_of(
+                self.target, self.drafter, num_rows=num_rows, is_tree=self.tree is not None
+            )
 
     def welcome(self, request: Request) -> None:
         """A request enters a slot: it learns what it will have to do without."""
