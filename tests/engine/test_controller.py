@@ -151,7 +151,8 @@ def test_auto_never_changes_the_text_and_says_what_it_did() -> None:
     assert len(stats.drafted_by_round) == stats.rounds
     assert stats.speed_against_plain is not None
     assert stats.speed_against_plain > 0
-    assert controller_of(target, drafter).rounds > 5
+    assert controller_of(target, drafter, num_rows=2).rounds > 5
+    assert controller_of(target, drafter, num_rows=1).rounds == 0
     assert controller_of(target, fr.drafters.NGram()).rounds == 0
     assert ahead[-1].stats.to_dict()["drafted_by_round"] == stats.drafted_by_round
 
