@@ -19,7 +19,6 @@ what keeps rules exact that divide by the draft's law.  Under `match` nothing co
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -28,12 +27,12 @@ from weakref import WeakKeyDictionary
 
 from forerun.drafters.base import Prices
 from forerun.engine.estimates import (
-    NUM_TIMINGS,
     Acceptance,
     Calibration,
     Clock,
     Experience,
     Pace,
+    Recent,
 )
 
 OWN_PACE_TRUST = 6.0  # rounds of its own after which a request's pace is judged half by them
@@ -83,7 +82,7 @@ class Controller:
     calibration: Calibration | None = None  # where the drafter says how likely its guesses are
     score: Clock = field(default_factory=Clock)  # by tokens in the pass
     draft: Clock = field(default_factory=Clock)  # by the longest draft that came of it
-    overhead: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    overhead: Recent = field(default_factory=Recent)  # verifying and committing
     is_warm: bool = False
     rounds: int = 0
     last_asked: int = 0  # the round in which a draft was asked for last
@@ -136,7 +135,7 @@ class Controller:
         if reads_prompt:
             return
         self.score.learn(num_rows + sum(drafted), score_seconds)
-        self.overhead.append(other_seconds)
+        self.overhead.learn(other_seconds)
         if not any(drafted):
             self.last_plain = self.rounds
             self.num_plain += 1
@@ -156,7 +155,7 @@ class Controller:
         nothing = Choice([0] * len(limits))
         if not any(limits):
             return nothing
-        if not any(self.draft.timings):
+        if not any(self.draft.sizes):
             return Choice([min(FIRST_LENGTH, limit) for limit in limits])
         is_known = self.num_plain >= NUM_COMPARED
         if not is_known or self.rounds - self.last_plain > 4 * PROBE_EVERY:
@@ -214,13 +213,19 @@ class Controller:
         return found
 
     def _pays(self, own: Sequence[Experience]) -> bool:
-        """Whether rounds with drafts have made more tokens a second than rounds without would."""
+        """Whether rounds with drafts have made more tokens a second than rounds without would.
+
+        Where asking costs next to nothing that is no question: the bar decides guess by guess.
+        """
+        plain = self._seconds(len(own), None)
+        if 0 in self.draft.timings and self.draft(0) <= (1 - CLOSE) * plain:
+            return True
         if self.pace.rounds < FAIR_TRIAL:
             return False
         scale = OWN_PACE_TRUST / self.pace.rounds
         tokens = sum(each.pace.tokens + scale * self.pace.tokens for each in own)
         seconds = sum(each.pace.seconds + scale * self.pace.seconds for each in own)
-        return tokens / seconds >= CLOSE / self._seconds(len(own), None)
+        return tokens / seconds >= CLOSE / plain
 
     def _prices(self, num_rows: int) -> Prices:
         """What a token takes at the pace that is reached, and what a guess adds to a pass."""
@@ -244,7 +249,7 @@ class Controller:
     def _seconds(self, num_tokens: int, depth: int | None) -> float:
         """What a round usually takes whose longest draft is `depth`; None: nobody is asked."""
         draft = 0.0 if depth is None else self.draft(depth)
-        return self.score(num_tokens) + draft + median(self.overhead or [0.0])
+        return self.score(num_tokens) + draft + self.overhead.middle
 
 
 _known: WeakKeyDictionary[Any, dict[Any, Controller]] = WeakKeyDictionary()

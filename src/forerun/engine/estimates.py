@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections import defaultdict, deque
+from bisect import bisect, insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -99,30 +99,46 @@ class Calibration:
 
 
 @dataclass
+class Recent:
+    """The median of the latest few timings, found when one is added: it is read more often."""
+
+    middle: float = 0.0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+
+    def learn(self, seconds: float) -> None:
+        self.latest.append(seconds)
+        self.middle = median(self.latest)
+
+
+@dataclass
 class Clock:
     """Seconds of something by its size, from the latest few of each size."""
 
-    timings: dict[int, deque[float]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=NUM_TIMINGS))
-    )
+    timings: dict[int, Recent] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)  # those timed, in order
 
     def learn(self, size: int, seconds: float) -> None:
-        self.timings[size].append(seconds)
+        if size not in self.timings:
+            self.timings[size] = Recent()
+            insort(self.sizes, size)
+        self.timings[size].learn(seconds)
 
     def __call__(self, wanted: int) -> float:
         """The median where this size was timed; else a line through its neighbours, level below
         the smallest and as steep as the last known stretch, at most in proportion, above."""
-        known = sorted((size, median(own)) for size, own in self.timings.items())
-        below = [pair for pair in known if pair[0] <= wanted]
-        above = [pair for pair in known if pair[0] >= wanted]
-        if not below:
-            return known[0][1]
-        (size, seconds), rest = below[-1], wanted - below[-1][0]
-        if above:
-            other, later = above[0]
-            return seconds + (later - seconds) * rest / max(1, other - size)
+        if wanted in self.timings:
+            return self.timings[wanted].middle
+        place = bisect(self.sizes, wanted)
+        if place == 0:
+            return self.timings[self.sizes[0]].middle
+        size = self.sizes[place - 1]
+        seconds, rest = self.timings[size].middle, wanted - size
+        if place < len(self.sizes):
+            other = self.sizes[place]
+            return seconds + (self.timings[other].middle - seconds) * rest / (other - size)
         slope = seconds / max(1, size)
-        if len(below) > 1:
-            before, sooner = below[-2]
-            slope = min(slope, max(0.0, (seconds - sooner) / (size - before)))
+        if place > 1:
+            before = self.sizes[place - 2]
+            steepness = (seconds - self.timings[before].middle) / (size - before)
+            slope = min(slope, max(0.0, steepness))
         return seconds + slope * rest
