@@ -175,6 +175,16 @@ def test_real_drafters_together(tree: int | None) -> None:
     assert sum(each.stats.accepted for each in found) > 20
 
 
+def test_a_target_that_has_no_hash_is_served() -> None:
+    class Unhashable(TableModel):
+        __hash__ = None  # type: ignore[assignment]
+
+    target = Unhashable(5, 1, COUNT.table)
+    answer = fr.generate(target, [0], drafter=Mixed(NGram(), Suffix()), max_new_tokens=30)
+    assert answer.tokens == fr.generate(COUNT, [0], max_new_tokens=30).tokens
+    assert answer.stats.notes == []
+
+
 def test_nothing_to_mix() -> None:
     with pytest.raises(fr.InputError, match="no drafter to mix"):
         Mixed()

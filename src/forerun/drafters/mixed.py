@@ -94,7 +94,7 @@ class Mixed:
         states = [each.start(target, num_rows, capacity, rows) for each in self.drafters]
         return Panel(
             states,
-            self._known.setdefault(target, self._records()),
+            self._records_with(target),
             apart=[self._records() for _ in range(num_rows)],
             gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
@@ -126,6 +126,14 @@ class Mixed:
         state.apart[row], state.gains[row] = self._records(), self._gains()
         state.num_turns[row] = 0
         state.shares.pop(row, None)
+
+    def _records_with(self, target: LanguageModel) -> list[Record]:
+        """What earlier engines have learned with this target, if it can be told from others."""
+        fresh = self._records()
+        try:
+            return self._known.setdefault(target, fresh)
+        except TypeError:  # not hashable, or cannot be referred to weakly
+            return fresh
 
     def _records(self) -> list[Record]:
         return [Record() for _ in self.drafters]
