@@ -243,3 +243,14 @@ def test_what_comes_after_the_end_was_not_accepted() -> None:
     assert (stats.rounds, stats.accepted, stats.emitted) == (2, 6, 7)
     assert stats.accepted == sum(fate is fr.Fate.ACCEPTED for fate in answer.fates)
     assert stats.accepted_by_position == stats.reached_by_position == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("rule", "is_shared"), [("match", True), ("ratio", False)])
+def test_what_was_learned_is_kept_from_rules_that_it_could_bias(rule: str, is_shared: bool) -> None:
+    """Under a rule with coins, a request with the seed of an earlier one meets its coins again."""
+    target = fr.wrap(lambda tokens: np.full(9, 1 / 9))
+    drafter = fr.drafters.Model(target)
+    fr.generate(
+        target, [1], drafter=drafter, rule=rule, sampling=fr.Sampling(seed=1), max_new_tokens=40
+    )
+    assert (controller_of(target, drafter).rounds > 0) is is_shared

@@ -82,9 +82,15 @@ class Drafting:
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
         if self._is_controlled:
-            self._controller = controller_of(
-                self.target, self.drafter, num_rows=num_rows, is_tree=self.tree is not None
-            )
+            self._controller = self._made_controller(num_rows)
+
+    def _made_controller(self, num_rows: int) -> Controller:
+        """One that knows what earlier engines learned; where the rule divides by the draft's law,
+        one that knows nothing: an earlier request with the same seed has met the same coins."""
+        is_tree = self.tree is not None
+        if self.rule.needs_draft_probs:
+            return Controller(is_tree=is_tree)
+        return controller_of(self.target, self.drafter, num_rows=num_rows, is_tree=is_tree)
 
     def welcome(self, request: Request) -> None:
         """A request enters a slot: it learns what it will have to do without."""
