@@ -26,6 +26,6 @@ def steady(request: pytest.FixtureRequest) -> Iterator[None]:
     """`draft_length="auto"` minds the clock; outside its own tests it always says 5."""
     chosen: Any = Controller.choose
     if "test_controller" not in request.module.__name__:
-        Controller.choose = lambda self, own, room: Choice([min(5, each) for each in room])  # type: ignore[method-assign]
+        Controller.choose = lambda self, own, room, *_: Choice([min(5, each) for each in room])  # type: ignore[method-assign]
     yield
     Controller.choose = chosen  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun import InputError, Sampling, Tree, UnsupportedError
 from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
-from forerun.engine.proposal import worthwhile
+from forerun.engine.proposal import Proposal, worthwhile
 from forerun.models import TableModel
 from forerun.rules import Match
 from forerun.types import Drawn
@@ -272,9 +272,13 @@ def test_turns_say_what_is_wanted() -> None:
 
 
 def test_what_is_not_worth_its_slot_is_left_out() -> None:
-    chain = worthwhile(Guess([5, 6, 7]), [0.9, 0.3, 0.2], 0.3)
-    assert (chain.tokens, chain.parents, chain.values) == ([5, 6], None, [0.9, 0.3])
-    tree = Guess([5, 6, 7, 8, 9], parents=[-1, -1, 0, 1, 2])
-    kept = worthwhile(tree, [0.6, 0.1, 0.4, 0.9, 0.3], 0.3)
-    assert (kept.tokens, kept.parents) == ([5, 7, 9], [-1, 0, 1])  # 8 comes after one that is out
-    assert worthwhile(tree, [0.0] * 5, 0.1).tokens == []
+    chain = worthwhile(Proposal([5, 6, 7], values=[0.9, 0.3, 0.2]), 0.3)
+    assert (chain.tokens, chain.tree, chain.values) == ([5, 6], None, [0.9, 0.3])
+    tree = Proposal([5, 6, 7, 8, 9], tree=Tree((-1, -1, 0, 1, 2)), values=[0.6, 0.1, 0.4, 0.9, 0.3])
+    kept = worthwhile(tree, 0.3)
+    assert (kept.tokens, kept.tree) == ([5, 7, 9], None)  # 8 comes after one that is out
+    kept = worthwhile(tree, 0.05)
+    assert (kept.tokens, kept.tree) == (tree.tokens, tree.tree)
+    assert worthwhile(tree, 0.95).tokens == []
+    silent = Proposal([5, 6])
+    assert worthwhile(silent, 0.9) is silent

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
-from forerun.engine.controller import Choice, Controller, Ended, controller_of
-from forerun.engine.estimates import Experience
-from forerun.engine.proposal import NOTHING, Proposal, cut, fits, worthwhile
+from forerun.engine.controller import Choice
+from forerun.engine.proposal import NOTHING, Proposal, cut, fits
 from forerun.engine.request import Request
+from forerun.engine.steering import Steering
 from forerun.errors import ForerunError, InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
@@ -58,9 +58,8 @@ class Drafting:
         self.note: str | None = None
         if drafter is not None and self.tree is not tree:
             self.note = f"{target.name} cannot score trees, so drafts were chains"
-        self._controller: Controller | None = None
-        self._is_controlled = draft_length == "auto" and not isinstance(self.tree, Tree)
-        self._experience: dict[int, Experience] = {}  # of the request in each row
+        self._steering: Steering | None = None
+        self._is_steered = draft_length == "auto" and not isinstance(self.tree, Tree)
         self._state: Any = LOST
         self._abandoned: set[int] = set()  # rows that are done without until they are released
         self._num_failures = 0
@@ -81,19 +80,16 @@ class Drafting:
             raise UnsupportedError(
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
-        if self._is_controlled:
-            self._controller = self._made_controller(num_rows)
+        if self._is_steered:
+            is_tree = self.tree is not None
+            self._steering = Steering(
+                self.target, self.drafter, self.rule, num_rows=num_rows, is_tree=is_tree
+            )
 
-    def _made_controller(self, num_rows: int) -> Controller:
-        """One that knows what earlier engines learned; where the rule divides by the draft's law,
-        one that knows nothing: an earlier request with the same seed has met the same coins."""
-        is_tree = self.tree is not None
-        if self.rule.needs_draft_probs:
-            return Controller(is_tree=is_tree)
-        return controller_of(self.target, self.drafter, num_rows=num_rows, is_tree=is_tree)
-
-    def welcome(self, request: Request) -> None:
+    def welcome(self, row: int, request: Request) -> None:
         """A request enters a slot: it learns what it will have to do without."""
+        if self._steering is not None:
+            self._steering.welcome(row, request)
         if self.note is not None:
             request.stats.notes.append(self.note)
 
@@ -105,8 +101,10 @@ class Drafting:
             return found
         rooms = [requests[index].limit - requests[index].num_output - 1 for index in asked]
         choice = Choice([min(self.draft_length, room) for room in rooms])
-        if self._controller is not None:
-            choice = self._controller.choose([self._own(rows[index]) for index in asked], rooms)
+        if self._steering is not None:
+            choice = self._steering.choose(
+                [rows[index] for index in asked], [requests[index] for index in asked], rooms
+            )
             if not any(choice.lengths):
                 return found
         turns = [
@@ -136,7 +134,7 @@ class Drafting:
             self._abandon(reason, {rows[index]: requests[index]})
         if broken:
             self._count_failure()
-        return found
+        return found if self._steering is None else self._steering.worthwhile(choice, found)
 
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
         pairs = [
@@ -160,28 +158,8 @@ class Drafting:
         spent: Sequence[float],
     ) -> None:
         """A round is over: what was accepted of each draft, and the seconds by stage."""
-        if self._controller is None:
-            return
-        reads_prompt = any(request.stats.rounds == 1 for request in requests)
-        draft, score, *others = spent
-        self._controller.learn(
-            [self._own(row) for row in rows],
-            [
-                Ended(len(draft.tokens), len(path), draft.values, path)
-                for draft, path in zip(drafts, paths, strict=True)
-            ],
-            draft_seconds=draft,
-            score_seconds=score,
-            other_seconds=sum(others),
-            reads_prompt=reads_prompt,
-        )
-        plain = self._controller.plain_seconds(len(rows))
-        if plain is not None and not reads_prompt:
-            for request in requests:
-                request.stats.compare_to_plain(plain, sum(spent))
-
-    def _own(self, row: int) -> Experience:
-        return self._experience.setdefault(row, Experience())
+        if self._steering is not None:
+            self._steering.learn(rows, requests, drafts, paths, spent)
 
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
@@ -191,7 +169,8 @@ class Drafting:
             except Exception as error:
                 self._lose_state(error, others)
         self._abandoned.discard(row)
-        self._experience.pop(row, None)
+        if self._steering is not None:
+            self._steering.release(row)
 
     def _turn(self, row: int, request: Request, room: int, depth: int, choice: Choice) -> Turn:
         budget, shape = depth, None
@@ -217,8 +196,6 @@ class Drafting:
 
     def _checked(self, turn: Turn, guess: Guess) -> Proposal:
         """A guess that breaks its promise would break the target far from here."""
-        if turn.worth and guess.values is not None and not self.rule.needs_draft_probs:
-            guess = worthwhile(guess, guess.values, turn.worth)
         size = self.target.vocab_size
         tokens = [operator.index(token) for token in guess.tokens]
         if not tokens:
@@ -231,9 +208,13 @@ class Drafting:
             wrong = "it proposed more tokens than it was asked for."
             raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
         tree = self._checked_tree(turn, guess)
+        if guess.values is not None and len(guess.values) != len(tokens):
+            cure = f"There must be one for each of the {len(tokens)} tokens."
+            raise UnsupportedError(explain("its values do not fit.", len(guess.values), cure))
         if self.rule.needs_draft_probs:
             self._check_law(turn, guess, tree)
-        return Proposal(tokens, guess.drawn, guess.probs, tree, guess.values)
+        values = guess.values and [min(1.0, max(0.0, float(value))) for value in guess.values]
+        return Proposal(tokens, guess.drawn, guess.probs, tree, values)
 
     def _checked_tree(self, turn: Turn, guess: Guess) -> Tree | None:
         """The shape of a guess, None for a chain; only what the turn allows."""

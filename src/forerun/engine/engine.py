@@ -100,7 +100,7 @@ class Engine:
         for row, occupant in enumerate(self.slots):
             if occupant is None and self.waiting:
                 request = self.waiting.popleft()
-                self._drafting.welcome(request)
+                self._drafting.welcome(row, request)
                 self.slots[row], self._key = request, None
 
     def _leave(self, row: int) -> None:

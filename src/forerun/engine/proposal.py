@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from forerun.drafters.base import Guess
 from forerun.tree import ROOT, Tree
 from forerun.types import Drawn
 
@@ -50,19 +49,26 @@ class Proposal:
 NOTHING = Proposal([])
 
 
-def worthwhile(guess: Guess, values: Sequence[float], worth: float) -> Guess:
-    """A guess without the tokens that are not likely enough to be kept, or come after such."""
-    parents = range(-1, len(guess.tokens) - 1) if guess.parents is None else guess.parents
+def worthwhile(draft: Proposal, bar: float) -> Proposal:
+    """A draft without the tokens that are less likely to be kept, or come after such; one that
+    does not say how likely they are stays whole."""
+    if draft.values is None or min(draft.values) >= bar:
+        return draft
+    parents = Tree.chain(len(draft.tokens)).parents if draft.tree is None else draft.tree.parents
     number = {ROOT: ROOT}  # of each node that stays, its new one
-    for node, (parent, value) in enumerate(zip(parents, values, strict=True)):
-        if value >= worth and parent in number:
+    for node, (parent, value) in enumerate(zip(parents, draft.values, strict=True)):
+        if value >= bar and parent in number:
             number[node] = len(number) - 1
     nodes = list(number)[1:]
+    tree = None
+    if draft.tree is not None:
+        tree = Tree(tuple(number[parents[node]] for node in nodes))
     return replace(
-        guess,
-        tokens=[guess.tokens[node] for node in nodes],
-        parents=None if guess.parents is None else [number[parents[node]] for node in nodes],
-        values=[values[node] for node in nodes],
+        draft,
+        tokens=[draft.tokens[node] for node in nodes],
+        probs=None if draft.probs is None else draft.probs[nodes],
+        tree=None if tree is None or tree.is_chain else tree,
+        values=[draft.values[node] for node in nodes],
     )
 
 

@@ -1,6 +1,7 @@
 """Passes of a drafting network (drafters/heads/network.py): one call per thread.
 
 Keys and values are made of every token; only those whose logits are wanted go through the rest.
+So a prompt, of whose tokens none but the last is wanted, is read for little more than half of it.
 A line of guesses is drafted level by level in the same call.
 """
 
@@ -26,7 +27,7 @@ from forerun.lean.linear import (
 )
 from forerun.lean.plan import Plan
 from forerun.lean.scalar import copy, normalise
-from forerun.lean.shape import TOKENS
+from forerun.lean.shape import LANES, TOKENS
 
 NUM_STAGES = 14
 (
@@ -84,7 +85,7 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     if stage in (FUSE, OUT, DOWN):
         return num_panels(s.features)
     if stage == QKV:
-        return num_panels(s.qkv)
+        return num_panels(s.qkv) - first_panel(level, w)
     if stage == ATTEND:
         return len(level.plan.tiles) * w.heads.keys
     if stage == GATED:
@@ -92,6 +93,13 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     if stage == HEAD:
         return num_panels(level.logits)
     return len(level.plan.wanted) if stage > ATTEND else len(level.plan.ids)
+
+
+@compiled
+def first_panel(level: Level, w: HeadsWeights) -> Any:
+    """Of the queries, keys and values: where nothing is wanted, the panels of queries alone are
+    left out."""
+    return 0 if len(level.plan.wanted) else w.heads.queries * w.heads.size // LANES
 
 
 @compiled
@@ -165,6 +173,7 @@ def build(revision: int) -> Callable[..., None]:
                         inputs, places, out = s.hidden, plan.order, s.features
                     elif stage == QKV:
                         inputs, places, out = s.joined, plan.order, s.qkv
+                        i += first_panel(level, w)
                     project(m, MATRIX_OF[stage], i, inputs, places, out, work)
 
     return draft

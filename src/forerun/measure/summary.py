@@ -34,7 +34,7 @@ class Auto:
     cell: Cell
     best: Cell  # the fixed draft length with the most tokens per second, plain decoding included
     against_best: float  # tokens per second over those of the best
-    by_group: dict[str, float]  # speed-up over plain decoding, by task group
+    by_group: dict[str, float]  # and over those of plain decoding, by task group
 
     @property
     def lowest(self) -> str | None:
@@ -119,9 +119,10 @@ def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:
     own = [run for run in runs if run.cell in compared]
     gains: dict[Cell, dict[str, float]] = {cell: {} for cell in compared}
     for group in groups(own):
-        for each in figures(own, group=group):
-            if each.speedup is not None:
-                gains[each.cell][group] = each.speedup.mean
+        paces = {each.cell: each.tokens_per_second.mean for each in figures(own, group=group)}
+        for cell, pace in paces.items():
+            if paces.get(plain_of(cell)):
+                gains[cell][group] = pace / paces[plain_of(cell)]
     found = []
     for cell in cells:
         fixed = [other for other in speeds if _is_fixed_of(cell, other) and speeds[other]]
