@@ -146,7 +146,16 @@ def test_a_place_that_is_not_there_is_explained(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     with pytest.raises(InputError, match="folder and on the Hugging Face hub"):
-        Heads(tmp_path / "nowhere")
+        Heads("nobody/nothing")
+
+
+@pytest.mark.parametrize("place", ["nowhere", "no/where/at/all", ""])
+def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(place, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    with pytest.raises(InputError, match="no such folder"):
+        Heads(place)
 
 
 def test_a_drafter_comes_from_the_hub(folder, monkeypatch):

@@ -65,7 +65,7 @@ def test_names() -> None:
         ("ngram:3", r"ngram takes nothing after a colon.*NGram\(max_n=3\)"),
         ("", "No drafter is named. Received an empty text. Use ngram"),
         ("nosuch", "no drafter of that name.*'nosuch'. Use ngram, suffix.*; or a model by its hub"),
-        ("heads:nofolder", "no such folder.*'heads:nofolder'.*forerun train"),
+        ("heads:nofolder", "no such folder.*'nofolder'.*forerun train"),
         ("heads:./no/folder", "no such folder"),
         ("heads:", "no such folder"),
         ("suffix+", "nothing to mix"),

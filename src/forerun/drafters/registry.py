@@ -6,7 +6,6 @@ drafter, given the text after the colon if there is one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -43,11 +42,6 @@ def quantized(bits: Any = "int8") -> Drafter:
 def heads(*source: str) -> Drafter:
     from forerun.drafters.heads import Heads
 
-    is_folder = bool(source) and source[0] != "" and Path(source[0]).is_dir()
-    if source and not is_folder and not HUB_NAME.fullmatch(source[0]):
-        wrong = "There is no such folder, and a drafter on the hub is called owner/name."
-        cure = "Name a folder that `forerun train` wrote, or leave the colon out."
-        raise InputError(explain(wrong, repr(f"heads:{source[0]}"), cure))
     made: Drafter = Heads(*source)
     return made
 
@@ -64,8 +58,6 @@ FACTORIES: dict[str, Factory] = {
 
 WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()", "recycling": "Recycling()"}
 """Those that take nothing after a colon, and how they are made in Python."""
-
-HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def names() -> list[str]:

@@ -232,8 +232,9 @@ class Controller:
             return nothing
         if not any(self.costs.draft.sizes):
             return Choice([min(FIRST_LENGTH, limit) for limit in limits])
-        is_known = self.num_plain >= NUM_COMPARED
-        if not is_known or self.rounds - self.last_plain > 4 * PROBE_EVERY:
+        # What drafts are compared with: the less is known of it, the sooner it is tried again.
+        wait = min(4 * PROBE_EVERY, 4 * self.num_plain)
+        if self.num_plain < NUM_COMPARED or self.rounds - self.last_plain > wait:
             return nothing
         terms = self._terms(len(limits))
         if self.calibration is None and not self.is_tree:

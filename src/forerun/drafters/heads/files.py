@@ -7,6 +7,7 @@ Matrices are stored as blocks of 32 numbers of 8 bits under one float16 scale, a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from forerun.errors import InputError, explain
 FORMAT, VERSION = "forerun-heads", 1
 DESCRIPTION, WEIGHTS = "heads.json", "heads.safetensors"
 BLOCK = 32
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ def save(folder: Path, trained: Trained) -> None:
 
 def load(place: str | Path) -> Trained:
     """A drafter from a folder, or from the Hugging Face hub by its name."""
-    folder = Path(place) if Path(place).is_dir() else _download(str(place))
+    is_folder = str(place) != "" and Path(place).is_dir()
+    if not is_folder and not HUB_NAME.fullmatch(str(place)):
+        wrong = "There is no such folder, and a drafter on the hub is called owner/name."
+        cure = "Name a folder that `forerun train` wrote, or none for the shipped drafter."
+        raise InputError(explain(wrong, repr(str(place)), cure))
+    folder = Path(place) if is_folder else _download(str(place))
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         known = description["format"] == FORMAT and description["version"] == VERSION

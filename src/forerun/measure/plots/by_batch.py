@@ -50,6 +50,8 @@ def _title(results: Results, setting: Setting) -> str:
     where = f"at batch {setting.batch}, {temperature_words(setting.temperature)}"
     if best is None or best.speedup is None:
         return f"Latency and throughput up to batch {setting.batch}"
+    if best.speedup.mean < 1:
+        return f"No gain left {where}: {best.speedup.mean:.2f}× plain decoding"
     return f"{best.speedup.mean:.2f}× plain decoding still {where}"
 
 
