@@ -100,6 +100,22 @@ def test_one_that_costs_more_than_it_gives_is_all_but_left_out(seconds: float, p
     assert asked == 64 if pays else 0 < asked <= 8
 
 
+def test_what_the_engine_cut_off_is_not_charged() -> None:
+    """Of four guesses two went into the pass: what was not scored has cost nothing."""
+    gains, prices = [], Prices(token=1.0, slot=0.25)
+    for num_scored in (None, 2):
+        clock = Clock()
+        mixed = Mixed(
+            Teller("teller", 2, 0.0, clock), Teller("silent", -1, 0.0, clock), clock=clock
+        )
+        state = mixed.start(COUNT, 1, 200)
+        turn = Turn(0, [0], 1, 4, fr.Sampling(seed=1), 1, 0, prices=prices)
+        mixed.propose(state, [turn], shared_noise=True)
+        mixed.observe(state, [Outcome(0, 2, [0], [0, 1], num_scored=num_scored)])
+        gains.append(state.gains[0][0].tokens)
+    assert gains[1] - gains[0] == pytest.approx(0.5)
+
+
 def test_without_prices_everyone_is_heard() -> None:
     clock = Clock()
     silent, dear = Teller("silent", -1, 0.0, clock), Teller("dear", 0, 9.0, clock)

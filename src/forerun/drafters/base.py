@@ -76,6 +76,7 @@ class Outcome:
     successors: Sequence[tuple[int, Sequence[int]]] = ()
     """Each scored token with the target's likeliest tokens after it, best first; only for a
     drafter with an attribute `num_successors` above 0, and so many of them."""
+    num_scored: int | None = None  # tokens of the guess that went into the pass; None: all of them
 
 
 class Drafter(Protocol):

@@ -227,6 +227,8 @@ class Mixed:
         if share is not None and share.guess.tokens:
             known = takewhile(share.nodes.__contains__, outcome.path)
             path, drafted = [share.nodes[node] for node in known], len(share.nodes)
+            if outcome.num_scored is not None:
+                drafted = min(drafted, outcome.num_scored)  # the engine may have cut it
             promised = share.guess.values or [float(len(path))]
             record.learn(len(path), sum(promised))
         seconds = state.asked.get(row, {}).get(who)

@@ -141,11 +141,12 @@ class Controller:
         if self.rounds - self.last_drafted > PROBE_EVERY:
             return called[0]  # one guess, lest what is believed of them is never tested
         plain = known.get(num_others, self.costs.score(num_others))
+        token, slot = (price / self.costs.score.slowness for price in prices)
         bar, best, kept = float("inf"), 0.0, 0.0
         for count, value in enumerate(called, start=1):
             kept += self.calibration.chance(value)
-            seconds = known.get(num_others + count, plain + count * prices.slot) - plain
-            gain = kept * prices.token - seconds
+            seconds = known.get(num_others + count, plain + count * slot) - plain
+            gain = kept * token - seconds
             if gain > best:
                 bar, best = value, gain
         return bar
@@ -318,7 +319,8 @@ class Controller:
             worth = 0.0
             if self.calibration is not None:
                 worth = self.calibration.least((slot + self.costs.step / num_rows) / token)
-            self.terms = Terms(key, Prices(token, slot), worth)
+            slowness = self.costs.score.slowness  # drafters time themselves as the machine is
+            self.terms = Terms(key, Prices(token * slowness, slot * slowness), worth)
         return self.terms
 
 

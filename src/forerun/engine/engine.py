@@ -179,7 +179,8 @@ class Engine:
             gained.append(count)
             kept.append(_kept(num_pending, path[:count], draft))
             successors = self._successors([last, *draft.tokens], laws.logits[index])
-            outcomes.append(Outcome(row, len(path), request.tokens, path, successors))
+            scored = len(draft.tokens)
+            outcomes.append(Outcome(row, len(path), request.tokens, path, successors, scored))
         self.target.commit(self._state, rows, kept)
         self._drafting.observe(outcomes, requests)
         return gained
