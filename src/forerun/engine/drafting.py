@@ -158,7 +158,7 @@ class Drafting:
         spent: Sequence[float],
     ) -> None:
         """A round is over: what was accepted of each draft, and the seconds by stage."""
-        if self._steering is not None:
+        if self._steering is not None and self.drafter is not None:
             self._steering.learn(rows, requests, drafts, paths, spent)
 
     def release(self, row: int, others: dict[int, Request]) -> None:

@@ -1,7 +1,7 @@
 """Passes of a drafting network (drafters/heads/network.py): one call per thread.
 
 Keys and values are made of every token; only those whose logits are wanted go through the rest.
-So a prompt, of whose tokens none but the last is wanted, is read for little more than half of it.
+A pass in which none is wanted, as most of a prompt's are, makes no queries either.
 A line of guesses is drafted level by level in the same call.
 """
 
