@@ -98,13 +98,22 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
 
 
 def fold(seed: int, index: int) -> int:
-    """A seed for the index-th independent sample of a request; index 0 keeps the seed."""
+    """The seed of the index-th of several independent things that were given one seed; index 0
+    keeps the seed."""
     if index == 0:
         return seed
+    words = philox_one((index, 0, 0, int(Purpose.FOLD)), (seed & MASK, seed >> 32))
+    return words[0] | words[1] << 32
+
+
+def folds(seed: int, count: int) -> list[int]:
+    """`fold` of the indices 0 .. count - 1."""
+    if count <= FEW:
+        return [fold(seed, index) for index in range(count)]
     xp = compat.array_namespace(np.empty(0))
-    key = seed_key(xp, [seed], None)
-    words = _words(xp, key, xp.asarray([0]), xp.asarray([index]), Purpose.FOLD)
-    return int(words[0][0]) | int(words[1][0]) << 32
+    key, index = seed_key(xp, [seed], None), xp.arange(count, dtype=word_dtype(xp))
+    low, high, *_ = _words(xp, key, xp.zeros_like(index), index, Purpose.FOLD)
+    return [seed, *(low | high << 32)[1:].tolist()]
 
 
 def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Array:

@@ -118,6 +118,7 @@ class Verdict:
     draft_tokens: Array  # (B, K)
     rule: str
     lossless: bool
+    seed: int | Sequence[int]  # as given, or as drawn: passing it to `verify` repeats this verdict
     paths: Sequence[Sequence[int]] | None = None  # the accepted nodes of each row's tree, in order
 
     @property

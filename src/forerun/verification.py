@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -24,7 +25,7 @@ from forerun.arrays import (
     upcast,
 )
 from forerun.errors import InputError, UnsupportedError, explain
-from forerun.noise import Key, Purpose, coin, draw, race, seed_key
+from forerun.noise import Key, Purpose, coin, draw, folds, race, seed_key
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.base import Residual, Rule, Trial, slices
 from forerun.tree import Tree
@@ -71,7 +72,7 @@ def verify(
     target_logits: Array | None = None,
     temperature: float = 1.0,
     rule: str | Rule = "match",
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = None,
     positions: Any = None,
     check: str = "read",
 ) -> Verdict:
@@ -81,35 +82,49 @@ def verify(
         Row i is the target's law after i draft tokens; the last one is for the bonus token.
         For a draft with a tree, row 0 is the law after the text and row i + 1 that after token i.
     temperature: divides target_logits (and draft logits); 0 is greedy, for probabilities too.
-    seed: one for all rows, or one per row.  positions: (B,) index in its sequence of the first
-        token that this round emits, so that every round of a sequence gets fresh noise.
+    seed: None draws a fresh one for this call, kept as `verdict.seed` so that the call can be
+        repeated.  One whole number serves all rows, folded with the number of each, so that rows
+        are independent.  A sequence has one seed per row, used as it is.
+    positions: (B,) index in its sequence of the first token that this round emits.  Rounds of a
+        sequence that share a seed need it: the same seed and position are the same noise.
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.get(rule)
     trial = prepare(draft, target_probs, target_logits, temperature, rule, check)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
-    key = seed_key(trial.xp, _whole_numbers(seed, num_rows, "seed"), device)
+    seed = secrets.randbits(63) if seed is None else seed
+    key = seed_key(trial.xp, _row_seeds(seed, num_rows), device)
     first = _whole_numbers(0 if positions is None else positions, num_rows, "positions")
     if min(first) < 0:
         raise InputError(explain("A position is negative.", min(first), "Count them from 0."))
     noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
     reached, extra = rule.decide(trial, noise)
     if trial.trees is None:
-        return Verdict(reached, extra, trial.tokens, rule.name, rule.lossless)
+        return Verdict(reached, extra, trial.tokens, rule.name, rule.lossless, seed)
     paths = [trial.path(row, end) for row, end in enumerate(to_numpy(reached).tolist())]
     num_accepted = as_indices(trial.xp, [len(path) for path in paths], device)
-    return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless, paths)
+    return Verdict(num_accepted, extra, trial.tokens, rule.name, rule.lossless, seed, paths)
+
+
+def _row_seeds(seed: int | Sequence[int], num_rows: int) -> list[int]:
+    """One seed per row: those given, or independent ones made from the one that was given."""
+    if isinstance(seed, Integral):
+        return folds(int(seed), num_rows)
+    return _whole_numbers(seed, num_rows, "seed")
 
 
 def _whole_numbers(values: Any, num_rows: int, name: str) -> list[int]:
     """One whole number per row, out of one for all or a sequence."""
     if isinstance(values, Integral):
         return [int(values)] * num_rows
-    found = to_numpy(values) if compat.is_array_api_obj(values) else np.asarray(values)
-    if found.shape != (num_rows,) or found.dtype.kind not in "iu":
+    # As objects: NumPy would turn whole numbers on both sides of 2**63 into floats.
+    is_array = compat.is_array_api_obj(values)
+    array = to_numpy(values) if is_array else np.asarray(values, dtype=object)
+    numbers = array.tolist()
+    if array.shape != (num_rows,) or not all(isinstance(one, Integral) for one in numbers):
         cure = f"Pass one whole number, or one for each of the {num_rows} rows."
         raise InputError(explain(f"{name} does not fit the batch.", values, cure))
-    return [int(each) for each in found]
+    return [int(number) for number in numbers]
 
 
 def prepare(

@@ -116,7 +116,7 @@ def test_drafts_under_the_targets_noise_are_accepted_as_often_as_theory_says() -
     verdict = fr.verify(
         fr.Draft.shared(guess[:, None]),
         np.broadcast_to(target, (count, 2, 6)),
-        seed=9,
+        seed=[9] * count,
         positions=positions,
     )
     expected = float(theory.gumbel_acceptance(target, draft))

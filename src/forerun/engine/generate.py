@@ -61,7 +61,8 @@ def generate(
     tree: None for a chain of guesses; a number of nodes for trees that grow as the drafter sees
         fit, which only `match` allows; or a `Tree` to fill, whatever draft_length is above 0.
     sampling, max_new_tokens: for all prompts, or one for each.  With sampling.n above 1 each
-        prompt gives a list of n generations.
+        prompt gives a list of n generations.  One seed for a list of prompts answers each as it
+        would alone, so equal prompts get equal texts; n, or a seed for each, makes them differ.
     stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
         the model's own unless ignore_eos.
     logprobs: report each token's log-probability and those of that many likeliest tokens.
