@@ -11,6 +11,7 @@ from forerun.engine.results import Fate as Fate
 from forerun.engine.results import Generation as Generation
 from forerun.engine.results import Piece as Piece
 from forerun.errors import ForerunError as ForerunError
+from forerun.errors import GenerationError as GenerationError
 from forerun.errors import InputError as InputError
 from forerun.errors import MissingExtraError as MissingExtraError
 from forerun.errors import UnsupportedError as UnsupportedError

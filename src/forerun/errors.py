@@ -6,6 +6,16 @@ Every message says what is wrong, what was received, and what to do about it, so
 
 from __future__ import annotations
 
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+PACKAGE = str(Path(__file__).parent)
+LOG = logging.getLogger("forerun")
+LOG.addHandler(logging.NullHandler())  # a library is silent unless its user sets up logging
+
 
 class ForerunError(Exception):
     """Base of everything Forerun raises on purpose."""
@@ -21,6 +31,27 @@ class UnsupportedError(ForerunError):
 
 class MissingExtraError(ForerunError, ImportError):
     """An optional dependency is needed; the message names the install command."""
+
+
+class GenerationError(ForerunError, RuntimeError):
+    """A request failed while it was being answered.
+
+    results: what `generate` would have returned, the failed request included as far as it got:
+    its `finish_reason` is "error" and its `error` the reason.
+    """
+
+    def __init__(self, message: str, results: Any) -> None:
+        super().__init__(message)
+        self.results = results
+
+
+def warn(message: str) -> None:
+    """Tell the caller of the package, through `warnings` and through the log named "forerun"."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    LOG.warning(message)
 
 
 def explain(wrong: str, received: object, cure: str) -> str:

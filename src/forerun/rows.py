@@ -71,7 +71,7 @@ class Dense:
 
     @property
     def tolerance(self) -> float:
-        return _tolerance(self.probs)
+        return sum_tolerance(self.probs)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class SparseRows:
     def take(self, rows: Array, slots: Array) -> Array:
         ids = _take(self.xp, self.ids, rows, slots)
         values = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
-        check_rows(self.xp, values, rows, slots, self.name, _tolerance(self.probs))
+        check_rows(self.xp, values, rows, slots, self.name, sum_tolerance(self.probs))
         return scatter_rows(self.xp, ids, values, self.vocab_size)
 
     def _check_ids(self, used: Array) -> None:
@@ -204,7 +204,8 @@ def _take(xp: Namespace, table: Array, rows: Array, slots: Array) -> Array:
     return xp.take(flat, rows * table.shape[1] + slots, axis=0)
 
 
-def _tolerance(probs: Array) -> float:
+def sum_tolerance(probs: Array) -> float:
+    """How far from 1 a row of probabilities of this type may sum up."""
     return HALF_TOLERANCE if is_half(probs) else SUM_TOLERANCE
 
 

@@ -106,6 +106,16 @@ class Sampling:
             _check_type("grammar", self.grammar, Callable, cure)
 
 
+NOTHING_LEFT = (
+    "no token is possible, because a grammar, bad words, min_tokens, a bias or a processor "
+    "forbids every one. Loosen what forbids them."
+)
+NO_NUMBER = (
+    "the logits hold {}, so the model is broken at this text. Check its weights, and load a "
+    "float16 model in bfloat16 or float32."
+)
+
+
 @dataclass(frozen=True)
 class Bans:
     """What a request forbids, as token ids: bad words, and the tokens that may not end it yet."""
@@ -129,8 +139,9 @@ def weights(
     scores = _adjusted(sampling, logits, prompt, output, bans, processors)
     best = scores.max()
     if not np.isfinite(best):
-        wrong = "no token is possible" if best == -np.inf else f"the logits hold {best}"
-        raise ValueError(wrong.replace("nan", "NaN"))
+        raise ValueError(
+            NOTHING_LEFT if best == -np.inf else NO_NUMBER.format("NaN" if best != best else best)
+        )
     if sampling.temperature == 0:
         greedy = np.zeros_like(scores)
         greedy[int(np.argmax(scores))] = 1.0

@@ -133,5 +133,5 @@ def test_broken_weights_do_not_pass_for_a_short_text() -> None:
     decoder.decode(PROMPT, 1)
     with torch.no_grad():
         broken.lm_head.weight.fill_(math.nan)
-    with pytest.raises(fr.InputError, match="at output position 0: the logits hold NaN"):
+    with pytest.raises(fr.GenerationError, match="at output position 0: the logits hold NaN"):
         decoder.decode(PROMPT, 3)

@@ -95,7 +95,7 @@ def test_a_cancelled_engine_can_be_used_again() -> None:
     for _ in range(3):
         engine.submit(make_request(target, [5, 5, 9, 30], Sampling(seed=1), max_new_tokens=30))
     engine.step()
-    engine.cancel()
+    engine.close()
     assert not engine.busy
     request = make_request(target, [4, 4], sampling, max_new_tokens=9)
     engine.submit(request)

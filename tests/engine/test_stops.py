@@ -13,6 +13,7 @@ from tiny_models import VOCAB_SIZE, Architecture
 import forerun as fr
 from forerun import Fate, Sampling
 from forerun.drafters import Model, NGram
+from forerun.engine.request import token_logprob
 from forerun.models import TableModel
 
 RECITER = Reciter(TEXT)
@@ -142,8 +143,9 @@ def test_min_tokens_holds_for_stop_strings_and_endings(min_tokens: int) -> None:
     assert plain.finish_reason == "stop_string"
     if min_tokens == 0:
         assert plain.text == ""
-    banned = recite(sampling=Sampling(seed=1, min_tokens=90), max_new_tokens=95)
+    banned = recite(sampling=Sampling(seed=1, min_tokens=90), max_new_tokens=95, errors="return")
     assert RECITER.end not in banned.tokens[:90]
+    assert banned.finish_reason == "error", "this model knows no other way"
 
 
 def test_ending_tokens_of_the_model() -> None:
@@ -170,8 +172,9 @@ def test_ending_tokens_of_the_model() -> None:
     assert both.tokens == free.tokens[:1]
 
 
-def test_logprobs_are_those_of_the_processed_law() -> None:
-    """Along plain, accepted, corrected and cut tokens: the log of what was sampled from."""
+@pytest.mark.parametrize("whose", ["model", "sampling"])
+def test_logprobs_are_of_the_model_or_of_what_was_sampled_from(whose: Any) -> None:
+    """Along plain, accepted, corrected and cut tokens."""
     target = TableModel.random(vocab_size=6, order=2, seed=1)
     sampling = Sampling(seed=9, temperature=0.7, top_k=4, presence_penalty=0.4)
     fates = set()
@@ -181,7 +184,7 @@ def test_logprobs_are_those_of_the_processed_law() -> None:
     ):  # fmt: skip
         answer = fr.generate(
             target, [1, 2], drafter=drafter, rule=rule, draft_length=4, sampling=sampling,
-            logprobs=3, max_new_tokens=30, stop_tokens=[5],
+            logprobs=3, logprobs_of=whose, max_new_tokens=30, stop_tokens=[5],
         )  # fmt: skip
         fates |= set(answer.fates)
         assert answer.logprobs is not None
@@ -189,9 +192,12 @@ def test_logprobs_are_those_of_the_processed_law() -> None:
         for place, reported in enumerate(answer.logprobs):
             output = answer.tokens[:place]
             scores = np.log(target.probs([1, 2, *output]))
-            scores[list(set(output))] -= 0.4
-            scores[np.argsort(scores)[:2]] = -np.inf
-            logs = scores / 0.7 - np.log(np.exp(scores / 0.7).sum())
+            if whose == "sampling":
+                scores[list(set(output))] -= 0.4
+                scores[np.argsort(scores)[:2]] = -np.inf
+                scores /= 0.7
+            logs = scores - np.log(np.exp(scores).sum())
+            assert dict(reported.top).get(reported.token, reported.logprob) == reported.logprob
             assert reported.logprob == pytest.approx(logs[reported.token], abs=1e-12)
             order = np.argsort(-logs)[:3]
             assert [token for token, _ in reported.top] == order.tolist()
@@ -199,9 +205,30 @@ def test_logprobs_are_those_of_the_processed_law() -> None:
     assert fates == set(Fate)
 
 
+def test_greedy_logprobs_are_not_all_zero() -> None:
+    """Greedy decoding used to report 0.0 for every token; that is what "sampling" asks for."""
+    target = TableModel.random(vocab_size=6, order=2, seed=1)
+    own = fr.generate(target, [1], max_new_tokens=9, logprobs=2)
+    assert own.logprobs is not None
+    assert all(each.logprob < -0.01 for each in own.logprobs)
+    assert [each.top[0] for each in own.logprobs] == [
+        (each.token, each.logprob) for each in own.logprobs
+    ]
+    point = fr.generate(target, [1], max_new_tokens=9, logprobs=2, logprobs_of="sampling")
+    assert {(each.logprob, len(each.top)) for each in point.logprobs or ()} == {(0.0, 1)}
+
+
+def test_ties_are_listed_in_the_order_of_ids() -> None:
+    logits = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, -np.inf], np.float32)
+    for count, ids in ((0, []), (1, [1]), (3, [1, 3, 2]), (9, [1, 3, 2, 4, 5, 0])):
+        assert [token for token, _ in token_logprob(4, logits, count).top] == ids
+
+
 def test_impossible_tokens_are_not_listed() -> None:
     target = TableModel.random(vocab_size=6, order=2, seed=1)
-    answer = fr.generate(target, [1], sampling=Sampling(seed=1, top_k=2), logprobs=5)
+    answer = fr.generate(
+        target, [1], sampling=Sampling(seed=1, top_k=2), logprobs=5, logprobs_of="sampling"
+    )
     assert answer.logprobs is not None
     assert {len(each.top) for each in answer.logprobs} == {2}
     none = fr.generate(target, [1], sampling=Sampling(seed=1), logprobs=0, max_new_tokens=3)

@@ -61,10 +61,6 @@ class SpeculativeDecoder:
             sampling=[Sampling(seed=low | high << 32) for low, high in words],
             max_new_tokens=max_new_tokens,
         )
-        failed = [answer.error for answer in answers if answer.error is not None]
-        if failed:
-            cure = "Check the target's weights; nothing can be sampled there."
-            raise InputError(explain("A text has no next token.", failed[0], cure))
         longest = max(len(answer.tokens) for answer in answers)
         filler = self._filler()
         rows = [answer.tokens + [filler] * (longest - len(answer.tokens)) for answer in answers]

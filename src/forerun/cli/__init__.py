@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from forerun.cli import certify, demo, doctor, generate, plan, plot, simulate, sweep, train
+from forerun.engine.drafting import HARMLESS
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "generate" and not extra[0].startswith("-"):
             hint = " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
         parser.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+    warnings.filterwarnings("ignore", f".*{HARMLESS}", RuntimeWarning)  # commands print the note
     try:
         return int(args.run(args))
     except ForerunError as error:

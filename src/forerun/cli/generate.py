@@ -136,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         sampling=sampling,
         max_new_tokens=args.max_new_tokens,
         stop=args.stop,
+        errors="return",
     )
     screen = Screen(prompts, colour=wants_colour())
     interrupted = False

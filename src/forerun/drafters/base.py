@@ -72,15 +72,21 @@ class Outcome:
     row: int
     num_accepted: int
     tokens: Sequence[int]
-    path: Sequence[int] = ()  # the accepted nodes of the guess, in order
+    path: Sequence[int] = ()  # the accepted nodes, in order, numbered as in the guess
     successors: Sequence[tuple[int, Sequence[int]]] = ()
     """Each scored token with the target's likeliest tokens after it, best first; only for a
     drafter with an attribute `num_successors` above 0, and so many of them."""
-    num_scored: int | None = None  # tokens of the guess that went into the pass; None: all of them
+    num_scored: int | None = None  # tokens of the guess that were scored; the engine may leave out
+    # those that are not worth their place.  None: all of them
 
 
 class Drafter(Protocol):
-    """Three verbs and a farewell; each is called with all rows that take part in a round."""
+    """Three verbs and a farewell; each is called with all rows that take part in a round.
+
+    A drafter that keeps something for later engines also has `close(state)`, called once when the
+    engine is done.  What is live in two engines at once, perhaps in two threads, must not be
+    shared: `forerun.shelf` hands it from one to the next.
+    """
 
     @property
     def name(self) -> str: ...
@@ -107,3 +113,9 @@ class Drafter(Protocol):
     def release(self, state: Any, row: int) -> None:
         """The row's request is over; the next one in it has nothing to do with it."""
         ...
+
+
+def close(drafter: Drafter, state: Any) -> None:
+    """The engine is done with this state; a drafter without `close` keeps nothing of it."""
+    if hasattr(drafter, "close"):
+        drafter.close(state)

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from statistics import median
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
     NUM_TIMINGS,
@@ -35,6 +34,7 @@ from forerun.drafters.track_record import (
 )
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
+from forerun.shelf import Shelf
 from forerun.tree import ROOT
 
 PROBE_EVERY = 16  # turns of a row after which the one who was asked least is asked first
@@ -53,6 +53,7 @@ class Share:
 class Panel:
     """The drafters' own states, their records, and who guessed what in this round."""
 
+    target: LanguageModel
     states: list[Any]
     together: list[Record]  # under `match`
     apart: list[list[Record]]  # of each row, under the other rules
@@ -84,7 +85,7 @@ class Mixed:
         self.drafters = drafters
         self.clock = clock
         self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
-        self._known: WeakKeyDictionary[LanguageModel, list[Record]] = WeakKeyDictionary()
+        self._shelf: Shelf[list[Record]] = Shelf()
 
     @property
     def name(self) -> str:
@@ -93,8 +94,9 @@ class Mixed:
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
         states = [each.start(target, num_rows, capacity, rows) for each in self.drafters]
         return Panel(
+            target,
             states,
-            self._records_with(target),
+            self._shelf.take(target) or self._records(),
             apart=[self._records() for _ in range(num_rows)],
             gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
@@ -127,13 +129,11 @@ class Mixed:
         state.num_turns[row] = 0
         state.shares.pop(row, None)
 
-    def _records_with(self, target: LanguageModel) -> list[Record]:
-        """What earlier engines have learned with this target, if it can be told from others."""
-        fresh = self._records()
-        try:
-            return self._known.setdefault(target, fresh)
-        except TypeError:  # not hashable, or cannot be referred to weakly
-            return fresh
+    def close(self, state: Panel) -> None:
+        """What is known of the drafters with this target is for the next engine."""
+        self._shelf.put(state.together, state.target)
+        for drafter, inner in zip(self.drafters, state.states, strict=True):
+            close(drafter, inner)
 
     def _records(self) -> list[Record]:
         return [Record() for _ in self.drafters]

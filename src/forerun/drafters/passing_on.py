@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
 from forerun.models.base import LanguageModel
 
 
@@ -36,3 +36,6 @@ class PassingOn:
 
     def release(self, state: Any, row: int) -> None:
         self.inner.release(state, row)
+
+    def close(self, state: Any) -> None:
+        close(self.inner, state)

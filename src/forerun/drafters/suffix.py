@@ -6,8 +6,9 @@ the trust in the match, times the share of its continuation at each fork.  Guess
 order of that chance and only while it is worth a slot in the target's pass, so a proposal is long
 where the past is unanimous and silent where it knows nothing.
 
-Earlier requests are remembered under `match` only.  A request with the seed of an earlier one
-meets that one's coins again, and a law-only rule must not judge a draft that depends on its coins.
+Earlier requests of the same call, and with `remember` those of earlier calls, are used under
+`match` only.  A request with the seed of an earlier one meets the coins of that one again, and a
+law-only rule must not judge a draft that depends on its coins.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forerun.drafters.growing import GrowingTree
 from forerun.drafters.suffix_trie import Cursor, SuffixTrie, read
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
+from forerun.shelf import Shelf
 from forerun.tree import ROOT
 
 NUM_STARTS = 3
@@ -58,6 +60,7 @@ class Row:
 class Memory:
     """All rows, and the outputs of earlier requests in two generations, the younger one last."""
 
+    target: LanguageModel
     rows: list[Row]
     past: list[SuffixTrie]
 
@@ -69,12 +72,17 @@ class Suffix:
     max_match: the longest match looked for, and so the steps that a new token costs at most.
     worth: a guess is proposed while the chance that it survives is at least this.
     max_nodes: memory, some 200 bytes each: half of it is dropped, the older, when it is full.
+    remember: keep the outputs of one call for the calls that follow with the same target.  Without
+        it, only the requests of one call learn from each other.  Texts of one user then shape the
+        timing of another's, so a server keeps one drafter for each.
     """
 
     max_match: int = 16
     worth: float = 0.15
     max_nodes: int = 500_000
+    remember: bool = False
     name: str = "suffix"
+    _shelf: Shelf[list[SuffixTrie]] = field(default_factory=Shelf, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_match < 1 or not 0 < self.worth < 1 or self.max_nodes < 2:
@@ -86,7 +94,8 @@ class Suffix:
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> Memory:
         fresh = [Row(self._trie()) for _ in range(num_rows)]
-        return Memory(fresh, [self._trie(), self._trie()])
+        past = self._shelf.take(target) if self.remember else None
+        return Memory(target, fresh, past or [self._trie(), self._trie()])
 
     def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return [self._guess(state, turn, shared_noise) for turn in turns]
@@ -103,6 +112,10 @@ class Suffix:
         young.end_text()
         if young.num_nodes > self.max_nodes // 2:
             state.past = [young, self._trie()]
+
+    def close(self, state: Memory) -> None:
+        if self.remember:
+            self._shelf.put(state.past, state.target)
 
     def _trie(self) -> SuffixTrie:
         return SuffixTrie(self.max_match)

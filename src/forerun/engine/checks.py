@@ -27,6 +27,12 @@ def check_counts(draft_length: DraftLength, logprobs: int | None, batch_size: in
             raise InputError(explain(f"{name} is out of range.", repr(value), cure))
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        cure = f"Use {' or '.join(map(repr, choices))}."
+        raise InputError(explain(f"{name} is not known.", repr(value), cure))
+
+
 def check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
     outside = [token for token in ids if not 0 <= token < model.vocab_size]
     if outside:

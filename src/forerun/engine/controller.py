@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from forerun.drafters.base import Prices
 from forerun.engine.costs import Costs
 from forerun.engine.estimates import Acceptance, Calibration, Experience, Pace
+from forerun.shelf import Shelf
 
 OWN_PACE_TRUST = 6.0  # rounds of its own after which a request's pace is judged half by them
 OWN_TRUST = 16.0  # slots of its own after which a request is judged half by them
@@ -324,10 +324,10 @@ class Controller:
         return self.terms
 
 
-_known: WeakKeyDictionary[Any, dict[Any, Controller]] = WeakKeyDictionary()
+_shelf: Shelf[Controller] = Shelf()
 
 
-def controller_of(
+def take_controller(
     target: Any,
     drafter: Any,
     *,
@@ -335,13 +335,18 @@ def controller_of(
     is_tree: bool = False,
     rule: str | None = None,
 ) -> Controller:
-    """What earlier engines of this size have learned about this pair, or one that knows nothing.
+    """What an earlier engine of this size has learned about this pair, or one that knows nothing.
 
     Costs and paces of a batch say little about those of a single request; nor does what one rule
-    keeps say what another does.  rule: None stands for `match`.
+    keeps say what another does.  rule: None stands for `match`.  The controller is the caller's
+    alone until it is left for others.
     """
-    fresh, key = Controller(is_tree=is_tree), (drafter, num_rows, is_tree, rule)
-    try:
-        return _known.setdefault(target, {}).setdefault(key, fresh)
-    except TypeError:  # not hashable, or cannot be referred to weakly
-        return fresh
+    key = (drafter, num_rows, is_tree, rule)
+    return _shelf.take(target, key) or Controller(is_tree=is_tree)
+
+
+def leave_controller(
+    controller: Controller, target: Any, drafter: Any, *, num_rows: int = 1, rule: str | None = None
+) -> None:
+    """An engine is done: what it learned is for the next one."""
+    _shelf.put(controller, target, (drafter, num_rows, controller.is_tree, rule))

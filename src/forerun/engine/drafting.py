@@ -11,19 +11,25 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+import array_api_compat as compat
+import numpy as np
+
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
 from forerun.engine.controller import Choice
 from forerun.engine.proposal import NOTHING, Proposal, cut, fits
 from forerun.engine.request import Request
 from forerun.engine.steering import Steering
-from forerun.errors import ForerunError, InputError, UnsupportedError, explain
+from forerun.errors import ForerunError, InputError, UnsupportedError, explain, warn
 from forerun.models.base import LanguageModel
+from forerun.rows import check_rows, sum_tolerance
 from forerun.rules.base import Rule
 from forerun.tree import Tree
 from forerun.types import DraftLength, Drawn
 
+XP = compat.array_namespace(np.empty(0))
 TREE_HEIGHT = 5  # of trees whose draft length is left to us
 SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
+HARMLESS = "The text is not affected."
 MOST_FAILURES = 3
 """After so many a drafter is done without for good."""
 
@@ -172,6 +178,15 @@ class Drafting:
         if self._steering is not None:
             self._steering.release(row)
 
+    def close(self) -> None:
+        """The engine is done: what was learned is left for later ones."""
+        if self._steering is not None:
+            self._steering.close()
+            self._steering = None
+        if self.drafter is not None and self._state is not LOST:
+            close(self.drafter, self._state)
+            self._state = LOST
+
     def _turn(self, row: int, request: Request, room: int, depth: int, choice: Choice) -> Turn:
         budget, shape = depth, None
         if isinstance(self.tree, Tree):
@@ -253,7 +268,10 @@ class Drafting:
             wrong = "its probabilities have a wrong shape."
             raise UnsupportedError(explain(wrong, shape, f"They must be {wanted}."))
         assert guess.probs is not None
-        if not (guess.probs[range(count), guess.tokens] > 0).all():
+        slots = np.arange(count)
+        rows, tolerance = np.full_like(slots, turn.row), sum_tolerance(guess.probs)
+        check_rows(XP, guess.probs, rows, slots, "its law", tolerance)
+        if not (guess.probs[slots, guess.tokens] > 0).all():
             wrong = "it proposed tokens that its own probabilities call impossible."
             raise UnsupportedError(
                 explain(wrong, guess.tokens, "Pass the law they were drawn from.")
@@ -277,6 +295,8 @@ class Drafting:
         for row, request in requests.items():
             request.stats.notes.append(note)
             self._abandoned.add(row)
+        if not self._num_failures:
+            warn(f"{note.rstrip('.')}. {HARMLESS}")
 
     def _count_failure(self) -> None:
         assert self.drafter is not None

@@ -67,12 +67,13 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.waiting) or any(self.slots)
 
-    def cancel(self) -> None:
-        """Give up everything; what was generated so far stays in the requests."""
+    def close(self) -> None:
+        """Give up what is not finished; what was generated so far stays in the requests."""
         self.waiting.clear()
         for row, request in enumerate(self.slots):
             if request is not None:
                 self._leave(row)
+        self._drafting.close()
 
     def step(self) -> list[tuple[Request, int]]:
         """One round for every occupied slot: (request, number of tokens it gained)."""
@@ -173,14 +174,14 @@ class Engine:
                 tokens = tokens[: fault.num_sound]
             count = request.commit(tokens, len(path), refused, reported)
             if fault is not None and request.finish_reason is None:
-                request.finish_reason, request.error = "error", fault.message
+                request.fail(fault.message, fault.error)
             accepted, refused = min(len(path), count), refused and count > len(path)
             request.stats.count_round(len(draft.tokens), draft.height, accepted, refused, count)
             gained.append(count)
             kept.append(_kept(num_pending, path[:count], draft))
             successors = self._successors([last, *draft.tokens], laws.logits[index])
-            scored = len(draft.tokens)
-            outcomes.append(Outcome(row, len(path), request.tokens, path, successors, scored))
+            nodes, scored = draft.in_guess(path), len(draft.tokens)
+            outcomes.append(Outcome(row, len(path), request.tokens, nodes, successors, scored))
         self.target.commit(self._state, rows, kept)
         self._drafting.observe(outcomes, requests)
         return gained

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from forerun import rules
 from forerun.drafters.base import Drafter
 from forerun.drafters.verbs import check_verbs
 from forerun.engine.checks import (
+    check_choice,
     check_counts,
     check_ids,
     idle_options,
@@ -21,9 +22,9 @@ from forerun.engine.checks import (
 from forerun.engine.engine import Engine
 from forerun.engine.prompts import encode, is_one
 from forerun.engine.request import Request
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, LogprobsOf, Piece
 from forerun.engine.text import TextStream
-from forerun.errors import InputError, explain
+from forerun.errors import GenerationError, InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
 from forerun.noise import fold
@@ -49,7 +50,9 @@ def generate(
     stop_tokens: Sequence[int] = (),
     ignore_eos: bool = False,
     logprobs: int | None = None,
+    logprobs_of: LogprobsOf = "model",
     batch_size: int = 8,
+    errors: Literal["raise", "return"] = "raise",
 ) -> Any:
     """Generate from one prompt (a `Generation`) or from a list of them (a list).
 
@@ -66,14 +69,23 @@ def generate(
     stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
         the model's own unless ignore_eos.
     logprobs: report each token's log-probability and those of that many likeliest tokens.
+    logprobs_of: "model" reports the model's own, as OpenAI does; "sampling" those of the
+        distribution that tokens were sampled from, after temperature, top-p and the rest.
     batch_size: how many requests share a pass.
+    errors: "raise" raises a `GenerationError` if a request fails on the way (NaN logits, a
+        processor that raises), after the others have been answered, and carries all results;
+        "return" returns them, the failed one with its `error`.
     """
     run = _Run(
         target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
-        stop_tokens, ignore_eos, logprobs, batch_size,
+        stop_tokens, ignore_eos, logprobs, logprobs_of, batch_size, errors,
     )  # fmt: skip
-    while run.engine.busy:
-        run.engine.step()
+    try:
+        while run.engine.busy:
+            run.engine.step()
+    finally:
+        run.engine.close()
+    run.raise_failure()
     return run.results()
 
 
@@ -91,15 +103,18 @@ def stream(
     stop_tokens: Sequence[int] = (),
     ignore_eos: bool = False,
     logprobs: int | None = None,
+    logprobs_of: LogprobsOf = "model",
     batch_size: int = 8,
+    errors: Literal["raise", "return"] = "raise",
 ) -> Stream:
     """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
 
-    Pieces of several prompts interleave and carry the prompt's index, and the sample's.
+    Pieces of several prompts interleave and carry the prompt's index, and the sample's.  A request
+    that fails ends with a piece whose finish_reason is "error"; the stream raises at its end.
     """
     run = _Run(
         target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
-        stop_tokens, ignore_eos, logprobs, batch_size,
+        stop_tokens, ignore_eos, logprobs, logprobs_of, batch_size, errors,
     )  # fmt: skip
     return Stream(run)
 
@@ -128,8 +143,9 @@ def _pieces(run: _Run) -> Generator[Piece, None, Any]:
         while run.engine.busy:
             for request, gained in run.engine.step():
                 yield _piece(request, gained)
+        run.raise_failure()
     finally:
-        run.engine.cancel()
+        run.engine.close()
     return run.results()
 
 
@@ -163,10 +179,15 @@ class _Run:
         stop_tokens: Sequence[int],
         ignore_eos: bool,
         logprobs: int | None,
+        logprobs_of: LogprobsOf,
         batch_size: int,
+        errors: Literal["raise", "return"],
     ) -> None:
         model = wrap(target)
         check_counts(draft_length, logprobs, batch_size)
+        check_choice("errors", errors, ("raise", "return"))
+        check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
+        self.raises = errors == "raise"
         self.one = is_one(prompt)
         prompts = [prompt] if self.one else list(prompt)
         samplings = samplings_of(sampling, len(prompts))
@@ -193,6 +214,7 @@ class _Run:
                         stops=stops,
                         endings=endings,
                         num_logprobs=logprobs,
+                        logprobs_of=logprobs_of,
                     )
                 )
         if drafter is None and (note := idle_options(draft_length, tree)):
@@ -210,6 +232,20 @@ class _Run:
         )
         for request in self.requests:
             self.engine.submit(request)
+
+    def raise_failure(self) -> None:
+        """Raise if a request failed, unless failures are to be returned."""
+        failed = [request for request in self.requests if request.error is not None]
+        if not failed or not self.raises:
+            return
+        first, num_others = failed[0], len(self.requests) - len(failed)
+        which = "The request" if self.one else f"Request {first.index}"
+        more = f" So did {len(failed) - 1} more." if len(failed) > 1 else ""
+        message = (
+            f"{which} failed {first.error}{more} The results, {num_others} of them complete, are "
+            'in this exception\'s `results`; errors="return" returns them instead.'
+        )
+        raise GenerationError(message, self.results()) from first.cause
 
     def results(self) -> Any:
         """Generations in the shape of the call."""
@@ -232,6 +268,7 @@ def make_request(
     stops: Sequence[str] = (),
     endings: Sequence[int] = (),
     num_logprobs: int | None = None,
+    logprobs_of: LogprobsOf = "model",
 ) -> Request:
     """A request that fits the model, or the reason why it does not."""
     if max_new_tokens < 1:
@@ -262,6 +299,7 @@ def make_request(
         endings=tuple(endings),
         bans=Bans(_bad_words(sampling, model), tuple(endings)),
         num_logprobs=num_logprobs,
+        logprobs_of=logprobs_of,
         text=None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens),
         sample=sample,
     )

@@ -47,7 +47,15 @@ class Fault:
     """A law that could not be made, and how many emitted tokens come before it."""
 
     num_sound: int
-    message: str
+    place: int  # position in the output
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        reason = str(self.error)
+        if not isinstance(self.error, ValueError):
+            reason = f"{self.error!r}, raised by a processor or a grammar. Correct that code."
+        return f"at output position {self.place}: {reason}"
 
 
 class TargetLaws(MadeRows):
@@ -69,7 +77,7 @@ class TargetLaws(MadeRows):
         self.logits = logits  # (R, K + 1, V), on the host
         self.only_sampled = only_sampled
         self._made: dict[tuple[int, int], Row] = {}
-        self._faults: dict[tuple[int, int], str] = {}
+        self._faults: dict[tuple[int, int], tuple[int, Exception]] = {}  # place, reason
         self._states: dict[tuple[int, int], list[Any]] = {}  # processors after each slot
 
     def law(self, row: int, slot: int) -> Row:
@@ -80,20 +88,28 @@ class TargetLaws(MadeRows):
     def settle(self, row: int, path: Sequence[int]) -> tuple[list[Row], Fault | None]:
         """After a round whose accepted nodes are `path`: put the processors where it ended.
 
-        Gives the laws of the emitted positions, where log-probabilities are wanted, and the first
-        fault among them: what comes after it is void.
+        Gives the logits of the emitted positions, where log-probabilities are wanted, and the
+        first fault among them: what comes after it is void.
         """
         request, slots, fault = self.requests[row], [0, *(node + 1 for node in path)], None
         if self._faults:
             faulty = (at for at, slot in enumerate(slots) if (row, slot) in self._faults)
             first = next(faulty, None)
             if first is not None:
-                fault = Fault(first, self._faults[row, slots[first]])
+                fault = Fault(first, *self._faults[row, slots[first]])
                 slots = slots[:first]
         if request.processors and slots:
             request.processors = self._states[row, slots[-1]]
-        laws = [] if request.num_logprobs is None else [self.law(row, slot) for slot in slots]
-        return laws, fault
+        if request.num_logprobs is None:
+            return [], fault
+        return [self._reported(row, slot) for slot in slots], fault
+
+    def _reported(self, row: int, slot: int) -> Row:
+        """The model's own logits (V,), or those of the law that a token was sampled from."""
+        if self.requests[row].logprobs_of == "model":
+            return np.asarray(self.logits[row, slot])
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.law(row, slot), dtype=np.float64))
 
     def certain(self, row: int, slot: int) -> int | None:
         """The token that comes next, where the law is a point mass and need not be made."""
@@ -113,9 +129,7 @@ class TargetLaws(MadeRows):
             self._states[row, slot] = processors
             return law if self.only_sampled else _normalised(law)
         except Exception as error:
-            reason = str(error) if isinstance(error, ValueError) else repr(error)
-            place = request.num_output + len(path)
-            self._faults[row, slot] = f"at output position {place}: {reason}"
+            self._faults[row, slot] = request.num_output + len(path), error
             return np.asarray(np.eye(1, len(logits), dtype=logits.dtype)[0])  # something to read
 
     def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:

@@ -22,6 +22,8 @@ class Proposal:
     probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
     tree: Tree | None = None  # None: one after the other
     values: list[float] | None = None  # (len(tokens),): how likely each is to be kept
+    guessed: list[int] | None = None  # (len(tokens),): each one's number in the drafter's guess,
+    # where tokens of that guess were left out; None: the numbers are the same
 
     @property
     def height(self) -> int:
@@ -38,6 +40,10 @@ class Proposal:
         else:
             nodes = self.tree.children[node]
         return next((each for each in nodes if self.tokens[each] == token), None)
+
+    def in_guess(self, path: Sequence[int]) -> Sequence[int]:
+        """The nodes of a path as the drafter numbered them."""
+        return path if self.guessed is None else [self.guessed[node] for node in path]
 
     def goes_on(self, node: int) -> bool:
         """Whether there is a guess after a node, or after the text for -1."""
@@ -69,6 +75,7 @@ def worthwhile(draft: Proposal, bar: float) -> Proposal:
         probs=None if draft.probs is None else draft.probs[nodes],
         tree=None if tree is None or tree.is_chain else tree,
         values=[draft.values[node] for node in nodes],
+        guessed=list(draft.in_guess(nodes)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.engine.results import Fate, Generation, Stats, TokenLogprob
+from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.sampling import Bans, Sampling, weights
 
@@ -31,6 +31,7 @@ class Request:
     endings: tuple[int, ...]  # tokens that end the text
     bans: Bans
     num_logprobs: int | None = None
+    logprobs_of: LogprobsOf = "model"
     text: TextStream | None = None
     sample: int = 0  # its place among the samples of its prompt
 
@@ -40,6 +41,7 @@ class Request:
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     error: str | None = None
+    cause: Exception | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -79,12 +81,12 @@ class Request:
         return weights(self.sampling, logits, self.prompt, output, self.bans, processors)
 
     def commit(
-        self, tokens: Sequence[int], num_accepted: int, refused: bool, laws: Sequence[Row]
+        self, tokens: Sequence[int], num_accepted: int, refused: bool, logits: Sequence[Row]
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
         refused: there were guesses for the place of the last token, and none was right.
-        laws: the processed law of each token's position, where log-probabilities are wanted.
+        logits: those of each token's position, where log-probabilities are wanted.
         Returns how many tokens were kept.
         """
         last = Fate.CORRECTION if refused else Fate.BONUS
@@ -92,12 +94,16 @@ class Request:
             self.tokens.append(token)
             self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)
             if self.num_logprobs is not None:
-                self.logprobs.append(_logprob(token, laws[slot], self.num_logprobs))
+                self.logprobs.append(token_logprob(token, logits[slot], self.num_logprobs))
             stopped = self.text is not None and self.text.push(token)
             self.finish_reason = self._ended(token, stopped)
             if self.finish_reason is not None:
                 return slot + 1
         return len(tokens)
+
+    def fail(self, message: str, cause: Exception) -> None:
+        """The request ends here; what it has so far stays."""
+        self.finish_reason, self.error, self.cause = "error", message, cause
 
     def _ended(self, token: int, stopped: bool) -> str | None:
         """Why the text ends with this token, if it does."""
@@ -124,9 +130,15 @@ class Request:
         )
 
 
-def _logprob(token: int, law: Row, num_top: int) -> TokenLogprob:
-    """The token's log-probability in a law (V,), and those of the likeliest tokens."""
-    total = float(law.sum(dtype=np.float64))
-    order = np.argsort(-law, kind="stable")[:num_top]
-    top = tuple((int(i), math.log(law[i] / total)) for i in order if law[i] > 0)
-    return TokenLogprob(token, math.log(float(law[token]) / total), top)
+def token_logprob(token: int, logits: Row, num_top: int) -> TokenLogprob:
+    """The token's log-probability by logits (V,), and those of the likeliest tokens, best first."""
+    highest = float(logits.max())
+    total = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))
+    likely: list[int] = []
+    if num_top:
+        num_top = min(num_top, len(logits))
+        least = np.partition(logits, -num_top)[-num_top]
+        ids = np.flatnonzero((logits >= least) & (logits > -np.inf))
+        likely = ids[np.argsort(-logits[ids], kind="stable")][:num_top].tolist()
+    top = tuple((index, float(logits[index]) - total) for index in likely)
+    return TokenLogprob(token, float(logits[token]) - total, top)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 
 class Fate(Enum):
@@ -16,9 +16,15 @@ class Fate(Enum):
     BONUS = "bonus"  # the target's own, after full acceptance or without a draft
 
 
+LogprobsOf = Literal["model", "sampling"]
+"""Whose log-probabilities are reported: the model's own, before temperature and everything else, or
+those of the distribution that tokens were sampled from, in which greedy decoding gives 0 and
+-infinity."""
+
+
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability under the target's processed law, and the likeliest others."""
+    """A token's log-probability, and the likeliest tokens with theirs, best first."""
 
     token: int
     logprob: float

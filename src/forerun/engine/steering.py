@@ -9,9 +9,17 @@ learned from a seed is not used for a later request with that seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from forerun.drafters.base import Drafter
-from forerun.engine.controller import FIRST_LENGTH, Choice, Controller, Ended, controller_of
+from forerun.engine.controller import (
+    FIRST_LENGTH,
+    Choice,
+    Controller,
+    Ended,
+    leave_controller,
+    take_controller,
+)
 from forerun.engine.estimates import Experience
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.engine.request import Request
@@ -29,13 +37,13 @@ class Steering:
         self, target: LanguageModel, drafter: Drafter, rule: Rule, *, num_rows: int, is_tree: bool
     ) -> None:
         self._has_coins = rule.needs_draft_probs
-        self._controller = controller_of(
-            target,
-            drafter,
-            num_rows=num_rows,
-            is_tree=is_tree,
-            rule=rule.name if self._has_coins else None,
-        )
+        self._pair = target, drafter
+        self._setting: dict[str, Any] = {
+            "num_rows": num_rows,
+            "rule": rule.name if self._has_coins else None,
+        }
+        self._taken = take_controller(*self._pair, is_tree=is_tree, **self._setting)
+        self._controller = self._taken  # until a seed comes that it has learned from
         self._own: dict[int, Experience] = {}
         self._repeated: set[int] = set()  # rows whose coins have been met before
 
@@ -49,6 +57,10 @@ class Steering:
                 self._repeated.add(row)
             self._controller.seeds.add(request.seed)
         self._own[row] = Experience()
+
+    def close(self) -> None:
+        """The engine is done: another one may go on from what was learned."""
+        leave_controller(self._taken, *self._pair, **self._setting)
 
     def release(self, row: int) -> None:
         """The request of a row is over."""
