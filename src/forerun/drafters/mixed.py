@@ -34,7 +34,7 @@ from forerun.drafters.track_record import (
     parents_of,
 )
 from forerun.errors import InputError, explain
-from forerun.models.base import LanguageModel
+from forerun.models.base import LanguageModel, identity
 from forerun.tree import ROOT
 
 PROBE_EVERY = 16  # turns of a row after which the one who was asked least is asked first
@@ -84,7 +84,7 @@ class Mixed:
         self.drafters = drafters
         self.clock = clock
         self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
-        self._known: WeakKeyDictionary[LanguageModel, list[Record]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, list[Record]] = WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class Mixed:
         """What earlier engines have learned with this target, if it can be told from others."""
         fresh = self._records()
         try:
-            return self._known.setdefault(target, fresh)
+            return self._known.setdefault(identity(target), fresh)
         except TypeError:  # not hashable, or cannot be referred to weakly
             return fresh
 

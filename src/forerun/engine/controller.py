@@ -32,6 +32,7 @@ from weakref import WeakKeyDictionary
 from forerun.drafters.base import Prices
 from forerun.engine.costs import Costs
 from forerun.engine.estimates import Acceptance, Calibration, Experience, Pace
+from forerun.models.base import identity
 
 OWN_PACE_TRUST = 6.0  # rounds of its own after which a request's pace is judged half by them
 OWN_TRUST = 16.0  # slots of its own after which a request is judged half by them
@@ -342,6 +343,6 @@ def controller_of(
     """
     fresh, key = Controller(is_tree=is_tree), (drafter, num_rows, is_tree, rule)
     try:
-        return _known.setdefault(target, {}).setdefault(key, fresh)
+        return _known.setdefault(identity(target), {}).setdefault(key, fresh)
     except TypeError:  # not hashable, or cannot be referred to weakly
         return fresh
