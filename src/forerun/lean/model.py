@@ -46,6 +46,14 @@ class LeanModel:
         self.num_layers: int = model.config.num_hidden_layers
         self.scores_trees = True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    @property
+    def pass_name(self) -> str:
+        """Which pass runs, for people to read."""
+        return "lean CPU pass, float32"
+
     def start(self, num_rows: int, capacity: int) -> LeanRows:
         return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
 
