@@ -32,6 +32,7 @@ Rows = CropRows | SnapshotRows | RecomputeRows
 # Rotary tables that are rebuilt when a text outgrows the original context: past it, the scores of
 # a text depend on what shares the pass with it.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class Candidate(NamedTuple):
@@ -54,6 +55,7 @@ class HuggingFaceModel:
     """
 
     why_not_lean = "only `load` takes it: the weights are copied"
+    _has_rounded_weights = False
 
     def __init__(
         self, model: Any, tokenizer: Any = None, strategy: Literal["auto"] | Strategy = "auto"
@@ -171,6 +173,7 @@ class HuggingFaceModel:
         """
         other = copy(self)
         other.findings = copy(self.findings)
+        other._has_rounded_weights = True
         other.name = f"{self.name}-{bits}"
         other.model = rounded_copy(self.model, bits)
         other._forward = Forward(other.model)
@@ -178,6 +181,23 @@ class HuggingFaceModel:
 
     def release(self, state: Rows, row: int) -> None:
         state.release(row)
+
+    def fresh(self, text: Sequence[int]) -> Any:
+        """Logits (V,) after a text, as transformers has them from scratch and without a cache."""
+        with torch.inference_mode():
+            return self._forward(self._forward.tokens(text), 1, use_cache=False).logits[0, -1]
+
+    @property
+    def compute_dtype(self) -> str:
+        """The coarsest arithmetic in a pass; products that read rounded weights use bfloat16."""
+        rounds = self._has_rounded_weights and self._forward.device.type == "cpu"
+        return "bfloat16" if rounds else self._forward.compute_dtype
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether tokens are sent to experts, where a near-tie makes a difference."""
+        config = self.model.config.get_text_config(decoder=True)
+        return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_COUNTS)
 
     @property
     def _shows_states(self) -> bool:
