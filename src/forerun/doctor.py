@@ -1,9 +1,11 @@
 """Two outputs that should be the same are not: float arithmetic, or a bug?
 
 A pass over five tokens multiplies matrices of another shape than a pass over one, so its logits
-differ in the last bits; where two tokens are as good as tied, that decides.  The doctor finds
-the first difference, scores that position in several shapes, measures how far apart the passes
-are and how small a change of the logits turns one choice into the other, and compares the two.
+differ in the last bits; where two tokens are as good as tied, that decides.  The doctor finds the
+first difference and scores that position in all the shapes that speculation uses.  A pass further
+from a fresh one, without a cache, than the dtype's rounding explains is a bug.  If there is none,
+it compares how far apart the passes are with how small a change of the logits turns one choice
+into the other.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from forerun.arrays import to_numpy
 from forerun.engine.generate import GREEDY, ending_tokens, make_request
 from forerun.engine.prompts import encode
 from forerun.engine.request import Request
-from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
 from forerun.noise import race, seed_key
+from forerun.rounding import Rounding, distance, rounding
 from forerun.sampling import Sampling
+from forerun.suspects import fresh_row, suspects
 
 XP = compat.array_namespace(np.empty(0))
 TRIALS = 64
@@ -40,19 +43,34 @@ class Diagnosis:
     gap: float  # how large a change of the logits turns one choice into the other
     float_noise: float  # how far apart the logits of equal texts are between passes
     reproduced: bool  # whether passes of different shape really chose both tokens
+    worst_pass: str  # the one furthest from a fresh pass
+    error: float  # how far that is, in logits
+    rounding: Rounding  # how far float arithmetic could have brought it
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether float arithmetic explains what all passes say."""
+        return self.error <= self.rounding.bound
 
     @property
     def is_near_tie(self) -> bool:
-        return self.reproduced or self.gap <= EXCUSED * self.float_noise
+        explained = min(EXCUSED * self.float_noise, 2 * self.rounding.bound)
+        return self.is_explained and (self.reproduced or self.gap <= explained)
 
     def __str__(self) -> str:
         first, second = self.tokens
         where = f"output token {self.index} ({first} or {second})"
+        explains = f"{self.rounding.dtype} explains at most {self.rounding.bound:.1e}"
+        if not self.is_explained:
+            return (
+                f"bug: at {where} {self.worst_pass} differs from a fresh pass by "
+                f"{self.error:.1e} logits; {explains}"
+            )
         if self.is_near_tie:
             shown = ", and both choices were reproduced" if self.reproduced else ""
             return (
                 f"near-tie of {self.gap:.1e} logits in float arithmetic at {where}: passes of "
-                f"different shape differ by {self.float_noise:.1e}{shown}"
+                f"different shape differ by {self.float_noise:.1e}, where {explains}{shown}"
             )
         return (
             f"bug: at {where} the logits would have to change by {self.gap:.1e}, but passes of "
@@ -90,33 +108,25 @@ def diagnose(
         endings=(*stop_tokens, *ending_tokens(model)),
     )
     request.tokens = [*request.prompt, *first[:index]]
-    rows = _score_in_shapes(model, request.tokens, first[index:], second[index:])
-    spread = max(float(np.max(_difference(rows[0], row))) for row in rows)
-    choices = {_choose(request, row) for row in rows}
+    raw = fresh_row(model, request.tokens)
+    fresh = to_numpy(raw).astype(np.float64)
+    passes = list(suspects(model, request.tokens, [*first[index:], *second[index:]]))
+    errors = [distance(fresh, suspect.logits) for suspect in passes]
+    worst = int(np.argmax(errors))
+    plain = passes[0].logits
+    spread = max(distance(plain, suspect.logits) for suspect in passes)
+    choices = {_choose(request, suspect.logits) for suspect in passes}
     wanted = (tokens[0], tokens[1])
-    gap = _gap(request, rows[0], wanted, max(spread, 1e-12))
-    return Diagnosis(index, wanted, gap, spread, {tokens[0], tokens[1]} <= choices)
-
-
-def _score_in_shapes(
-    model: LanguageModel, text: list[int], first: Sequence[int], second: Sequence[int]
-) -> list[Row]:
-    """The logits after the text, from passes that should all give the same."""
-    state = model.start(1, len(text) + 8)
-    rows = [to_numpy(model.score(state, [0], [text], [1]))[0, 0].astype(np.float64)]
-    if len(text) > 1:
-        model.commit(state, [0], [len(text) - 1])
-    for draft in ([], [*first[:1]], [*first[:3]], [*first[:5]], [*second[:5]]):
-        pending = text[state.lengths[0] :]
-        found = model.score(state, [0], [[*pending, *draft]], [len(draft) + 1])
-        rows.append(to_numpy(found)[0, 0].astype(np.float64))
-        model.commit(state, [0], [0])
-    return rows
-
-
-def _difference(one: Row, other: Row) -> Row:
-    both = np.isfinite(one) & np.isfinite(other)
-    return np.where(both, np.abs(np.where(both, one, 0) - np.where(both, other, 0)), 0.0)
+    return Diagnosis(
+        index,
+        wanted,
+        gap=_gap(request, plain, wanted, max(spread, 1e-12)),
+        float_noise=spread,
+        reproduced={tokens[0], tokens[1]} <= choices,
+        worst_pass=passes[worst].name,
+        error=errors[worst],
+        rounding=rounding(model, fresh, str(raw.dtype)),
+    )
 
 
 def _choose(request: Request, logits: Row) -> int:

@@ -12,28 +12,30 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from forerun.models.base import LanguageModel, identity
+
 Item = TypeVar("Item")
 
 
 class Shelf(Generic[Item]):
-    """Items by owner and key; they go when their owner does."""
+    """Items by target and key; they go when their target does."""
 
     def __init__(self) -> None:
         self._items: WeakKeyDictionary[Any, dict[Hashable, Item]] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def take(self, owner: Any, key: Hashable = None) -> Item | None:
+    def take(self, target: LanguageModel, key: Hashable = None) -> Item | None:
         """The item, which is no longer on the shelf; None if nobody has put one there."""
         with self._lock:
             try:
-                return self._items.get(owner, {}).pop(key, None)
+                return self._items.get(identity(target), {}).pop(key, None)
             except TypeError:  # not hashable, or cannot be referred to weakly
                 return None
 
-    def put(self, item: Item, owner: Any, key: Hashable = None) -> None:
+    def put(self, item: Item, target: LanguageModel, key: Hashable = None) -> None:
         """Leave an item for whoever comes next, in place of what is there."""
         with self._lock:
             try:
-                self._items.setdefault(owner, {})[key] = item
+                self._items.setdefault(identity(target), {})[key] = item
             except TypeError:
                 return

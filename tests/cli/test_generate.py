@@ -182,6 +182,18 @@ def test_statistics_go_to_stderr(tiny_model: str, capsys: Capture) -> None:
     assert "draft:" not in capsys.readouterr().err
 
 
+def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None:
+    command = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "3"]
+    assert main([*command, "--stats"]) == 0
+    assert f"target: LeanModel({tiny_model!r}, lean CPU pass, float32)\n" in capsys.readouterr().err
+    assert main([*command, "--stats", "--dtype", "bfloat16"]) == 0
+    err = capsys.readouterr().err
+    assert f"target: HuggingFaceModel({tiny_model!r}, transformers, crop, bfloat16, cpu)" in err
+    assert "not the lean CPU pass: its weights are not all float32" in err
+    assert main(command) == 0
+    assert "target:" not in capsys.readouterr().err
+
+
 def test_breaking_off_keeps_what_is_there(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

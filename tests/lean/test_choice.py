@@ -1,9 +1,11 @@
-"""Which pass a model gets: by measurement, by asking, and without Numba."""
+"""Which pass a model gets: by what fits and agrees, by asking, and without Numba."""
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +43,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_loading_takes_the_faster_pass(
-    saved: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "is_faster", lambda *_: is_faster)
+def test_loading_takes_the_pass_that_fits(saved: str) -> None:
     model = fr.load(saved)
-    assert type(model) is (LeanModel if is_faster else HuggingFaceModel)
+    assert type(model) is LeanModel
     assert model.name == saved
     assert model.tokenizer.convert_ids_to_tokens([3]) == ["w3"]
     assert type(fr.load(saved, lean=True)) is LeanModel
@@ -56,12 +54,36 @@ def test_loading_takes_the_faster_pass(
     assert type(fr.wrap(model.model)) is HuggingFaceModel  # never by itself: weights are copied
 
 
-def test_the_faster_pass_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = HuggingFaceModel(tiny().build())
-    seconds = iter([3.0, 1.0, 2.0, 3.5, 1.0, 3.0, 3.5, 2.0])  # ours, theirs, ours, ...
-    monkeypatch.setattr(choice, "best", lambda run: (run(), next(seconds))[1])
-    assert choose(plain) is plain
-    assert type(choose(plain)) is LeanModel
+def test_no_stopwatch_chooses_the_pass(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy minute must not change the last bits of a script's second run."""
+
+    def refuse() -> float:
+        raise AssertionError("the time was read")
+
+    for clock in ("perf_counter", "monotonic", "process_time"):
+        monkeypatch.setattr(time, clock, refuse)
+    assert type(choose(HuggingFaceModel(tiny().build()))) is LeanModel
+    assert type(choose(HuggingFaceModel(tiny(hidden_act="gelu").build()))) is HuggingFaceModel
+
+
+def test_a_model_says_which_pass_runs(saved: str) -> None:
+    lean, plain = fr.load(saved), fr.load(saved, lean=False)
+    assert repr(lean) == f"LeanModel({saved!r}, lean CPU pass, float32)"
+    assert repr(plain) == f"HuggingFaceModel({saved!r}, transformers, float32, cpu)"
+    plain.start(1, 8)
+    assert plain.pass_name == "transformers, crop, float32, cpu"
+    rounded = fr.load(saved, quantize="int8")
+    assert repr(rounded) == f"LeanModel('{saved}-int8', lean CPU pass, float32)"
+
+
+def test_a_pass_that_was_not_taken_has_a_reason(
+    saved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fr.load(saved, lean=False).why_not_lean == "lean=False asked for transformers"
+    assert "not all float32" in fr.load(saved, dtype="bfloat16").why_not_lean
+    assert fr.wrap(tiny().build()).why_not_lean == "only `load` takes it: the weights are copied"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert 'pip install "forerun[cpu]"' in fr.load(saved).why_not_lean
 
 
 def test_int8_is_another_target_by_name(saved: str) -> None:
@@ -79,6 +101,7 @@ def test_a_model_that_is_not_reproduced_is_not_taken() -> None:
     plain = HuggingFaceModel(broken)
     assert unfit(broken) == ""
     assert choose(plain) is plain
+    assert plain.why_not_lean == "it does not reproduce this model"
     with pytest.raises(UnsupportedError, match="does not reproduce"):
         choose(plain, lean=True)
     with pytest.raises(UnsupportedError, match="does not reproduce"):
@@ -94,6 +117,7 @@ def test_a_compiler_that_fails_costs_a_warning_only(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(choice, "LeanModel", fail)
     with pytest.warns(UserWarning, match="unknown processor"):
         assert choose(plain) is plain
+    assert plain.why_not_lean == "unknown processor"
     with pytest.raises(RuntimeError):
         choose(plain, lean=True)
 

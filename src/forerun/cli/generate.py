@@ -98,7 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
-        "--no-lean", action="store_true", help="keep to transformers where our CPU pass is faster"
+        "--no-lean", action="store_true", help="keep to transformers where our CPU pass would fit"
     )
     models.add_argument(
         "--quantize", choices=("int8",), help="round the target's weights: another model"
@@ -156,6 +156,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         for index, each in enumerate(found):
             print(json.dumps(as_dict(each, index)))
+    if args.stats:
+        print(_which_pass(target), file=sys.stderr)
     failed = _report(found, with_stats=args.stats)
     return 130 if interrupted else int(failed)
 
@@ -197,6 +199,12 @@ def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
         return prompt
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": prompt}]
+
+
+def _which_pass(target: Any) -> str:
+    """The pass that ran, and why it was not the lean one."""
+    reason = getattr(target, "why_not_lean", "")
+    return f"target: {target!r}" + (f"; not the lean CPU pass: {reason}" if reason else "")
 
 
 def _report(found: list[Generation], *, with_stats: bool) -> bool:

@@ -75,7 +75,9 @@ class Model:
         return Drafting(self.model.start(num_rows, capacity), target.vocab_size)
 
     def propose(self, state: Drafting, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        one_line = not getattr(self.model, "scores_trees", False)
+        # A model may have to be tried out to tell whether it scores trees: not for chains.
+        is_tree = not all(turn.is_chain for turn in turns)
+        one_line = not (is_tree and getattr(self.model, "scores_trees", False))
         growths = [Growth(turn, self._room(turn), one_line) for turn in turns]
         state.growths = {}
         while busy := [growth for growth in growths if growth.frontier]:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from forerun.children import Children
 from forerun.drafters.from_target import FromTarget
 from forerun.errors import InputError, UnsupportedError, explain
-from forerun.models.base import LanguageModel
+from forerun.models.base import LanguageModel, identity
 
 WORKING = ("int8", "int4")
 
@@ -30,13 +30,14 @@ class Quantized(FromTarget):
             raise InputError(explain("Unknown quantisation of the target.", repr(bits), cure))
         super().__init__(f"quantized:{bits}", temperature, children)
         self.bits = bits
-        self._copies: WeakKeyDictionary[LanguageModel, LanguageModel] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[Any, LanguageModel] = WeakKeyDictionary()
 
     def make(self, target: LanguageModel, rows: Any) -> LanguageModel:
         if not hasattr(target, "rounded"):
             wrong = f"This target has no weights to round to {self.bits}."
             cure = "Use a transformers model, or another drafter."
             raise UnsupportedError(explain(wrong, type(target).__name__, cure))
-        if target not in self._copies:
-            self._copies[target] = target.rounded(self.bits)
-        return self._copies[target]
+        key = identity(target)
+        if key not in self._copies:
+            self._copies[key] = target.rounded(self.bits)
+        return self._copies[key]

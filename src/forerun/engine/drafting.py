@@ -60,7 +60,7 @@ class Drafting:
         self.rule = rule
         self.draft_length = TREE_HEIGHT if draft_length == "auto" else draft_length
         self.num_successors: int = getattr(drafter, "num_successors", 0)
-        self.tree = tree if getattr(target, "scores_trees", False) else None
+        self.tree = tree if tree is not None and getattr(target, "scores_trees", False) else None
         self.note: str | None = None
         if drafter is not None and self.tree is not tree:
             self.note = f"{target.name} cannot score trees, so drafts were chains"

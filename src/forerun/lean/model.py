@@ -45,6 +45,16 @@ class LeanModel:
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self.scores_trees = True
+        self.compute_dtype = "float32"
+        self._is_exact = not int8
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    @property
+    def pass_name(self) -> str:
+        """Which pass runs, for people to read."""
+        return "lean CPU pass, float32"
 
     def start(self, num_rows: int, capacity: int) -> LeanRows:
         return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
@@ -65,6 +75,15 @@ class LeanModel:
 
     def release(self, state: LeanRows, row: int) -> None:
         state.release(row)
+
+    def fresh(self, text: Sequence[int]) -> Any:
+        """Logits (V,) after a text from scratch: from transformers, whose weights these are, or
+        from this pass if they were rounded."""
+        if not self._is_exact:
+            return self.score(self.start(1, len(text)), [0], [text], [1])[0, 0]
+        with torch.inference_mode():
+            ids = torch.tensor([list(text)], device=self.model.device)
+            return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
 
     def watch(self, state: LeanRows, layers: Sequence[int]) -> None:
         """Keep hidden states of what is scored from now on.

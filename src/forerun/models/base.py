@@ -76,6 +76,12 @@ class LanguageModel(Protocol):
         ...
 
 
+def identity(model: LanguageModel) -> Any:
+    """What stays the same between wrappers of one model; what is learned about it is kept with
+    this.  It is the model itself unless that has an attribute `identity`."""
+    return getattr(model, "identity", model)
+
+
 @runtime_checkable
 class Inspectable(Protocol):
     """A model whose hidden states can be read, for drafters that go on from them."""

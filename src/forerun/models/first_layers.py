@@ -43,9 +43,14 @@ class FirstLayers:
         self.tokenizer = whole.tokenizer
         self.vocab_size: int = whole.vocab_size
         self.max_context: int | None = whole.max_context
-        self.scores_trees: bool = whole.scores_trees
+        self._whole = whole
         self._rows_of_whole = rows_of_whole
         self._own_rows = own_rows
+
+    @property
+    def scores_trees(self) -> bool:
+        """As the whole model does, which is asked only where a tree is."""
+        return bool(self._whole.scores_trees)
 
     def start(self, num_rows: int, capacity: int) -> SharedRows:
         return self._own_rows

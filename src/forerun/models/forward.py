@@ -15,6 +15,8 @@ import torch
 
 # In order of preference: attention and hybrid models, Mamba and xLSTM, RWKV.
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
+# What torch.set_float32_matmul_precision makes of float32 products on a GPU.
+TF32_NAMES = {"highest": "float32", "high": "tfloat32", "medium": "bfloat16"}
 
 
 class Pass(NamedTuple):
@@ -42,6 +44,18 @@ class Forward:
     @property
     def dtype(self) -> Any:
         return self.model.dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        """The coarsest of the dtypes that weights have, or that torch was told to compute in."""
+        dtypes = {weight.dtype for weight in self.model.parameters() if weight.is_floating_point()}
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            dtypes.add(torch.get_autocast_dtype(kind))
+        coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+        if coarsest is torch.float32 and kind == "cuda":
+            return TF32_NAMES[torch.get_float32_matmul_precision()]
+        return str(coarsest).removeprefix("torch.")
 
     def tokens(self, tokens: Sequence[int]) -> Any:
         """One text as ids (1, N) on the model's device."""

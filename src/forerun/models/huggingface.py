@@ -9,8 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
+from weakref import ref
 
 import torch
 
@@ -19,6 +19,7 @@ from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import Kept, Parents, check_score
 from forerun.models.crop import CropRows
+from forerun.models.findings import LOCK, Findings
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.forward import Forward
 from forerun.models.recompute import RecomputeRows
@@ -31,6 +32,7 @@ Rows = CropRows | SnapshotRows | RecomputeRows
 # Rotary tables that are rebuilt when a text outgrows the original context: past it, the scores of
 # a text depend on what shares the pass with it.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class Candidate(NamedTuple):
@@ -47,7 +49,13 @@ class HuggingFaceModel:
     The strategy is tried out in a few tiny passes the first time rows are made: `"auto"` takes
     the fastest that holds, and one asked for by name is refused if it does not. The logits are
     inference-mode tensors: use them under `torch.inference_mode()`, or clone them.
+
+    why_not_lean: the reason why the lean CPU pass was not taken.
+    findings: what trying the model out has told; `forerun.wrap` lets wrappers of a model share it.
     """
+
+    why_not_lean = "only `load` takes it: the weights are copied"
+    _has_rounded_weights = False
 
     def __init__(
         self, model: Any, tokenizer: Any = None, strategy: Literal["auto"] | Strategy = "auto"
@@ -64,22 +72,40 @@ class HuggingFaceModel:
         self._forward = Forward(model)
         self._asked = strategy
         self._candidates = self._find_candidates()
-        self._chosen: Candidate | None = None
+        self.findings = Findings(ref(model))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    @property
+    def pass_name(self) -> str:
+        """Which pass runs, for people to read; the strategy once it has been tried out."""
+        candidate = self.findings.candidate
+        dtype = str(self._forward.dtype).removeprefix("torch.")
+        strategy = [] if candidate is None else [candidate.strategy]
+        return ", ".join(["transformers", *strategy, dtype, str(self._forward.device)])
+
+    @property
+    def identity(self) -> Findings:
+        """The same for wrappers that share it: what is learned about a model is kept with it."""
+        return self.findings
 
     @property
     def strategy(self) -> Strategy:
         """How rows are kept: "crop", "snapshot" or "recompute"."""
         return self._choice().strategy
 
-    @cached_property
+    @property
     def scores_trees(self) -> bool:
         """Whether a tree scores like its paths run alone, tried out in a few tiny passes."""
-        chosen = self._choice()
-        if chosen.strategy != "crop":
-            return False
-        with torch.inference_mode():
-            probe = Probe(self._forward, self.vocab_size)
-            return self._holds(probe.agrees_on_trees_with, chosen)
+        with LOCK:
+            if self.findings.scores_trees is None:
+                chosen, forward = self._choice(), self._tried()
+                with torch.inference_mode():
+                    self.findings.scores_trees = chosen.strategy == "crop" and _holds(
+                        Probe(forward, self.vocab_size).agrees_on_trees_with, chosen, forward
+                    )
+            return self.findings.scores_trees
 
     def start(self, num_rows: int, capacity: int) -> Rows:
         return self._choice().start(self._forward, num_rows, capacity)
@@ -141,11 +167,13 @@ class HuggingFaceModel:
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, which shares everything else.
 
-        How its rows are kept is found out on the exact weights: rounding changes what a model
-        says and not how it is run, but it may magnify the last digit of a pass.
+        How its rows are kept is found out on the exact weights as long as they are there: rounding
+        changes what a model says and not how it is run, but it may magnify the last digit of a
+        pass.
         """
-        _ = self.scores_trees
         other = copy(self)
+        other.findings = copy(self.findings)
+        other._has_rounded_weights = True
         other.name = f"{self.name}-{bits}"
         other.model = rounded_copy(self.model, bits)
         other._forward = Forward(other.model)
@@ -154,14 +182,35 @@ class HuggingFaceModel:
     def release(self, state: Rows, row: int) -> None:
         state.release(row)
 
-    @cached_property
+    def fresh(self, text: Sequence[int]) -> Any:
+        """Logits (V,) after a text, as transformers has them from scratch and without a cache."""
+        with torch.inference_mode():
+            return self._forward(self._forward.tokens(text), 1, use_cache=False).logits[0, -1]
+
+    @property
+    def compute_dtype(self) -> str:
+        """The coarsest arithmetic in a pass; products that read rounded weights use bfloat16."""
+        rounds = self._has_rounded_weights and self._forward.device.type == "cpu"
+        return "bfloat16" if rounds else self._forward.compute_dtype
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether tokens are sent to experts, where a near-tie makes a difference."""
+        config = self.model.config.get_text_config(decoder=True)
+        return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_COUNTS)
+
+    @property
     def _shows_states(self) -> bool:
         """Whether a pass tells its hidden states, one vector per token for each layer."""
-        with torch.inference_mode():
-            ids = self._forward.tokens([0, 0])
-            done = self._forward(ids, 1, use_cache=False, output_hidden_states=True)
-        shapes = [tuple(states.shape) for states in done.hidden_states or ()]
-        return shapes == [(1, 2, self.hidden_size)] * (self.num_layers + 1)
+        with LOCK:
+            if self.findings.shows_states is None:
+                with torch.inference_mode():
+                    ids = self._forward.tokens([0, 0])
+                    done = self._forward(ids, 1, use_cache=False, output_hidden_states=True)
+                shapes = [tuple(states.shape) for states in done.hidden_states or ()]
+                expected = [(1, 2, self.hidden_size)] * (self.num_layers + 1)
+                self.findings.shows_states = shapes == expected
+            return self.findings.shows_states
 
     def _find_candidates(self) -> list[Candidate]:
         """What the model's layers and signature allow, fastest first, less what was not asked."""
@@ -208,31 +257,44 @@ class HuggingFaceModel:
 
     def _choice(self) -> Candidate:
         """The first candidate that holds on this model, tried out once."""
-        if self._chosen is None:
-            with torch.inference_mode():
-                probe = Probe(self._forward, self.vocab_size)
-                holding = (c for c in self._candidates if self._holds(probe.agrees_with, c))
-                self._chosen = next(holding, None)
-            if self._chosen is None:
-                raise UnsupportedError(
-                    explain(
-                        "The logits of a text change with what follows it, from pass to pass, or "
-                        "with the cache, so a draft cannot be scored in one pass.",
-                        f"{type(self.model).__name__} with strategy {self._asked!r}",
-                        'Use a causal model and strategy="auto".',
-                    )
-                )
-            if self._asked == "auto" and self._chosen.cost:
-                warnings.warn(f"{type(self.model).__name__} {self._chosen.cost}", stacklevel=3)
-        return self._chosen
+        with LOCK:
+            chosen: Candidate | None = self.findings.candidate
+            if chosen is None:
+                self.findings.candidate = chosen = self._try_candidates()
+            return chosen
 
-    def _holds(self, test: Callable[[Any], bool], candidate: Candidate) -> bool:
-        try:
-            return test(candidate.start(self._forward, 2, 16))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # a model may object to a foreign cache or mask in any way it likes
-            return False
+    def _try_candidates(self) -> Candidate:
+        forward = self._tried()
+        with torch.inference_mode():
+            probe = Probe(forward, self.vocab_size)
+            holding = (c for c in self._candidates if _holds(probe.agrees_with, c, forward))
+            chosen = next(holding, None)
+        if chosen is None:
+            raise UnsupportedError(
+                explain(
+                    "The logits of a text change with what follows it, from pass to pass, or "
+                    "with the cache, so a draft cannot be scored in one pass.",
+                    f"{type(self.model).__name__} with strategy {self._asked!r}",
+                    'Use a causal model and strategy="auto".',
+                )
+            )
+        if self._asked == "auto" and chosen.cost:
+            warnings.warn(f"{type(self.model).__name__} {chosen.cost}", stacklevel=4)
+        return chosen
+
+    def _tried(self) -> Forward:
+        """What is tried out: of a rounded copy, the exact model while it is there."""
+        exact = None if self.findings.model is None else self.findings.model()
+        return self._forward if exact is None or exact is self.model else Forward(exact)
+
+
+def _holds(test: Callable[[Any], bool], candidate: Candidate, forward: Forward) -> bool:
+    try:
+        return test(candidate.start(forward, 2, 16))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a model may object to a foreign cache or mask in any way it likes
+        return False
 
 
 def _refuse_unfit(model: Any) -> None:

@@ -29,7 +29,11 @@ def check_pass(lean: Lean, quantize: Quantize | None) -> None:
 def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None) -> Any:
     """A loaded `HuggingFaceModel`, or a `LeanModel` made of it."""
     is_asked_for = lean is True or quantize is not None
-    if not is_asked_for and (lean is False or importlib.util.find_spec("numba") is None):
+    if not is_asked_for and lean is False:
+        plain.why_not_lean = "lean=False asked for transformers"
+        return plain
+    if not is_asked_for and importlib.util.find_spec("numba") is None:
+        plain.why_not_lean = f"Numba is not installed. {INSTALL}"
         return plain
     try:
         from forerun.lean.choice import choose, rounded
@@ -38,5 +42,6 @@ def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None)
             wrong = f"The lean CPU pass needs Numba ({error})."
             raise MissingExtraError(explain(wrong, "an environment without it", INSTALL)) from error
         warnings.warn(f"The lean CPU pass is not used: {error}", stacklevel=3)
+        plain.why_not_lean = str(error)
         return plain
     return choose(plain, lean) if quantize is None else rounded(plain)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
+from forerun.models.findings import findings_of
 from forerun.models.function import FunctionModel
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.models.quiet import no_loading_bar
@@ -32,8 +33,9 @@ def load(
     `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
     that is installed; naming a `revision` asks for the hub's.
 
-    On a CPU in float32, `lean="auto"` takes the lean pass where it fits the model, reproduces it
-    and was just measured to be faster; True insists on it, False keeps to transformers.
+    On a CPU in float32, `lean="auto"` takes the lean pass where it fits the model and reproduces
+    it; True insists on it, False keeps to transformers. `pass_name` of the result says which pass
+    runs, and `why_not_lean` of a `HuggingFaceModel` why it is not the lean one.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
     check_pass(lean, quantize)
@@ -77,13 +79,17 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Whatever the caller has, as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
-    callable is taken for a function from token ids to laws. The lean CPU pass copies the weights,
-    so it is not taken here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
+    callable is taken for a function from token ids to laws. A model is tried out the first time,
+    and again only if it is run in another way since (device, dtype, attention, adapters). The
+    lean CPU pass copies the weights, so it is not taken here:
+    `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
     if isinstance(model, LanguageModel):
         return model
     if hasattr(model, "config") and hasattr(model, "forward"):
-        return huggingface_model()(model, tokenizer)
+        wrapped = huggingface_model()(model, tokenizer)
+        wrapped.findings = findings_of(model)
+        return wrapped
     if callable(model):
         return FunctionModel(model)
     raise InputError(

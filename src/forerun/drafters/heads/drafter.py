@@ -18,7 +18,7 @@ from forerun.drafters.heads.fitting import fit, load_shipped
 from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.drafters.level_growth import Growth
-from forerun.models.base import LanguageModel
+from forerun.models.base import LanguageModel, identity
 from forerun.tree import ROOT
 from forerun.types import Drawn
 
@@ -35,14 +35,15 @@ class Heads:
     def __init__(self, source: str | Path | None = None) -> None:
         self.name = "heads" if source is None else f"heads:{source}"
         self._trained = load_shipped() if source is None else load(source)
-        self._runners: WeakKeyDictionary[LanguageModel, Runner] = WeakKeyDictionary()
+        self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> Listening:
-        runner = self._runners.get(target)
+        key = identity(target)
+        runner = self._runners.get(key)
         if runner is None:
-            runner = self._runners[target] = fit(self._trained, target)
+            runner = self._runners[key] = fit(self._trained, target)
         target.watch(rows, self._trained.design.layers)  # type: ignore[attr-defined]
         return Listening(target, rows, runner, num_rows, capacity)
 

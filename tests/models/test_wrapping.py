@@ -1,0 +1,192 @@
+"""A model is tried out once, however often it is wrapped, and only for what is asked of it."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from tiny_models import Architecture
+
+import forerun as fr
+from forerun.drafters import EarlyExit, Model, Quantized
+from forerun.engine.controller import controller_of
+from forerun.errors import InputError
+from forerun.models.base import identity
+
+PROMPT = [1, 2, 3]
+PROBING = 6  # two texts from scratch, then four rounds of two rows
+
+
+def tiny(dtype: torch.dtype = torch.float32) -> Any:
+    return Architecture("llama", "crop", dtype=dtype).build()
+
+
+class Count:
+    """How often the forward of a model was called."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.passes += 1
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[Count]:
+    """Counts inside the model, where no copy of its surface is missed and no hook is added."""
+    count, embed = Count(), model.get_input_embeddings()
+    handle = embed.register_forward_pre_hook(count)
+    yield count
+    handle.remove()
+
+
+def passes_of(model: Any, count: Count, **options: Any) -> int:
+    before = count.passes
+    fr.generate(model, PROMPT, max_new_tokens=5, **options)
+    return count.passes - before
+
+
+def test_the_second_call_tries_nothing_out() -> None:
+    model = tiny()
+    with counted(model) as count:
+        assert passes_of(model, count) == PROBING + 5
+        assert passes_of(model, count) == 5
+        assert passes_of(model, count, drafter=fr.drafters.NGram(), draft_length=2) <= 5
+
+
+def test_trees_are_tried_out_once_and_where_they_are_asked_for() -> None:
+    model = tiny()
+    drafter = fr.drafters.Recycling()
+    with counted(model) as count:
+        passes_of(model, count)
+        assert fr.wrap(model).findings.scores_trees is None
+        assert passes_of(model, count, drafter=drafter, tree=4, draft_length=2) > 5
+        assert fr.wrap(model).findings.scores_trees is True
+        assert passes_of(model, count, drafter=drafter, tree=4, draft_length=2) <= 5
+
+
+@pytest.mark.parametrize("drafter", [EarlyExit(1), Quantized("int8")])
+def test_drafters_made_of_the_target_do_not_ask_for_trees(drafter: Any) -> None:
+    model = tiny()
+    fr.generate(model, PROMPT, drafter=drafter, draft_length=2, max_new_tokens=5)
+    assert fr.wrap(model).findings.scores_trees is None
+
+
+def test_a_drafting_model_is_not_tried_on_trees_for_chains() -> None:
+    drafter = Model(tiny())
+    for options in ({"draft_length": 3}, {"draft_length": 3, "rule": "ratio"}):
+        fr.generate(tiny(), PROMPT, drafter=drafter, max_new_tokens=8, **options)
+        assert drafter.model.findings.scores_trees is None
+    fr.generate(tiny(), PROMPT, drafter=drafter, draft_length=3, tree=6, max_new_tokens=8)
+    assert drafter.model.findings.scores_trees is True
+
+
+def test_a_rounded_copy_is_tried_out_on_the_exact_weights() -> None:
+    model = tiny()
+    rounded = fr.wrap(model).rounded("int8")
+    with counted(model) as count:
+        assert rounded.scores_trees
+        assert count.passes > PROBING
+    assert identity(rounded) is not identity(fr.wrap(model))
+    alone = fr.wrap(tiny()).rounded("int8")
+    assert alone.start(1, 8).lengths == [0]  # the exact model is gone
+
+
+def test_what_is_learned_about_a_model_outlives_its_wrappers() -> None:
+    model, drafter = tiny(), Quantized("int8")
+    learned = controller_of(fr.wrap(model), "drafter")
+    assert controller_of(fr.wrap(model), "drafter") is learned
+    assert controller_of(fr.wrap(tiny()), "drafter") is not learned
+    copied = drafter.make(fr.wrap(model), None)
+    assert drafter.make(fr.wrap(model), None) is copied
+
+
+def test_a_wrapped_model_is_freed_with_its_last_owner() -> None:
+    """At once: a collector that comes later would leave gigabytes on the device."""
+    model = tiny()
+    drafters = [Quantized("int8"), EarlyExit(1)]
+    for drafter in drafters:
+        fr.generate(model, PROMPT, drafter=drafter, draft_length=2, max_new_tokens=5)
+    gone = ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_copies_are_models_of_their_own() -> None:
+    model = tiny()
+    fr.generate(model, PROMPT, max_new_tokens=2)
+    for other in (deepcopy(model), copy(model), pickle.loads(pickle.dumps(model))):
+        assert fr.wrap(other).model is other
+        assert identity(fr.wrap(other)) is not identity(fr.wrap(model))
+    wrapped = deepcopy(fr.wrap(model))
+    assert wrapped.start(1, 8).lengths == [0]
+
+
+def change_dtype(model: Any) -> None:
+    model.bfloat16()
+
+
+def change_attention(model: Any) -> None:
+    model.set_attn_implementation("eager")
+
+
+def change_config(model: Any) -> None:
+    model.config.rope_parameters["rope_theta"] = 5.0
+
+
+def change_forward(model: Any) -> None:
+    inner = model.forward
+    model.forward = lambda *args, **options: inner(*args, **options)
+
+
+def add_adapter(model: Any) -> None:
+    model.model.layers[0].self_attn.q_proj.extra = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    "change", [change_dtype, change_attention, change_config, change_forward, add_adapter]
+)
+def test_a_model_that_is_run_in_another_way_is_tried_out_again(change: Any) -> None:
+    model = tiny()
+    before = fr.wrap(model).findings
+    assert fr.wrap(model).findings is before
+    change(model)
+    after = fr.wrap(model).findings
+    assert after is not before
+    assert fr.wrap(model).findings is after
+
+
+def test_a_model_put_back_into_training_is_refused() -> None:
+    model = tiny()
+    fr.generate(model, PROMPT, max_new_tokens=2)
+    with pytest.raises(InputError, match="training mode"):
+        fr.generate(model.train(), PROMPT, max_new_tokens=2)
+
+
+def test_tokenizers_share_what_was_found_out() -> None:
+    model = tiny()
+    one, other = fr.wrap(model, "one"), fr.wrap(model, "other")
+    assert (one.tokenizer, other.tokenizer) == ("one", "other")
+    assert one.findings is other.findings
+
+
+def test_threads_share_one_trial() -> None:
+    model = tiny()
+    expected = fr.generate(tiny(), PROMPT, max_new_tokens=5).tokens
+    with counted(model) as count, ThreadPoolExecutor(4) as threads:
+        runs = [threads.submit(fr.generate, model, PROMPT, max_new_tokens=5) for _ in range(4)]
+        assert [run.result().tokens for run in runs] == [expected] * 4
+        assert count.passes == PROBING + 4 * 5
