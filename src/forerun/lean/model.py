@@ -14,7 +14,7 @@ from forerun.lean.linear import Floats
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.lean.weights import take, unfit
-from forerun.models.base import Kept, Parents, check_score
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
@@ -46,7 +46,8 @@ class LeanModel:
         self.num_layers: int = model.config.num_hidden_layers
         self.scores_trees = True
 
-    def start(self, num_rows: int, capacity: int) -> LeanRows:
+    def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
+        capacity = capacity or self.max_context or 0
         return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
 
     def score(
@@ -65,6 +66,14 @@ class LeanModel:
 
     def release(self, state: LeanRows, row: int) -> None:
         state.release(row)
+
+    def copy_prefix(self, state: LeanRows, source: int, row: int, length: int) -> int:
+        check_copy(state.lengths, source, row, length)
+        return state.copy_prefix(source, row, length)
+
+    def truncate(self, state: LeanRows, row: int, length: int) -> int:
+        check_truncate(state.lengths, row, length)
+        return state.truncate(row, length)
 
     def watch(self, state: LeanRows, layers: Sequence[int]) -> None:
         """Keep hidden states of what is scored from now on.

@@ -47,7 +47,7 @@ class FirstLayers:
         self._rows_of_whole = rows_of_whole
         self._own_rows = own_rows
 
-    def start(self, num_rows: int, capacity: int) -> SharedRows:
+    def start(self, num_rows: int, capacity: int = 0) -> SharedRows:
         return self._own_rows
 
     def score(

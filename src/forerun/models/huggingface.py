@@ -17,7 +17,7 @@ import torch
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
-from forerun.models.base import Kept, Parents, check_score
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
 from forerun.models.crop import CropRows
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.forward import Forward
@@ -81,8 +81,8 @@ class HuggingFaceModel:
             probe = Probe(self._forward, self.vocab_size)
             return self._holds(probe.agrees_on_trees_with, chosen)
 
-    def start(self, num_rows: int, capacity: int) -> Rows:
-        return self._choice().start(self._forward, num_rows, capacity)
+    def start(self, num_rows: int, capacity: int = 0) -> Rows:
+        return self._choice().start(self._forward, num_rows, capacity or self.max_context or 0)
 
     def score(
         self,
@@ -153,6 +153,18 @@ class HuggingFaceModel:
 
     def release(self, state: Rows, row: int) -> None:
         state.release(row)
+
+    def copy_prefix(self, state: Rows, source: int, row: int, length: int) -> int:
+        """Snapshot rows of recurrent models take over a whole state or nothing."""
+        check_copy(state.lengths, source, row, length)
+        with torch.inference_mode():
+            return state.copy_prefix(source, row, length)
+
+    def truncate(self, state: Rows, row: int, length: int) -> int:
+        """Snapshot rows of recurrent models keep all or nothing."""
+        check_truncate(state.lengths, row, length)
+        with torch.inference_mode():
+            return state.truncate(row, length)
 
     @cached_property
     def _shows_states(self) -> bool:
