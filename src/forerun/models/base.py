@@ -95,7 +95,10 @@ class Inspectable(Protocol):
 
     def watched(self, state: Any, row: int) -> Any:
         """Hidden states (N, len(layers) * hidden_size) of the tokens that the last commit added
-        to a row, side by side in the order of `layers`; an array of the model's library."""
+        to a row, side by side in the order of `layers`; an array of the model's library.
+
+        After a method of `Prefixes`, the next commit shows all tokens of the row instead.
+        """
         ...
 
 
@@ -109,9 +112,10 @@ class Prefixes(Protocol):
     Only committed tokens count. Scores of `row` that were not committed are forgotten; those of
     `source` stay.
 
-    After either method, the next commit shows in `watched` the states of all tokens of the row and
-    not only of those it added, because a drafter that is new to the row has heard none of them. It
-    shows fewer than `state.lengths[row]` if the model was not yet watched when they were computed.
+    A drafter that reads hidden states needs those of all tokens, and one that is new to a row has
+    seen none. So after either method the next commit shows in `watched` the states of all tokens of
+    the row, those it took over included. They are missing if the model was not yet watched when
+    they were computed: then there are fewer states than `state.lengths[row]`.
     """
 
     def copy_prefix(self, state: Any, source: int, row: int, length: int) -> int:
