@@ -107,6 +107,10 @@ def test_models_say_that_rows_can_be_copied(name: str) -> None:
     with pytest.raises(InputError, match="another row that is empty"):
         model.copy_prefix(state, 1, 1, 1)
     assert model.copy_prefix(state, 0, 1, 5) == 0
+    model.score(state, [0], [[1, 2]], [1])
+    assert model.truncate(state, 0, 5) == 0
+    with pytest.raises(InputError, match="at most the 0 tokens"):
+        model.commit(state, [0], [1])
 
 
 def test_a_row_that_stores_something_is_not_overwritten() -> None:

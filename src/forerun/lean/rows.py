@@ -163,20 +163,16 @@ class LeanRows:
 
     def _make_room(self, rows: Sequence[int], ends: Sequence[int]) -> None:
         """For the slots of these rows (R,) up to their ends (R,)."""
-        cache, needed = self._cache, max(rows) + 1
+        cache, longest, needed = self._cache, max(ends), max(rows) + 1
         num_rows = cache.keys.shape[1]
-        if needed > num_rows:
-            num_rows = room(num_rows, needed, len(self.lengths))
-        self._cache = reserve(
-            cache,
-            self._weights.heads,
-            self._rotary,
-            max(ends),
-            self._capacity,
-            self._used[:num_rows],
-        )
+        if longest > cache.slots or needed > num_rows:
+            if needed > num_rows:
+                num_rows = room(num_rows, needed, len(self.lengths))
+            heads, used = self._weights.heads, self._used[:num_rows]
+            self._cache = reserve(cache, heads, self._rotary, longest, self._capacity, used)
         for row, end in zip(rows, ends, strict=True):
-            self._used[row] = max(self._used[row], end)
+            if end > self._used[row]:
+                self._used[row] = end
 
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
         """Put the states of a score behind those of the tokens it built on."""
