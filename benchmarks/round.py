@@ -45,7 +45,7 @@ class Reciter:
         self.bank = generator.normal(size=(8, VOCAB_SIZE)).astype(np.float32)
         self.seconds = 0.0
 
-    def start(self, num_rows: int, capacity: int) -> Rows:
+    def start(self, num_rows: int, capacity: int = 0) -> Rows:
         return Rows(num_rows)
 
     def score(self, state: Rows, rows: Any, tokens: Any, num_logits: Any) -> Any:

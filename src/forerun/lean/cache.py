@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from forerun.lean.attention import Cache, Heads
 from forerun.lean.linear import Floats
 from forerun.lean.shape import LANES
 from forerun.lean.storage import padded
+from forerun.models.base import room
 
 Rotary = Callable[[int], tuple[Floats, Floats]]
 """Cosines and sines (slots, head size / 2) of so many positions."""
@@ -28,13 +29,27 @@ def allocate(num_layers: int, num_rows: int, heads: Heads, rotary: Rotary, slots
     )
 
 
-def reserve(old: Cache, heads: Heads, rotary: Rotary, longest: int, capacity: int) -> Cache:
-    """Room for texts of that length: at least twice what there was, up to the capacity."""
-    if longest <= old.slots:
-        return old
-    slots = padded(max(longest, min(2 * old.slots, capacity)))
+def reserve(
+    old: Cache,
+    heads: Heads,
+    rotary: Rotary,
+    longest: int,
+    capacity: int,
+    used: Sequence[int] | None = None,
+) -> Cache:
+    """Room for texts of length `longest`; `capacity` is the hint of `LanguageModel.start`.
+
+    used: how many slots of each row hold something, with an entry for each row that there is to be;
+    None keeps the rows as they are.  What is not copied takes up no memory until it is written.
+    """
     num_layers, num_rows = old.keys.shape[:2]
-    new = allocate(num_layers, num_rows, heads, rotary, slots)
-    new.keys[:, :, :, : old.slots // LANES] = old.keys
-    new.values[:, :, :, : old.slots] = old.values
+    used = [old.slots] * num_rows if used is None else used
+    if longest <= old.slots and len(used) <= num_rows:
+        return old
+    slots = old.slots if longest <= old.slots else padded(room(old.slots, longest, capacity))
+    new = allocate(num_layers, len(used), heads, rotary, slots)
+    for row, count in enumerate(used[:num_rows]):
+        panels = slice(padded(count) // LANES)
+        new.keys[:, row, :, panels] = old.keys[:, row, :, panels]
+        new.values[:, row, :, :count] = old.values[:, row, :, :count]
     return new

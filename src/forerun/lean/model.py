@@ -14,7 +14,7 @@ from forerun.lean.linear import Floats
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.lean.weights import take, unfit
-from forerun.models.base import Kept, Parents, check_score
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
@@ -56,7 +56,8 @@ class LeanModel:
         """Which pass runs, for people to read."""
         return "lean CPU pass, float32"
 
-    def start(self, num_rows: int, capacity: int) -> LeanRows:
+    def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
+        capacity = capacity or self.max_context or 0
         return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
 
     def score(
@@ -84,6 +85,14 @@ class LeanModel:
         with torch.inference_mode():
             ids = torch.tensor([list(text)], device=self.model.device)
             return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+
+    def copy_prefix(self, state: LeanRows, source: int, row: int, length: int) -> int:
+        check_copy(state.lengths, source, row, length)
+        return state.copy_prefix(source, row, length)
+
+    def truncate(self, state: LeanRows, row: int, length: int) -> int:
+        check_truncate(state.lengths, row, length)
+        return state.truncate(row, length)
 
     def watch(self, state: LeanRows, layers: Sequence[int]) -> None:
         """Keep hidden states of what is scored from now on.

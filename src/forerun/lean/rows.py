@@ -1,4 +1,4 @@
-"""Rows of the lean pass: per-row lengths over one preallocated cache.
+"""Rows of the lean pass: per-row lengths over one cache, which grows with rows and texts.
 
 Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
 kept to where the text goes on.
@@ -19,8 +19,9 @@ from forerun.lean.linear import Floats
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import padded
-from forerun.models.base import Kept, Parents
+from forerun.models.base import Kept, Parents, room
 from forerun.models.feed import Feed, feeds
+from forerun.models.history import History
 
 
 class Beginning(NamedTuple):
@@ -46,13 +47,15 @@ class LeanRows:
         self.layers: tuple[int, ...] = ()  # whose states are kept
         self.kept: list[Floats | None] = [None] * num_rows  # those of the last commit
         self._seen = [np.empty((0, 0), np.float32)] * num_rows  # those since the last commit
+        self._history: History | None = None  # states of all commits, where they are kept
         self._fed = [Feed()] * num_rows  # since the last commit
+        self._used = [0] * num_rows  # slots that were written since the row was empty
         self._weights = weights
         self._rotary = rotary
         self._crew = crew
         self._capacity = capacity
         layers, heads = len(weights.head_norms), weights.heads
-        self._cache = allocate(layers, num_rows, heads, rotary, LANES)
+        self._cache = allocate(layers, 1, heads, rotary, LANES)
         self._scratch = _scratch(weights, TOKENS)
 
     def score(
@@ -72,8 +75,8 @@ class LeanRows:
             places[-count:] = np.arange(index * width, index * width + count)
             lots.append(Lot.of(row, self.lengths[row], feed, known, places))
             self.forget(row, known)  # nothing to build on if a pass is interrupted
-        heads, longest = self._weights.heads, max(int(lot.slots[-1]) + 1 for lot in lots)
-        self._cache = reserve(self._cache, heads, self._rotary, longest, self._capacity)
+        self._make_room(rows, [int(lot.slots[-1]) + 1 for lot in lots])
+        heads = self._weights.heads
         logits = np.empty((len(rows) * width, vocab), np.float32)
         seen = [self._pass(plan, logits) for plan in passes(lots, heads.queries // heads.keys)]
         if self.layers:
@@ -87,19 +90,36 @@ class LeanRows:
         for row, path in zip(rows, paths, strict=True):
             if not isinstance(path, range):
                 self._gather(row, np.asarray(path, np.int64))
-            if self.layers:
-                self.kept[row] = self._seen[row][list(path)]
+            if self._history is not None:
+                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
             self.forget(row)
             self.lengths[row] += len(path)
 
     def release(self, row: int) -> None:
-        self.lengths[row] = 0
+        self.lengths[row] = self._used[row] = 0
         self.kept[row] = None
+        if self._history is not None:
+            self._history.release(row)
         self.forget(row)
+
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        """Copy the keys and values of the first tokens of `source` to an empty row."""
+        length = min(length, self.lengths[source])
+        self._used[row] = 0
+        self._make_room([row], [length])
+        keys, values = self._cache.keys, self._cache.values
+        panels = slice(padded(length) // LANES)
+        keys[:, row, :, panels] = keys[:, source, :, panels]
+        values[:, row, :, :length] = values[:, source, :, :length]
+        return self._set_prefix(source, row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        return self._set_prefix(row, row, min(length, self.lengths[row]))
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep states from now on; what was scored unwatched cannot be built on."""
         self.layers = tuple(layers)
+        self._history = History(self.lengths, np.concatenate)
         for row in range(len(self.lengths)):
             self._seen[row] = np.empty((0, self._width), np.float32)
             self.forget(row)
@@ -120,8 +140,8 @@ class LeanRows:
 
     def copy_in(self, row: int, begun: Beginning) -> None:
         """As if an empty row had just been fed these tokens, with the same layers watched."""
-        count, heads = len(begun.tokens), self._weights.heads
-        self._cache = reserve(self._cache, heads, self._rotary, count, self._capacity)
+        count = len(begun.tokens)
+        self._make_room([row], [count])
         self._cache.keys[:, row, :, : padded(count) // LANES] = begun.keys
         self._cache.values[:, row, :, :count] = begun.values
         self._fed[row] = Feed(begun.tokens)
@@ -131,6 +151,28 @@ class LeanRows:
     def _width(self) -> int:
         """Of a token's states."""
         return len(self.layers) * int(self._weights.embedding.shape[1])
+
+    def _set_prefix(self, source: int, row: int, length: int) -> int:
+        """The cache of `row` holds the first `length` tokens of `source`; forget the rest."""
+        self.lengths[row] = length
+        self.kept[row] = None
+        if self._history is not None:
+            self._history.copy(source, row, length)
+        self.forget(row)
+        return length
+
+    def _make_room(self, rows: Sequence[int], ends: Sequence[int]) -> None:
+        """For the slots of these rows (R,) up to their ends (R,)."""
+        cache, longest, needed = self._cache, max(ends), max(rows) + 1
+        num_rows = cache.keys.shape[1]
+        if longest > cache.slots or needed > num_rows:
+            if needed > num_rows:
+                num_rows = room(num_rows, needed, len(self.lengths))
+            heads, used = self._weights.heads, self._used[:num_rows]
+            self._cache = reserve(cache, heads, self._rotary, longest, self._capacity, used)
+        for row, end in zip(rows, ends, strict=True):
+            if end > self._used[row]:
+                self._used[row] = end
 
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
         """Put the states of a score behind those of the tokens it built on."""

@@ -21,7 +21,7 @@ class ShallowRows(LeanRows):
         vars(self).update({name: value for name, value in vars(whole).items() if name != "_cache"})
         self._weights = first_layers(whole._weights, num_layers)
         self._fed = [Feed()] * len(self.lengths)
-        self.layers = ()
+        self.layers, self._history = (), None
 
     @property
     def _cache(self) -> Cache:

@@ -1,8 +1,9 @@
 """What the engine needs from a model: rows that are scored, then committed.
 
 A batch is a set of rows. Each row stores a prefix of one request's text and has a length of its
-own; requests enter and leave rows between rounds. `score` then `commit` is the only way a row
-changes, so rolling back is committing less.
+own; requests enter and leave rows between rounds. A round changes a row by `score`, then `commit`,
+so rolling back is committing less. Between rounds, a row can be released, cut short, or filled with
+the beginning of another row (`Prefixes`).
 
 A model may store fewer tokens than were committed. The engine reads `state.lengths` and feeds
 `text[length:]`, the *pending* tokens, in front of the next draft. That one rule covers all three
@@ -39,8 +40,13 @@ class LanguageModel(Protocol):
     vocab_size: int
     max_context: int | None  # longest text whose scores can be trusted; None: no such limit
 
-    def start(self, num_rows: int, capacity: int) -> State:
-        """Make empty rows, each to hold at most `capacity` tokens."""
+    def start(self, num_rows: int, capacity: int = 0) -> State:
+        """Make `num_rows` empty rows.
+
+        capacity: a hint, the number of tokens that the longest row will hold; 0 if unknown. Rows
+        may become longer than that. Storage grows with the rows in use and their texts, so a large
+        `num_rows` costs nothing as long as low row numbers are used first.
+        """
         ...
 
     def score(
@@ -95,7 +101,36 @@ class Inspectable(Protocol):
 
     def watched(self, state: Any, row: int) -> Any:
         """Hidden states (N, len(layers) * hidden_size) of the tokens that the last commit added
-        to a row, side by side in the order of `layers`; an array of the model's library."""
+        to a row, side by side in the order of `layers`; an array of the model's library.
+
+        After a method of `Prefixes`, the next commit shows all tokens of the row instead.
+        """
+        ...
+
+
+@runtime_checkable
+class Prefixes(Protocol):
+    """A model whose rows can take over the beginning of another row without a pass.
+
+    Both methods return the new `state.lengths[row]`, which may be less than asked for: a model that
+    stores nothing returns 0. The engine feeds `text[length:]` as always, so it needs no other case.
+
+    Only committed tokens count. Scores of `row` that were not committed are forgotten; those of
+    `source` stay.
+
+    A drafter that reads hidden states needs those of all tokens, and one that is new to a row has
+    seen none. So after either method the next commit shows in `watched` the states of all tokens of
+    the row, those it took over included. They are missing if the model was not yet watched when
+    they were computed: then there are fewer states than `state.lengths[row]`.
+    """
+
+    def copy_prefix(self, state: Any, source: int, row: int, length: int) -> int:
+        """Let the empty `row` store the first `length` tokens of `source`, as if it had been fed
+        them. Later changes of one row do not reach the other."""
+        ...
+
+    def truncate(self, state: Any, row: int, length: int) -> int:
+        """Keep of a row its first `length` tokens."""
         ...
 
 
@@ -169,6 +204,32 @@ def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept
             )
         counts.append(count)
     return counts
+
+
+def check_truncate(lengths: Sequence[int], row: int, length: int) -> None:
+    """Refuse a row that does not exist, or a negative length."""
+    if not 0 <= row < len(lengths):
+        wrong = f"There is no such row among the {len(lengths)} rows of this state."
+        raise InputError(explain(wrong, row, f"Use 0 to {len(lengths) - 1}."))
+    if length < 0:
+        wrong = "A row cannot keep a negative number of tokens."
+        raise InputError(explain(wrong, length, "Use 0 or more."))
+
+
+def check_copy(lengths: Sequence[int], source: int, row: int, length: int) -> None:
+    """Refuse rows that do not exist, and a row that stores something already."""
+    check_truncate(lengths, source, length)
+    check_truncate(lengths, row, length)
+    if lengths[row] > 0 or row == source:
+        wrong = "A prefix can only be copied into another row that is empty."
+        received = f"row {source} to row {row}, which stores {lengths[row]} tokens"
+        raise InputError(explain(wrong, received, "Release the row first."))
+
+
+def room(stored: int, needed: int, hint: int) -> int:
+    """How much to allocate: at least what is needed and twice what there is, but not more than the
+    hint as long as the hint is enough."""
+    return max(needed, 2 * stored if needed > hint else min(2 * stored, hint))
 
 
 def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:

@@ -77,6 +77,15 @@ class CropRows:
             self.lengths[row] += len(path)
             self._fed[row] = Feed()
 
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        """Copy the keys and values of the first tokens of `source` to an empty row."""
+        length = min(length, self.lengths[source])
+        self._cache.copy_row(source, row, length)
+        return self._set_prefix(source, row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        return self._set_prefix(row, row, min(length, self.lengths[row]))
+
     def seen_by(self, forward: Forward) -> CropRows:
         """The same lengths and keys under another pass, with scores of its own."""
         other = copy(self)
@@ -85,7 +94,7 @@ class CropRows:
 
     def watch_layers(self, layers: Sequence[int]) -> None:
         """What was scored unwatched cannot be built on."""
-        self.watch = Watch(layers, len(self.lengths))
+        self.watch = Watch(layers, self.lengths)
         self._fed = [Feed()] * len(self.lengths)
 
     def forget(self, row: int, known: int = 0) -> None:
@@ -100,6 +109,14 @@ class CropRows:
         self._fed[row] = Feed()
         if self.watch is not None:
             self.watch.release(row)
+
+    def _set_prefix(self, source: int, row: int, length: int) -> int:
+        """The cache of `row` holds the first `length` tokens of `source`; forget the rest."""
+        self.lengths[row] = length
+        self._fed[row] = Feed()
+        if self.watch is not None:
+            self.watch.copy(source, row, length)
+        return length
 
     def _score_groups(self, pieces: Sequence[Piece]) -> Any:
         """Passes of similar rows, put back together as (R, max N, V)."""
@@ -132,6 +149,7 @@ class CropRows:
     def _pass(self, pieces: Sequence[Piece]) -> Any:
         counts, slots = [len(piece) for piece in pieces], [piece.slot for piece in pieces]
         rows = [piece.row for piece in pieces]
+        self._cache.reserve_rows(max(rows) + 1)
         width, start = max(counts), max(slots)
         end = start + width
         is_even = min(slots) == start and min(counts) == width

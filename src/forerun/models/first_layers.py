@@ -52,7 +52,7 @@ class FirstLayers:
         """As the whole model does, which is asked only where a tree is."""
         return bool(self._whole.scores_trees)
 
-    def start(self, num_rows: int, capacity: int) -> SharedRows:
+    def start(self, num_rows: int, capacity: int = 0) -> SharedRows:
         return self._own_rows
 
     def score(

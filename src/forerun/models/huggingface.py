@@ -17,10 +17,11 @@ import torch
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
-from forerun.models.base import Kept, Parents, check_score
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
 from forerun.models.crop import CropRows
 from forerun.models.findings import LOCK, Findings
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
+from forerun.models.fitness import max_context, refuse_attention, refuse_unfit
 from forerun.models.forward import Forward
 from forerun.models.recompute import RecomputeRows
 from forerun.models.rounded import Bits, rounded_copy
@@ -29,9 +30,6 @@ from forerun.models.snapshot import SnapshotRows
 Strategy = Literal["crop", "snapshot", "recompute"]
 Rows = CropRows | SnapshotRows | RecomputeRows
 
-# Rotary tables that are rebuilt when a text outgrows the original context: past it, the scores of
-# a text depend on what shares the pass with it.
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -60,13 +58,13 @@ class HuggingFaceModel:
     def __init__(
         self, model: Any, tokenizer: Any = None, strategy: Literal["auto"] | Strategy = "auto"
     ) -> None:
-        _refuse_unfit(model)
+        refuse_unfit(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.tokenizer = tokenizer
         self.name: str = model.config.name_or_path or type(model).__name__
         self.vocab_size: int = config.vocab_size
-        self.max_context = _max_context(config)
+        self.max_context = max_context(config)
         self.hidden_size: int = getattr(config, "hidden_size", 0)  # 0: no such single size
         self.num_layers: int = getattr(config, "num_hidden_layers", 0)
         self._forward = Forward(model)
@@ -107,8 +105,8 @@ class HuggingFaceModel:
                     )
             return self.findings.scores_trees
 
-    def start(self, num_rows: int, capacity: int) -> Rows:
-        return self._choice().start(self._forward, num_rows, capacity)
+    def start(self, num_rows: int, capacity: int = 0) -> Rows:
+        return self._choice().start(self._forward, num_rows, capacity or self.max_context or 0)
 
     def score(
         self,
@@ -182,6 +180,18 @@ class HuggingFaceModel:
     def release(self, state: Rows, row: int) -> None:
         state.release(row)
 
+    def copy_prefix(self, state: Rows, source: int, row: int, length: int) -> int:
+        """Snapshot rows of recurrent models take over a whole state or nothing."""
+        check_copy(state.lengths, source, row, length)
+        with torch.inference_mode():
+            return state.copy_prefix(source, row, length)
+
+    def truncate(self, state: Rows, row: int, length: int) -> int:
+        """Snapshot rows of recurrent models keep all or nothing."""
+        check_truncate(state.lengths, row, length)
+        with torch.inference_mode():
+            return state.truncate(row, length)
+
     def fresh(self, text: Sequence[int]) -> Any:
         """Logits (V,) after a text, as transformers has them from scratch and without a cache."""
         with torch.inference_mode():
@@ -223,7 +233,7 @@ class HuggingFaceModel:
         kinds = layer_kinds(self.model.config) if forward.takes_positions else None
         found: list[Candidate] = []
         if kinds is not None and self._asked in ("auto", "crop"):
-            _refuse_attention(self.model)
+            refuse_attention(self.model)
             found.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
         if forward.cache_argument:
             found += [
@@ -295,56 +305,3 @@ def _holds(test: Callable[[Any], bool], candidate: Candidate, forward: Forward) 
         raise
     except Exception:  # a model may object to a foreign cache or mask in any way it likes
         return False
-
-
-def _refuse_unfit(model: Any) -> None:
-    """Refuse, by name, what is not a decoder-only language model ready for inference."""
-    kind = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedError(
-            explain(
-                "Encoder-decoder models are not supported: only decoder-only causal ones are.",
-                kind,
-                "Load a causal model, for example with AutoModelForCausalLM.",
-            )
-        )
-    if getattr(model, "can_generate", lambda: True)() is False:
-        raise UnsupportedError(
-            explain(
-                "The model has no language-model head, so it returns no logits.",
-                kind,
-                "Load it with AutoModelForCausalLM.",
-            )
-        )
-    if getattr(model, "training", False):
-        raise InputError(
-            explain(
-                "The model is in training mode, where dropout changes its law at every pass.",
-                kind,
-                "Call model.eval() first.",
-            )
-        )
-
-
-def _refuse_attention(model: Any) -> None:
-    """Per-row masks need an attention that honours a prepared mask."""
-    implementation = model.config.get_text_config(decoder=True)._attn_implementation
-    if implementation not in ("sdpa", "eager", None):
-        raise UnsupportedError(
-            explain(
-                "Rows of different length need an attention that takes a prepared mask.",
-                f"attn_implementation {implementation!r} in {type(model).__name__}",
-                'Call model.set_attn_implementation("sdpa"), or pass strategy="snapshot" to '
-                "score rows one by one.",
-            )
-        )
-
-
-def _max_context(config: Any) -> int | None:
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for table in (rope, *rope.values()):  # one table, or one per layer kind
-        if isinstance(table, dict) and table.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-            original = getattr(config, "original_max_position_embeddings", None)
-            return table.get("original_max_position_embeddings") or original or longest
-    return longest

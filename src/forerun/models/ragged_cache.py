@@ -3,6 +3,8 @@
 Each layer holds one tensor for all rows. A pass writes every row at its own offset, and a row's
 length is a number kept outside, so committing and rolling back a chain move no data: what lies
 past the length is masked until it is overwritten. Only the path of a tree is moved together.
+
+The tensor has room for the rows that were used so far and for the longest text among them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from forerun.models.attention import LayerKind
+from forerun.models.base import room
 
 BLOCK = 64  # tokens: the unit of allocation
 
@@ -47,7 +50,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         """Write (R, heads, N, head size) and return all that the rows may attend to."""
         at = self.cache.placement
-        if not self.is_initialized or self.keys.shape[2] < at.end:
+        if not self._has_room(at.end):
             self.lazy_initialization(key_states, value_states)
         first = self.kind.first_visible(at.earliest)
         visible = []
@@ -62,24 +65,31 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         return visible[0], visible[1]
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Allocate, or reallocate at least twice as large, up to the capacity asked for.
+        """Allocate, or reallocate with room for more tokens or rows.
 
-        Padding may reach a little past the capacity, hence the blocks. Zeros, because a masked
-        slot still multiplies its value by a weight of zero.
+        Zeros, because a masked slot still multiplies its value by a weight of zero.
         """
         old = (self.keys, self.values) if self.is_initialized else (None, None)
-        slots = 0 if old[0] is None else old[0].shape[2]
-        needed = -(-self.cache.placement.end // BLOCK) * BLOCK
-        slots_now = max(needed, min(2 * slots, self.cache.capacity))
+        num_rows, slots = (0, 0) if old[0] is None else (old[0].shape[0], old[0].shape[2])
+        end = self.cache.placement.end
+        needed = -(-end // BLOCK) * BLOCK  # padding may reach a little past the hint
+        slots_now = slots if end <= slots else room(slots, needed, self.cache.capacity)
         grown = []
         for stored, new in zip(old, (key_states, value_states), strict=True):
             larger = new.new_zeros((self.cache.num_rows, new.shape[1], slots_now, new.shape[3]))
             if stored is not None:
-                larger[:, :, :slots] = stored
+                larger[:num_rows, :, :slots] = stored
             grown.append(larger)
         self.keys, self.values = grown
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
+
+    def copy_row(self, source: int, row: int, length: int) -> None:
+        """Copy the first slots of one row to another."""
+        if not self._has_room(length):
+            self.lazy_initialization(self.keys, self.values)
+        for stored in (self.keys, self.values):
+            stored[row, :, :length] = stored[source, :, :length]
 
     def move(self, rows: Any, sources: Any, targets: Any) -> None:
         """Copy slots (M,) of rows (M,) elsewhere; all are read before any is written."""
@@ -101,19 +111,36 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     get_max_cache_shape = get_max_length  # what earlier transformers 5 call it
 
+    def _has_room(self, slots: int) -> bool:
+        is_made = self.is_initialized and self.keys.shape[2] >= slots
+        return is_made and self.keys.shape[0] >= self.cache.num_rows
+
 
 class RaggedCache(Cache):  # type: ignore[misc]
     """All layers, and the placement of the pass under way."""
 
     placement: Placement
 
-    def __init__(self, kinds: list[LayerKind], num_rows: int, capacity: int) -> None:
+    def __init__(self, kinds: list[LayerKind], most_rows: int, capacity: int) -> None:
         super().__init__(layers=[RaggedLayer(self, kind) for kind in kinds])
-        self.num_rows = num_rows
-        self.capacity = capacity
+        self.num_rows = 0  # that layers have room for after their next pass
+        self.most_rows = most_rows
+        self.capacity = capacity  # a hint
+
+    def reserve_rows(self, num_rows: int) -> None:
+        """Make room for so many rows with the next pass or copy."""
+        if num_rows > self.num_rows:
+            self.num_rows = room(self.num_rows, num_rows, self.most_rows)
 
     def move(self, moves: Any) -> None:
         """Copy slots within rows: (M, 3) of row, from, to."""
         for layer in self.layers:
             if layer.is_initialized:  # some layers read the keys of another
                 layer.move(*moves.unbind(1))
+
+    def copy_row(self, source: int, row: int, length: int) -> None:
+        """Copy the first `length` tokens of one row to another."""
+        self.reserve_rows(row + 1)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.copy_row(source, row, length)

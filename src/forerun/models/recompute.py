@@ -33,5 +33,13 @@ class RecomputeRows:
         for row in rows:
             self._scored[row] = 0
 
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        return self.truncate(row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        """Nothing is stored, so nothing can be taken over."""
+        self._scored[row] = 0
+        return 0
+
     def release(self, row: int) -> None:
         self._scored[row] = 0

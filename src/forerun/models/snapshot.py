@@ -57,6 +57,29 @@ class SnapshotRows:
         for row, count in zip(rows, counts, strict=True):
             self._commit_row(row, count)
 
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        """Copy the state of `source`; one that cannot be cropped is taken whole or not at all."""
+        mine = self._rows[source]
+        length = min(length, self.lengths[source])
+        if length == 0 or (length < self.lengths[source] and not is_croppable(mine.cache)):
+            self.release(row)
+            return 0
+        cache, saves = deepcopy((mine.cache, mine.saves[:1]))  # the first is of the last commit
+        self._rows[row] = _Row(cache, list(mine.fed), saves)
+        self.lengths[row] = self.lengths[source]
+        return self.truncate(row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        """A state that cannot be cropped is kept whole or not at all."""
+        mine = self._rows[row]
+        self._commit_row(row, 0)  # a score that was never committed did not happen
+        if length < self.lengths[row] and length > 0 and is_croppable(mine.cache):
+            crop(mine.cache, length)
+            self.lengths[row] = length
+        elif length < self.lengths[row]:
+            self.release(row)
+        return self.lengths[row]
+
     def release(self, row: int) -> None:
         self._rows[row] = _Row()
         self.lengths[row] = 0

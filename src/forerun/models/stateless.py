@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.models.base import Kept, Parents, check_score
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
 from forerun.models.feed import Feed, feeds
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class StatelessModel(ABC):
     def last_logits(self, tokens: NDArray[np.int64], num_logits: int) -> Floats:
         """Log-probabilities (num_logits, V) after each of the last `num_logits` of `tokens`."""
 
-    def start(self, num_rows: int, capacity: int) -> StatelessRows:
+    def start(self, num_rows: int, capacity: int = 0) -> StatelessRows:
         return StatelessRows(lengths=[0] * num_rows, fed=[Feed()] * num_rows)
 
     def score(
@@ -65,6 +65,16 @@ class StatelessModel(ABC):
 
     def release(self, state: StatelessRows, row: int) -> None:
         state.fed[row] = Feed()
+
+    def copy_prefix(self, state: StatelessRows, source: int, row: int, length: int) -> int:
+        """Nothing is stored, so nothing can be taken over."""
+        check_copy(state.lengths, source, row, length)
+        return self.truncate(state, row, length)
+
+    def truncate(self, state: StatelessRows, row: int, length: int) -> int:
+        check_truncate(state.lengths, row, length)
+        state.fed[row] = Feed()
+        return 0
 
     def _last_logits(self, feed: Feed, num_logits: int) -> Floats:
         """(num_logits, V), every path of a tree being a text of its own."""

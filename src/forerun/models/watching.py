@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 
+from forerun.models.history import History
 from forerun.models.pieces import Piece
 
 
 class Watch:
     """Per row, the states (N, layers * hidden size) of the tokens scored and last committed."""
 
-    def __init__(self, layers: Sequence[int], num_rows: int) -> None:
+    def __init__(self, layers: Sequence[int], lengths: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._scored: list[list[Any]] = [[] for _ in range(num_rows)]  # in parts, since the commit
-        self._kept: list[Any] = [None] * num_rows
+        self._scored: list[list[Any]] = [[] for _ in lengths]  # in parts, since the commit
+        self._kept: list[Any] = [None] * len(lengths)
+        self._history = History(lengths, torch.cat)
 
     def forget(self, row: int, known: int = 0) -> None:
         """Of what was scored since the last commit, only the first `known` tokens still count."""
@@ -33,11 +35,20 @@ class Watch:
     def keep(self, row: int, path: Sequence[int]) -> None:
         if self._scored[row]:
             states = torch.cat(self._scored[row])
-            self._kept[row] = states[: len(path)] if isinstance(path, range) else states[list(path)]
+            if not isinstance(path, range):
+                states = states[list(path)]
+            elif len(path) < len(states):
+                states = states[: len(path)].clone()  # the refused ones need not stay
+            self._kept[row] = self._history.add(row, states)
         self._scored[row] = []
 
     def kept(self, row: int) -> Any:
         return self._kept[row]
 
+    def copy(self, source: int, row: int, length: int) -> None:
+        self._scored[row], self._kept[row] = [], None
+        self._history.copy(source, row, length)
+
     def release(self, row: int) -> None:
         self._scored[row], self._kept[row] = [], None
+        self._history.release(row)
