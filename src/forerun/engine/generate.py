@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun import rules
 from forerun.drafters.base import Drafter
+from forerun.drafters.forced import Forced
 from forerun.drafters.verbs import check_verbs
 from forerun.engine.checks import (
     check_counts,
@@ -24,6 +25,7 @@ from forerun.engine.request import Request
 from forerun.engine.results import Generation, Piece
 from forerun.engine.text import TextStream
 from forerun.errors import InputError, explain
+from forerun.grammars.base import Cursor, Grammar
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
 from forerun.noise import fold
@@ -197,6 +199,8 @@ class _Run:
         if drafter is None and (note := idle_options(draft_length, tree)):
             for request in self.requests:
                 request.stats.notes.append(note)
+        if drafter is not None and any(_has_cursor(each) for each in self.requests):
+            drafter = Forced(drafter)
         longest = max((len(each.prompt) + each.limit for each in self.requests), default=1)
         self.engine = Engine(
             model,
@@ -251,6 +255,8 @@ def make_request(
     check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:
         check_ids("bad_words", () if isinstance(word, str) else word, model)
+    if isinstance(sampling.grammar, Grammar):
+        sampling, endings = _with_cursor(model, sampling, sampling.grammar, endings)
     return Request(
         index=index,
         prompt=prompt,
@@ -275,6 +281,24 @@ def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
             found = [ids] if isinstance(ids, int) else ids
             return tuple(sorted({int(token) for token in found if 0 <= token < model.vocab_size}))
     return ()
+
+
+def _with_cursor(
+    model: LanguageModel, sampling: Sampling, grammar: Grammar, endings: Sequence[int]
+) -> tuple[Sampling, Sequence[int]]:
+    """Options whose grammar has a matcher of its own, and the tokens that end the text.
+
+    Nothing can follow the end of a grammar, so its ending tokens end the text in any case.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    last = getattr(tokenizer, "eos_token_id", None)
+    ends = ending_tokens(model) or (() if last is None else (last,)) or tuple(endings)
+    cursor = Cursor(lambda: grammar.matcher(tokenizer, model.vocab_size, ends))
+    return replace(sampling, grammar=cursor), tuple(dict.fromkeys((*endings, *ends)))
+
+
+def _has_cursor(request: Request) -> bool:
+    return isinstance(request.sampling.grammar, Cursor)
 
 
 def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
