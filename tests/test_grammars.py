@@ -73,6 +73,8 @@ def test_200_random_walks(name: str) -> None:
     num_ended = 0
     for walk in range(200):
         output = output[: max(0, len(output) - int(generator.integers(8)))]
+        if walk % 2:  # straight to another branch
+            output += [int(generator.choice(np.flatnonzero(from_scratch(grammar, output))))]
         for _ in range(int(generator.integers(1, 9))):
             mask = cursor(output)
             assert mask.dtype == bool
@@ -160,8 +162,7 @@ def test_forced_tokens_are_the_only_ones() -> None:
         assert np.flatnonzero(cursor(forced[:count])).tolist() == [forced[count]]
 
 
-def test_a_matcher_that_fails_is_replaced() -> None:
-    """An output that the grammar refuses leaves the cursor as good as new, also for plain calls."""
+def test_a_refused_output_costs_nothing_and_a_matcher_that_fails_is_replaced() -> None:
     made: list[Any] = []
 
     def make() -> Any:
@@ -171,10 +172,15 @@ def test_a_matcher_that_fails_is_replaced() -> None:
     cursor = Cursor(make)
     a, b = byte_tokenizer().encode("ab")
     assert cursor([a])[b]
-    with pytest.raises(ValueError, match="the grammar does not allow token"):
-        cursor([a, b, a])
-    assert len(made) == 2
+    with pytest.raises(ValueError, match=f"the grammar does not allow token {a} there"):
+        cursor([a, b, a, b])
     assert np.flatnonzero(cursor([a, b])).tolist() == [END, b]
+    assert len(made) == 1
+    made[0]._inner.rollback(5)
+    with pytest.raises(ValueError, match="the grammar failed"):
+        cursor([a])
+    assert np.flatnonzero(cursor([a])).tolist() == [END, b]
+    assert len(made) == 2
 
 
 def test_a_failing_matcher_says_so_and_does_not_end_the_text() -> None:

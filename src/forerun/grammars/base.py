@@ -74,21 +74,25 @@ class Cursor:
     def _at(self, output: Sequence[int], ask: Callable[[Matcher], Any]) -> Any:
         """An answer of the matcher after an output; one that raises is replaced by a new one."""
         try:
-            self._move(list(output))
-            return ask(self._matcher)
+            refused = self._move(list(output))
+            if refused is None:
+                return ask(self._matcher)
         except Exception:
             self._matcher, self._taken = self._make(), []
             raise
+        raise ValueError(f"the grammar does not allow token {refused} there")
 
-    def _move(self, output: list[int]) -> None:
+    def _move(self, output: list[int]) -> int | None:
+        """Move the matcher to an output; the first token that it refuses, if there is one."""
         num_shared = _num_shared(self._taken, output)
         if num_shared < len(self._taken):
             self._matcher.rollback(len(self._taken) - num_shared)
             del self._taken[num_shared:]
         for token in output[num_shared:]:
             if not self._matcher.accept(token):
-                raise ValueError(f"the grammar does not allow token {token} there")
+                return token
             self._taken.append(token)
+        return None
 
 
 def _num_shared(one: list[int], other: list[int]) -> int:
