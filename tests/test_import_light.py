@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "jax", "triton", "matplotlib", "scipy", "numba", "safetensors")
+HEAVY = (
+    "torch", "transformers", "jax", "triton", "matplotlib", "scipy", "numba", "safetensors",
+    "llguidance",
+)  # fmt: skip
 
 
 def test_import_loads_no_framework() -> None:

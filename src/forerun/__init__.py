@@ -1,6 +1,7 @@
 """Forerun: speculative decoding that keeps the target's distribution, and proves it."""
 
 from forerun import drafters as drafters
+from forerun import grammars as grammars
 from forerun import rules as rules
 from forerun import theory as theory
 from forerun.certification import Certificate as Certificate

@@ -18,7 +18,8 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.arrays import to_numpy
-from forerun.engine.generate import GREEDY, ending_tokens, make_request
+from forerun.engine.generate import GREEDY
+from forerun.engine.intake import ending_tokens, make_request
 from forerun.engine.prompts import encode
 from forerun.engine.request import Request
 from forerun.models.load import wrap

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
+from forerun.grammars.base import Grammar
 
 NUMBERS = (
     "temperature",
@@ -32,7 +33,8 @@ Row = np.ndarray[Any, Any]
 Mask = Callable[[Sequence[int]], Any]
 """Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids.
 
-It is asked about drafts as well, so its answer may depend on nothing but those tokens.
+It is asked about drafts as well, so its answer may depend on nothing but those tokens.  A
+`Grammar` becomes such a function, a `Cursor`, when a request is made.
 """
 
 
@@ -56,7 +58,7 @@ class Sampling:
     bad_words: Sequence[str | Sequence[int]] = ()
     min_tokens: int = 0
     processors: Sequence[Any] = ()  # transformers LogitsProcessor objects; copied, state and all
-    grammar: Mask | None = None
+    grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
     n: int = 1
     seed: int | None = None
 
@@ -102,8 +104,11 @@ class Sampling:
         for word in self.bad_words:
             _check_type("bad_words", word, Sized, "Each is a text, or a list of token ids.")
         if self.grammar is not None:
-            cure = "Pass a function from the tokens so far to those that may come next."
-            _check_type("grammar", self.grammar, Callable, cure)
+            cure = (
+                "Pass one of forerun.grammars, like json_schema(...), or a function from the "
+                "tokens so far to those that may come next."
+            )
+            _check_type("grammar", self.grammar, Callable | Grammar, cure)
 
 
 NOTHING_LEFT = (
@@ -201,7 +206,7 @@ def _adjusted(
         if _ends_with(prompt, output, word[:-1]):
             scores[word[-1]] = -np.inf
     if sampling.grammar is not None:
-        scores[~_allowed(sampling.grammar(output), len(scores))] = -np.inf
+        scores[~_allowed(sampling.grammar, output, len(scores))] = -np.inf
     return _processed(processors, scores, prompt, output) if processors else scores
 
 
@@ -212,7 +217,18 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
     return tuple(tail) == word
 
 
-def _allowed(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
+def _allowed(
+    grammar: Mask | Grammar, output: Sequence[int], vocab_size: int
+) -> np.ndarray[Any, Any]:
+    """Which tokens a grammar allows after an output, (V,)."""
+    assert callable(grammar), "a Grammar is bound to its request by then"
+    allowed = _as_row(grammar(output), vocab_size)
+    if not allowed.any():
+        raise ValueError("the grammar allows no token")
+    return allowed
+
+
+def _as_row(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
     """A grammar's answer as a boolean row."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)

@@ -16,6 +16,7 @@ import forerun as fr
 from forerun.children import Children
 from forerun.drafters import (
     EarlyExit,
+    Forced,
     Guess,
     Mixed,
     Model,
@@ -67,6 +68,7 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
     "model, without replacement": lambda: Model(OTHER, children="without_replacement"),
     "model, warm": lambda: Model(OTHER, temperature=2.0),
     "mixed": lambda: Mixed(Suffix(worth=0.01), Model(OTHER), Recycling(), clock=still),
+    "forced": lambda: Forced(Model(OTHER)),
     "random": lambda: Random(7),
 }
 

@@ -15,7 +15,7 @@ import forerun as fr
 from forerun import Sampling, rules
 from forerun.drafters import Model, NGram
 from forerun.engine.engine import Engine
-from forerun.engine.generate import make_request
+from forerun.engine.intake import make_request
 from forerun.models import TableModel
 
 

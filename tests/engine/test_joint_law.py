@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from automata import Sums
 from drafting import Quiet
 from processors import CallCounter
 
@@ -164,6 +165,19 @@ def test_joint_law_under_every_kind_of_option(law_of: Any, rule: str, index: int
     found = law_of(TARGET, Model(DRAFT), rule=rule, draft_length=2, **how)
     assert distance(found, plain) < 1e-12
     assert distance(plain, target_law(TARGET, 3)) > 1e-3, "the option must matter"
+
+
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+def test_joint_law_with_forced_tokens(law_of: Any, rule: str, lies: bool) -> None:
+    """Of a grammar that forces some tokens, or says that it does."""
+    how: dict[str, Any] = {
+        "sampling": Sampling(grammar=Sums(((0, 1, 2), (2,), (0, 1)), lies)), "max_new_tokens": 3,
+    }  # fmt: skip
+    plain = law_of(TARGET, None, **how)
+    found = law_of(TARGET, Model(DRAFT), rule=rule, draft_length=2, **how)
+    assert distance(found, plain) < 1e-12
+    assert distance(plain, target_law(TARGET, 3)) > 1e-3, "the grammar must matter"
 
 
 class Forgetful(RuntimeError):

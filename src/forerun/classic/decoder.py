@@ -25,7 +25,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forerun import drafters
-from forerun.engine.generate import ending_tokens, generate
+from forerun.engine.generate import generate
+from forerun.engine.intake import ending_tokens
 from forerun.errors import InputError, explain
 from forerun.models.load import wrap
 from forerun.sampling import Sampling

@@ -5,6 +5,7 @@ from forerun.drafters.base import Guess as Guess
 from forerun.drafters.base import Outcome as Outcome
 from forerun.drafters.base import Turn as Turn
 from forerun.drafters.early_exit import EarlyExit as EarlyExit
+from forerun.drafters.forced import Forced as Forced
 from forerun.drafters.heads import Heads as Heads
 from forerun.drafters.mixed import Mixed as Mixed
 from forerun.drafters.model import Model as Model

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from forerun import rules
 from forerun.drafters.base import Drafter
+from forerun.drafters.forced import Forced
 from forerun.drafters.verbs import check_verbs
 from forerun.engine.checks import (
     check_choice,
@@ -16,20 +17,18 @@ from forerun.engine.checks import (
     check_ids,
     idle_options,
     limits_of,
-    refuse_processors,
     samplings_of,
 )
 from forerun.engine.engine import Engine
+from forerun.engine.intake import ending_tokens, has_grammar, make_request
 from forerun.engine.prompts import encode, is_one
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, LogprobsOf, Piece
-from forerun.engine.text import TextStream
-from forerun.errors import GenerationError, InputError, explain
-from forerun.models.base import LanguageModel
+from forerun.errors import GenerationError
 from forerun.models.load import wrap
 from forerun.noise import fold
 from forerun.rules.base import Rule
-from forerun.sampling import Bans, Sampling
+from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
@@ -220,6 +219,8 @@ class _Run:
         if drafter is None and (note := idle_options(draft_length, tree)):
             for request in self.requests:
                 request.stats.notes.append(note)
+        if drafter is not None and any(has_grammar(each) for each in self.requests):
+            drafter = Forced(drafter)
         longest = max((len(each.prompt) + each.limit for each in self.requests), default=1)
         self.engine = Engine(
             model,
@@ -255,78 +256,3 @@ class _Run:
             group = [next(done) for _ in range(count)]
             grouped.append(group[0] if count == 1 else group)
         return grouped[0] if self.one else grouped
-
-
-def make_request(
-    model: LanguageModel,
-    prompt: list[int],
-    sampling: Sampling,
-    *,
-    index: int = 0,
-    sample: int = 0,
-    max_new_tokens: int,
-    stops: Sequence[str] = (),
-    endings: Sequence[int] = (),
-    num_logprobs: int | None = None,
-    logprobs_of: LogprobsOf = "model",
-) -> Request:
-    """A request that fits the model, or the reason why it does not."""
-    if max_new_tokens < 1:
-        raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
-    if any(stop == "" for stop in stops):
-        cure = "Leave it out, or pass the text that should end the answer."
-        raise InputError(explain("A stop string is empty.", list(stops), cure))
-    tokenizer = getattr(model, "tokenizer", None)
-    if stops and tokenizer is None:
-        cure = "Use stop_tokens, or wrap the model with its tokenizer."
-        raise InputError(explain("Stop strings need a tokenizer.", list(stops), cure))
-    room = max_new_tokens if model.max_context is None else model.max_context - len(prompt)
-    if room < 1:
-        received = f"{len(prompt)} tokens for a context of {model.max_context}"
-        cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
-        raise InputError(explain("The prompt leaves no room in the context.", received, cure))
-    refuse_processors(sampling)
-    check_ids("logit_bias", sampling.logit_bias, model)
-    for word in sampling.bad_words:
-        check_ids("bad_words", () if isinstance(word, str) else word, model)
-    return Request(
-        index=index,
-        prompt=prompt,
-        sampling=sampling,
-        seed=sampling.seed or 0,
-        limit=min(max_new_tokens, room),
-        limit_reason="length" if max_new_tokens <= room else "context",
-        endings=tuple(endings),
-        bans=Bans(_bad_words(sampling, model), tuple(endings)),
-        num_logprobs=num_logprobs,
-        logprobs_of=logprobs_of,
-        text=None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens),
-        sample=sample,
-    )
-
-
-def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
-    """The ids with which the model itself ends a text, as transformers finds them."""
-    inner = getattr(model, "model", None)
-    for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            found = [ids] if isinstance(ids, int) else ids
-            return tuple(sorted({int(token) for token in found if 0 <= token < model.vocab_size}))
-    return ()
-
-
-def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
-    """Bad words as ids; a word given as text is banned with and without a space before it."""
-    words: set[tuple[int, ...]] = set()
-    tokenizer = getattr(model, "tokenizer", None)
-    for word in sampling.bad_words:
-        if not isinstance(word, str):
-            words.add(tuple(int(token) for token in word))
-        elif tokenizer is None:
-            cure = "Pass it as token ids, or wrap the model with its tokenizer."
-            raise InputError(explain("A bad word given as text needs a tokenizer.", word, cure))
-        else:
-            for form in (word, " " + word):
-                words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
-    return tuple(sorted(words - {()}))

@@ -15,7 +15,7 @@ from typing import Any
 from forerun.drafters.base import Drafter
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
-from forerun.engine.generate import ending_tokens
+from forerun.engine.intake import ending_tokens
 from forerun.errors import UnsupportedError, explain
 from forerun.measure.records import Answer, Cell, Run
 from forerun.measure.running import Question, digest

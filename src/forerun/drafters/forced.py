@@ -1,0 +1,107 @@
+"""Tokens that a request's grammar forces, in front of another drafter's guesses.
+
+Under `match` the other drafter is asked as well, and its guess is taken if it begins with the
+forced tokens: it goes on after them.  Other rules need the law of a guess, which a choice between
+two guesses would change; there the forced tokens stand alone, a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.grammars.base import Cursor
+from forerun.models.base import LanguageModel
+from forerun.tree import ROOT
+
+
+@dataclass
+class _State:
+    inner: Any
+    forced: set[int] = field(default_factory=set)  # rows whose guess was not the inner drafter's
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What the grammar forces, and elsewhere what another drafter guesses, if there is one.
+
+    `generate` and `stream` put it around their drafter where a request has a grammar.
+    """
+
+    inner: Drafter | None = None
+
+    @property
+    def name(self) -> str:
+        return "forced" if self.inner is None else self.inner.name
+
+    @property
+    def num_successors(self) -> int:
+        return getattr(self.inner, "num_successors", 0)
+
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> _State:
+        if self.inner is None:
+            return _State(None)
+        return _State(self.inner.start(target, num_rows, capacity, rows))
+
+    def propose(self, state: _State, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        forced = {turn.row: tokens for turn in turns if (tokens := forced_tokens(turn))}
+        asked = [turn for turn in turns if shared_noise or turn.row not in forced]
+        guesses: dict[int, Guess] = {}
+        if self.inner is not None and asked:
+            found = self.inner.propose(state.inner, asked, shared_noise=shared_noise)
+            guesses = {turn.row: guess for turn, guess in zip(asked, found, strict=True)}
+        for row, tokens in forced.items():
+            if row in guesses and begins_with(guesses[row], tokens):
+                continue
+            guesses[row] = Guess(tokens)
+            state.forced.add(row)
+        return [guesses.get(turn.row, Guess()) for turn in turns]
+
+    def observe(self, state: _State, outcomes: Sequence[Outcome]) -> None:
+        if self.inner is not None:
+            self.inner.observe(state.inner, [_unguessed(state, outcome) for outcome in outcomes])
+        state.forced.clear()
+
+    def release(self, state: _State, row: int) -> None:
+        state.forced.discard(row)
+        if self.inner is not None:
+            self.inner.release(state.inner, row)
+
+    def close(self, state: _State) -> None:
+        if self.inner is not None:
+            close(self.inner, state.inner)
+
+
+def forced_tokens(turn: Turn) -> list[int]:
+    """What the grammar forces after the text, as much of it as the turn has room for."""
+    grammar = turn.sampling.grammar
+    if not isinstance(grammar, Cursor) or turn.height == 0:
+        return []
+    try:
+        return grammar.forced(turn.tokens[turn.num_prompt :])[: turn.height]
+    except Exception:  # the request reports it when its mask is asked for
+        return []
+
+
+def begins_with(guess: Guess, tokens: Sequence[int]) -> bool:
+    """Whether a path of a guess begins with these tokens."""
+    parents = range(ROOT, len(guess.tokens) - 1) if guess.parents is None else guess.parents
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(parents, guess.tokens, strict=False))
+    }
+    node: int | None = ROOT
+    for token in tokens:
+        node = children.get((node, token)) if node is not None else None
+    return node is not None
+
+
+def _unguessed(state: _State, outcome: Outcome) -> Outcome:
+    """What the inner drafter is told: of a guess that was not its own, only the text."""
+    if outcome.row not in state.forced:
+        return outcome
+    return replace(outcome, num_accepted=0, path=(), num_scored=0)

@@ -1,0 +1,111 @@
+"""From a prompt and its options to a request that fits the model, or the reason why it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forerun.engine.checks import check_ids, refuse_processors
+from forerun.engine.request import Request
+from forerun.engine.results import LogprobsOf
+from forerun.engine.text import TextStream
+from forerun.errors import InputError, explain
+from forerun.grammars.base import Cursor, Grammar
+from forerun.models.base import LanguageModel
+from forerun.sampling import Bans, Sampling
+
+
+def make_request(
+    model: LanguageModel,
+    prompt: list[int],
+    sampling: Sampling,
+    *,
+    index: int = 0,
+    sample: int = 0,
+    max_new_tokens: int,
+    stops: Sequence[str] = (),
+    endings: Sequence[int] = (),
+    num_logprobs: int | None = None,
+    logprobs_of: LogprobsOf = "model",
+) -> Request:
+    """A request that fits the model, or the reason why it does not."""
+    if max_new_tokens < 1:
+        raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
+    if any(stop == "" for stop in stops):
+        cure = "Leave it out, or pass the text that should end the answer."
+        raise InputError(explain("A stop string is empty.", list(stops), cure))
+    tokenizer = getattr(model, "tokenizer", None)
+    if stops and tokenizer is None:
+        cure = "Use stop_tokens, or wrap the model with its tokenizer."
+        raise InputError(explain("Stop strings need a tokenizer.", list(stops), cure))
+    room = max_new_tokens if model.max_context is None else model.max_context - len(prompt)
+    if room < 1:
+        received = f"{len(prompt)} tokens for a context of {model.max_context}"
+        cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
+        raise InputError(explain("The prompt leaves no room in the context.", received, cure))
+    refuse_processors(sampling)
+    check_ids("logit_bias", sampling.logit_bias, model)
+    for word in sampling.bad_words:
+        check_ids("bad_words", () if isinstance(word, str) else word, model)
+    if isinstance(sampling.grammar, Grammar):
+        sampling, endings = _with_cursor(model, sampling, sampling.grammar, endings)
+    return Request(
+        index=index,
+        prompt=prompt,
+        sampling=sampling,
+        seed=sampling.seed or 0,
+        limit=min(max_new_tokens, room),
+        limit_reason="length" if max_new_tokens <= room else "context",
+        endings=tuple(endings),
+        bans=Bans(_bad_words(sampling, model), tuple(endings)),
+        num_logprobs=num_logprobs,
+        logprobs_of=logprobs_of,
+        text=None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens),
+        sample=sample,
+    )
+
+
+def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
+    """The ids with which the model itself ends a text, as transformers finds them."""
+    inner = getattr(model, "model", None)
+    for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            found = [ids] if isinstance(ids, int) else ids
+            return tuple(sorted({int(token) for token in found if 0 <= token < model.vocab_size}))
+    return ()
+
+
+def _with_cursor(
+    model: LanguageModel, sampling: Sampling, grammar: Grammar, endings: Sequence[int]
+) -> tuple[Sampling, Sequence[int]]:
+    """Options whose grammar has a matcher of its own, and the tokens that end the text.
+
+    Nothing can follow the end of a grammar, so its ending tokens end the text in any case.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    last = getattr(tokenizer, "eos_token_id", None)
+    ends = ending_tokens(model) or (() if last is None else (last,)) or tuple(endings)
+    cursor = Cursor(lambda: grammar.matcher(tokenizer, model.vocab_size, ends))
+    return replace(sampling, grammar=cursor), tuple(dict.fromkeys((*endings, *ends)))
+
+
+def has_grammar(request: Request) -> bool:
+    """Whether the request has a grammar that may force tokens."""
+    return isinstance(request.sampling.grammar, Cursor)
+
+
+def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...], ...]:
+    """Bad words as ids; a word given as text is banned with and without a space before it."""
+    words: set[tuple[int, ...]] = set()
+    tokenizer = getattr(model, "tokenizer", None)
+    for word in sampling.bad_words:
+        if not isinstance(word, str):
+            words.add(tuple(int(token) for token in word))
+        elif tokenizer is None:
+            cure = "Pass it as token ids, or wrap the model with its tokenizer."
+            raise InputError(explain("A bad word given as text needs a tokenizer.", word, cure))
+        else:
+            for form in (word, " " + word):
+                words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
+    return tuple(sorted(words - {()}))

@@ -1,0 +1,103 @@
+"""What a grammar is, and how one matcher answers for every slot of a draft.
+
+A grammar is a description.  For each request it makes a matcher, which stands somewhere in the
+text, moves on by one token with `accept` and back with `rollback`.  The engine asks for the mask
+after the text and some draft tokens; a `Cursor` moves the matcher there.  Slots are asked for in
+the order of a chain or tree, so most moves are one token long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Matcher(Protocol):
+    """A grammar at one place in the text of one request."""
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token; where the grammar does not allow it, stay and return False."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` accepted tokens."""
+        ...
+
+    def mask(self) -> Any:
+        """Which tokens may come next: booleans (V,), or the allowed ids."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that come next because the grammar leaves no choice; may be empty.
+
+        They are drafted, and verified like any draft: a wrong one costs time and changes no text.
+        """
+        ...
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """The description of a language; `Sampling(grammar=...)` takes it."""
+
+    def matcher(self, tokenizer: Any, vocab_size: int, endings: Sequence[int]) -> Matcher:
+        """A matcher at the beginning of the output.
+
+        tokenizer: the model's, None if it has none.  vocab_size: V, the width of the logits.
+        endings: the tokens that end a text, to be allowed where the grammar may end.
+        """
+        ...
+
+
+class Cursor:
+    """A grammar at work on one request: the mask after any output, drafted tokens included."""
+
+    def __init__(self, make: Callable[[], Matcher]) -> None:
+        self._make = make
+        self._matcher = make()
+        self._taken: list[int] = []  # what the matcher has accepted
+
+    def __call__(self, output: Sequence[int]) -> Any:
+        """Which tokens may follow an output: booleans (V,), or the allowed ids.
+
+        Raises ValueError for an output that the grammar does not allow.
+        """
+        return self._at(output, lambda matcher: matcher.mask())
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        """The tokens that must follow an output, as far as the grammar knows them."""
+        return list(self._at(output, lambda matcher: matcher.forced()))
+
+    def _at(self, output: Sequence[int], ask: Callable[[Matcher], Any]) -> Any:
+        """An answer of the matcher after an output; one that raises is replaced by a new one."""
+        try:
+            refused = self._move(list(output))
+            if refused is None:
+                return ask(self._matcher)
+        except Exception:
+            self._matcher, self._taken = self._make(), []
+            raise
+        raise ValueError(f"the grammar does not allow token {refused} there")
+
+    def _move(self, output: list[int]) -> int | None:
+        """Move the matcher to an output; the first token that it refuses, if there is one."""
+        num_shared = _num_shared(self._taken, output)
+        if num_shared < len(self._taken):
+            self._matcher.rollback(len(self._taken) - num_shared)
+            del self._taken[num_shared:]
+        for token in output[num_shared:]:
+            if not self._matcher.accept(token):
+                return token
+            self._taken.append(token)
+        return None
+
+
+def _num_shared(one: list[int], other: list[int]) -> int:
+    """How many leading tokens two lists share; at once where one begins with the other."""
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(i for i in range(most) if one[i] != other[i])

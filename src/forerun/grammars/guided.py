@@ -1,0 +1,217 @@
+"""JSON schemas, regular expressions and Lark grammars, read by llguidance.
+
+Preparing a tokenizer takes about a second and compiling a grammar milliseconds, so both are kept:
+per tokenizer, and per grammar the last `NUM_COMPILED` of each tokenizer.  A request's matcher is a
+copy of the compiled one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from forerun.errors import InputError, MissingExtraError, explain
+from forerun.grammars.base import Mask
+
+NUM_COMPILED = 64
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A grammar that llguidance has checked.  Make one with `json_schema`, `regex` or `lark`."""
+
+    kind: str  # as messages call it
+    text: str  # in llguidance's own format
+
+    def matcher(self, tokenizer: Any, vocab_size: int, endings: Sequence[int]) -> GuidedMatcher:
+        if tokenizer is None:
+            cure = "Wrap the model with its tokenizer: forerun.wrap(model, tokenizer)."
+            raise InputError(explain(f"A {self.kind} needs a tokenizer.", "a model without", cure))
+        if not endings:
+            wrong = f"A {self.kind} needs a token that ends the text."
+            cure = "Pass stop_tokens, or give the tokenizer an eos_token."
+            raise InputError(explain(wrong, "a model that has none", cure))
+        vocabulary = _vocabulary(tokenizer, vocab_size, tuple(endings))
+        return GuidedMatcher(vocabulary.compiled(self).deep_copy(), vocab_size, tuple(endings))
+
+
+def json_schema(
+    schema: Mapping[str, Any] | bool | str, *, separators: tuple[str, str] | None = None
+) -> Guided:
+    """JSON that a schema describes; the schema as a dict, or as JSON text.
+
+    separators: after an item and after a key, as in `json.dumps`, and no other white space; None
+    allows any.  With fixed separators more tokens are forced, which makes speculation faster.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise _refused("JSON schema", str(error), "a text that is no JSON") from error
+    if not isinstance(schema, Mapping | bool):
+        cure = "Pass a dict, or the JSON text of one."
+        received = f"the {type(schema).__name__} {schema!r:.80}"
+        raise InputError(explain("A JSON schema has a wrong type.", received, cure))
+    options: dict[str, Any] = {"whitespace_flexible": separators is None}
+    if separators is not None:
+        options |= dict(zip(("item_separator", "key_separator"), separators, strict=True))
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise _refused("JSON schema", str(error), f"{schema!r:.80}") from error
+    found = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return _checked("JSON schema", found, text)
+
+
+def json_object() -> Guided:
+    """Any JSON object."""
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> Guided:
+    """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`."""
+    _check_text("regular expression", pattern)
+    found = _llguidance().LLMatcher.grammar_from_regex(pattern)
+    return _checked("regular expression", found, pattern)
+
+
+def lark(grammar: str) -> Guided:
+    """A text of a context-free grammar in llguidance's variant of the Lark syntax."""
+    _check_text("Lark grammar", grammar)
+    found = _llguidance().LLMatcher.grammar_from_lark(grammar)
+    return _checked("Lark grammar", found, grammar)
+
+
+class GuidedMatcher:
+    """llguidance's matcher, and whether the text has ended.
+
+    Tokens that end the text are kept from llguidance, which would not take one back at every place.
+    """
+
+    def __init__(self, inner: Any, vocab_size: int, endings: tuple[int, ...]) -> None:
+        self._inner = inner
+        self._vocab_size = vocab_size
+        self._endings = endings
+        self._num_endings = 0  # ending tokens accepted
+
+    def accept(self, token: int) -> bool:
+        if token in self._endings:
+            may_end = self._num_endings > 0 or self._is_accepting()
+            self._num_endings += may_end
+            return may_end
+        if self._num_endings:
+            return False
+        num_taken = self._inner.try_consume_tokens([token])
+        self._check()
+        return bool(num_taken == 1)
+
+    def rollback(self, count: int) -> None:
+        num_endings = min(count, self._num_endings)
+        self._num_endings -= num_endings
+        if count > num_endings:
+            self._inner.rollback(count - num_endings)
+            self._check()
+
+    def mask(self) -> Mask:
+        """Booleans (V,); columns past the tokenizer's last token are never allowed."""
+        endings = list(self._endings)
+        if self._num_endings:
+            mask = np.zeros(self._vocab_size, dtype=bool)
+            mask[endings] = True
+            return mask
+        packed = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        mask = np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(bool)
+        mask[endings] = self._is_accepting()  # and nowhere as part of the text
+        return mask
+
+    def forced(self) -> list[int]:
+        if self._num_endings:
+            return []
+        tokens = self._inner.compute_ff_tokens()
+        self._check()
+        return list(takewhile(self._vocab_size.__gt__, map(int, tokens)))
+
+    def _is_accepting(self) -> bool:
+        return bool(self._inner.is_accepting())
+
+    def _check(self) -> None:
+        """A matcher in trouble goes on as if the text had ended, so it is asked every time."""
+        if self._inner.is_error():
+            reason = self._inner.get_error().partition("\n")[0]
+            if reason.startswith("NoExtension"):
+                raise ValueError("the grammar allows no token")
+            raise ValueError(f"the grammar failed: {reason}")
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance sees it, and the grammars that were compiled for it."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, endings: tuple[int, ...]) -> None:
+        from llguidance.hf import from_tokenizer
+
+        size = max(vocab_size, len(tokenizer))
+        try:
+            self._tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=list(endings))
+        except ValueError as error:
+            wrong = f"llguidance cannot read this tokenizer: {error}."
+            cure = "Use a fast tokenizer of transformers."
+            raise InputError(explain(wrong, type(tokenizer).__name__, cure)) from error
+        self.compiled = lru_cache(NUM_COMPILED)(self._compile)
+
+    def _compile(self, grammar: Guided) -> Any:
+        library = _llguidance()
+        limits = library.LLParserLimits(verbose_errors=False)
+        made = library.LLMatcher(self._tokens, grammar.text, log_level=0, limits=limits)
+        if made.is_error():
+            raise _refused(grammar.kind, made.get_error(), f"{grammar.text:.80}")
+        return made
+
+
+_vocabularies: WeakKeyDictionary[Any, dict[Any, _Vocabulary]] = WeakKeyDictionary()
+
+
+def _vocabulary(tokenizer: Any, vocab_size: int, endings: tuple[int, ...]) -> _Vocabulary:
+    known = _vocabularies.setdefault(tokenizer, {})
+    key = len(tokenizer), vocab_size, endings
+    if key not in known:
+        known[key] = _Vocabulary(tokenizer, vocab_size, endings)
+    return known[key]
+
+
+def _checked(kind: str, text: str, source: str) -> Guided:
+    """A grammar that can be compiled, or what llguidance says is wrong with it, and where."""
+    is_error, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(text)
+    if is_error:
+        raise _refused(kind, messages[0], f"{source!r:.80}")
+    return Guided(kind, text)
+
+
+def _refused(kind: str, message: str, received: str) -> InputError:
+    wrong = f"The {kind} cannot be compiled: {message.strip()}\n"
+    return InputError(explain(wrong, received, "Correct it there."))
+
+
+def _check_text(kind: str, value: object) -> None:
+    if not isinstance(value, str):
+        received = f"the {type(value).__name__} {value!r:.80}"
+        raise InputError(explain(f"A {kind} has a wrong type.", received, "Pass a text."))
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError as error:
+        if error.name != "llguidance":
+            raise
+        cure = 'Install it with: pip install "forerun[grammar]"'
+        received = "an environment without it"
+        raise MissingExtraError(explain("Grammars need llguidance.", received, cure)) from error
+    return llguidance
