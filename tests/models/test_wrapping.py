@@ -17,9 +17,9 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Model, Quantized
-from forerun.engine.controller import controller_of
 from forerun.errors import InputError
 from forerun.models.base import identity
+from forerun.shelf import Shelf
 
 PROMPT = [1, 2, 3]
 PROBING = 6  # two texts from scratch, then four rounds of two rows
@@ -102,9 +102,10 @@ def test_a_rounded_copy_is_tried_out_on_the_exact_weights() -> None:
 
 def test_what_is_learned_about_a_model_outlives_its_wrappers() -> None:
     model, drafter = tiny(), Quantized("int8")
-    learned = controller_of(fr.wrap(model), "drafter")
-    assert controller_of(fr.wrap(model), "drafter") is learned
-    assert controller_of(fr.wrap(tiny()), "drafter") is not learned
+    shelf: Shelf[str] = Shelf()
+    shelf.put("learned", fr.wrap(model))
+    assert shelf.take(fr.wrap(tiny())) is None
+    assert shelf.take(fr.wrap(model)) == "learned"
     copied = drafter.make(fr.wrap(model), None)
     assert drafter.make(fr.wrap(model), None) is copied
 
