@@ -44,6 +44,9 @@ QUICK = (
 )
 """Known bugs of several kinds that are caught soon."""
 
+BAR_DELAY = 1
+"""Seconds before a bar is shown: what is done sooner needs none."""
+
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
 
@@ -144,7 +147,7 @@ def _bar() -> Iterator[Progress | None]:
     except ImportError:
         yield None
         return
-    with tqdm(unit="", leave=False, disable=None, delay=1) as bar:
+    with tqdm(unit="", leave=False, disable=None, delay=BAR_DELAY) as bar:
 
         def show(case: str, done: int, total: int) -> None:
             bar.total, bar.n = total, done
