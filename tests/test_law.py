@@ -12,9 +12,11 @@ import pytest
 import forerun as fr
 from forerun import rules
 from forerun.addresses import Address, Addressing, Purpose
+from forerun.branches import every_path
 from forerun.certification import standard_cases
 from forerun.certification.broken_addresses import drafts_by_position
 from forerun.certification.cases import contextual
+from forerun.certification.chance import Chance
 from forerun.law import Prefix, expected_accepted, joint, rule_step
 from forerun.rules.base import Residual
 from forerun.rules.block import Block, survivals
@@ -158,6 +160,54 @@ def test_numbers_addressed_by_position_bias_block(
     )
     assert found.sum() == pytest.approx(1, abs=EXACT)
     assert np.abs(found - fr.target_law(target, 3)).sum() / 2 == pytest.approx(bias, abs=1e-4)
+
+
+def rounds(rng: Any, target: Any, draft: Any, shared: tuple[Purpose, ...]) -> tuple[int, ...]:
+    """Block verification of two tokens, round after round, its numbers kept in a table."""
+    numbers: dict[tuple[Purpose, int, int], Any] = {}
+    text: list[int] = []
+
+    def number(purpose: Purpose, slot: int) -> Any:
+        place = (len(text) + slot, 0) if purpose in shared else (len(text), slot)
+        return numbers.setdefault((purpose, *place), rng.random())
+
+    while len(text) < 3:
+        drafted = [
+            next((t for t in (0, 1) if number(Purpose.DRAFT, slot) < draft[: t + 1].sum()), 2)
+            for slot in range(2)
+        ]
+        debts = [1.0]
+        for token in drafted:
+            debts.append(min(debts[-1] * target[token] / draft[token], 1.0))
+        for kept in (2, 1, 0):
+            owed = np.maximum(debts[kept] * target - (0 if kept == 2 else draft), 0.0)
+            missing = owed.sum()
+            chance = debts[2] if kept == 2 else missing / (missing + 1 - debts[kept])
+            if kept == 0 or number(Purpose.ACCEPT, kept - 1) < chance:
+                break
+        text += [*drafted[:kept], int(rng.choice(3, p=owed / owed.sum()))]
+    return tuple(text[:3])
+
+
+@pytest.mark.parametrize(
+    "shared", [(), (Purpose.ACCEPT,), (Purpose.DRAFT,), (Purpose.ACCEPT, Purpose.DRAFT)]
+)
+def test_shared_numbers_are_followed_as_a_table_of_them_says(shared: tuple[Purpose, ...]) -> None:
+    """Against an enumeration that shares no code with `law`: every text's chance, to 1e-12."""
+    target, draft = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
+    wanted = np.zeros((3, 3, 3))
+
+    def run(path: Any) -> tuple[tuple[int, ...], float]:
+        rng = Chance(path)
+        return rounds(rng, target, draft, shared), rng.weight
+
+    for text, weight in every_path(run):
+        wanted[text] += weight
+    found = fr.law(
+        OneCoin(), target[None], draft[None], draft_length=2, length=3,
+        addressing=by_position(*shared),
+    )  # fmt: skip
+    assert found == pytest.approx(wanted, abs=EXACT)
 
 
 def test_the_ratio_rule_does_not_mind_coins_by_position() -> None:
