@@ -71,6 +71,16 @@ def edges(weights: Array) -> Array:
     return np.concatenate([np.zeros((len(shares), 1)), shares], axis=1)
 
 
+def _share(chance: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """How much of the numbers from low to high lies below a chance, and where it ends, both (B,).
+
+    A row that nothing is left of is on a path that has ended.
+    """
+    cut = np.clip(chance, low, high)
+    width = high - low
+    return (cut - low) / np.where(width > 0, width, 1.0), cut
+
+
 class BranchingNoise:
     """Noise for a rule that takes one outcome per question for all rows at once.
 
@@ -97,72 +107,78 @@ class BranchingNoise:
         self.first = first
         self.addressing = addressing
         self.reused: set[Address] = set()
-        self._spans: dict[Address, Array] = {  # (2, B) each
-            address: self._everywhere(span) for address, span in memory
+        self._fresh = np.zeros(num_rows), np.ones(num_rows)
+        self._spans: dict[Address, tuple[Array, Array]] = {  # low and high, (B,) each
+            address: (np.full(num_rows, low), np.full(num_rows, high))
+            for address, (low, high) in memory
         }
 
     def coins(self, slots: list[int], chances: Array) -> Array:
         heads = np.zeros(len(slots), dtype=bool)
         for column, (slot, chance) in enumerate(zip(slots, chances.T, strict=True)):
-            low, high = span = self._meet(Purpose.ACCEPT, slot, (chance > 0) & (chance < 1))
-            cut = np.clip(chance, low, high)
-            share = (cut - low) / (high - low)
+            address = self._address(Purpose.ACCEPT, slot)
+            low, high = self._meet(address, (chance > 0) & (chance < 1))
+            share, cut = _share(chance, low, high)
             open_ = share[self.weights > 0]  # the others are on paths that have ended already
             if (open_ >= 1).all() or (open_ <= 0).all():
                 heads[column] = open_.size > 0 and open_[0] >= 1
             else:
                 heads[column] = self.path.ask(2) == 1
             self.weights *= share if heads[column] else 1 - share
-            self._narrow(span, *((low, cut) if heads[column] else (cut, high)))
+            self._spans[address] = (low, cut) if heads[column] else (cut, high)
         return np.broadcast_to(heads, chances.shape)
 
     def draw(self, weights: Array) -> Array:
-        weights = np.asarray(weights)
-        low, high = span = self._meet(Purpose.RESIDUAL, 0, (weights > 0).sum(axis=1) > 1)
+        weights, everyone = np.asarray(weights), np.arange(len(self.weights))
+        address = self._address(Purpose.RESIDUAL, 0)
+        is_fresh = address not in self._spans
+        low, high = self._meet(address, np.count_nonzero(weights, axis=1) > 1)
         bounds = edges(weights)
-        if (low > 0).any() or (high < 1).any():
+        if not is_fresh:
             weights = np.diff(np.clip(bounds, low[:, None], high[:, None]), axis=1)
-        tokens = self._choose(weights, np.arange(len(self.weights)))
-        start, end = (bounds[np.arange(len(tokens)), tokens + i] for i in (0, 1))
-        self._narrow(span, np.maximum(start, low), np.minimum(end, high))
+            weights[high <= low] = 1.0  # on a path that has ended
+        tokens = self._choose(weights, everyone)
+        start, end = bounds[everyone, tokens], bounds[everyone, tokens + 1]
+        self._spans[address] = np.maximum(start, low), np.minimum(end, high)
         return tokens
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        for slot in np.unique(slots).tolist():
+        uncertain = np.count_nonzero(weights, axis=1) > 1
+        for slot in set(slots.tolist()):
             racing = np.zeros(len(self.weights), dtype=bool)
-            racing[rows[slots == slot]] = True
-            racing[rows] &= (weights > 0).sum(axis=1) > 1
+            racing[rows] = uncertain & (slots == slot)
             address = Address(Purpose.TARGET, self.first + slot, 0)
-            span = self._at(address, racing)
-            span[:, racing] = 0.0  # used up: a race tells more than a span can say
+            low, high = self._meet(address, racing)
+            self._spans[address] = low, high * ~racing  # no span says what is known
         return self._choose(weights, rows)
+
+    @property
+    def last(self) -> int:
+        """The last position of which any number was met."""
+        return max((address.position for address in self._spans), default=-1)
 
     def remembered(self, row: int, first: int) -> Memory:
         """What a round that starts at position `first` knows of its numbers."""
-        spans = {at: span for at, span in self._spans.items() if at.position >= first}
-        known = {at: (float(span[0, row]), float(span[1, row])) for at, span in spans.items()}
-        return tuple(sorted(item for item in known.items() if item[1] != WHOLE))
+        known = (
+            (address, (float(low[row]), float(high[row])))
+            for address, (low, high) in self._spans.items()
+            if address.position >= first
+        )
+        return tuple(sorted(item for item in known if item[1] != WHOLE))
 
-    def _meet(self, purpose: Purpose, slot: int, uncertain: Array) -> Array:
-        """The spans (2, B) of a slot's number; uncertain (B,) says in which rows it matters."""
-        return self._at(Address(purpose, *self.addressing(purpose, self.first, slot)), uncertain)
+    def _address(self, purpose: Purpose, slot: int) -> Address:
+        return Address(purpose, *self.addressing(purpose, self.first, slot))
 
-    def _at(self, address: Address, uncertain: Array) -> Array:
-        if address not in self._spans:
-            self._spans[address] = self._everywhere(WHOLE)
-        span = self._spans[address]
-        known = (span[0] > 0) | (span[1] < 1) | (address.position < self.first)
+    def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
+        """What is known of a number; uncertain (B,) says in which rows it matters."""
+        fresh = self._fresh
+        low, high = self._spans.get(address, fresh)
+        if low is fresh[0] and high is fresh[1] and address.position >= self.first:
+            return fresh
+        known = (low > 0) | (high < 1) | (address.position < self.first)
         if (known & uncertain & (self.weights > 0)).any():
             self.reused.add(address)
-        return span
-
-    def _everywhere(self, span: Span) -> Array:
-        return np.repeat(np.array(span)[:, None], len(self.weights), axis=1)
-
-    def _narrow(self, span: Array, low: Array, high: Array) -> None:
-        """What is known after an answer, in the rows that can have given it."""
-        possible = self.weights > 0
-        span[0], span[1] = np.where(possible, low, span[0]), np.where(possible, high, span[1])
+        return low, high
 
     def _choose(self, weights: Array, rows: Array) -> Array:
         possible = (weights > 0)[self.weights[rows] > 0].any(axis=0)

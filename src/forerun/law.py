@@ -135,15 +135,20 @@ class RuleStep:
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 
+        last_drafted = max((at.position for each in drafts for at in each.known), default=-1)
         emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
         for reached, extra, noise in every_path(run):
             self.reused.update(noise.reused)
             weights = noise.weights * chances
+            last = max(last_drafted, noise.last)
             for row in np.flatnonzero(weights).tolist():
                 kept = [drafts[row].tokens[node] for node in trial.path(row, int(reached[row]))]
                 text = (*kept, int(extra[row]))
-                known = noise.remembered(row, first + len(text))
-                emitted[text, known + drafts[row].remembered(first + len(text))] += weights[row]
+                learned: Memory = ()
+                if last >= first + len(text):
+                    learned = noise.remembered(row, first + len(text))
+                    learned += drafts[row].remembered(first + len(text))
+                emitted[text, learned] += weights[row]
         return emitted
 
     def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
