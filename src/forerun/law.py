@@ -2,22 +2,26 @@
 
 Models here are functions from a prefix (a tuple of tokens) to a row of probabilities (V,), so a
 law is a joint one over several tokens and several rounds, each token seeing those before it.
+
+Rounds share numbers where their addresses say so: what a round has learned of numbers that a
+later one may meet goes with the text, so the law is that of the code as it ships.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
 from forerun import rules
-from forerun.branches import BranchingNoise, Path, every_path
+from forerun.addresses import Address, Addressing, Purpose, by_round
+from forerun.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, every_path
 from forerun.children import Children, next_law
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, UnsupportedError, explain
 from forerun.rules.base import Rule
 from forerun.tree import Tree
 from forerun.types import Draft
@@ -26,13 +30,13 @@ from forerun.verification import prepare
 Prefix = tuple[int, ...]
 Model = Callable[[Prefix], np.ndarray[Any, Any]]
 """The next token's probabilities (V,) after a prefix."""
-Emission = Mapping[Prefix, float]
-"""The tokens a round emits, and how likely."""
+Emission = Mapping[tuple[Prefix, Memory], float]
+"""The tokens a round emits, with what is then known of later rounds' numbers, and how likely."""
 Shape = int | Tree
 """What a round drafts: K tokens in a chain, or a tree."""
 Shapes = Shape | Callable[[Prefix], Shape]
 """The shape of every round's draft, fixed or as a function of what has been emitted."""
-Step = Callable[[Prefix, Shape], Emission]
+Step = Callable[[Prefix, Shape, Memory], Emission]
 """The law of one round's emission after a prefix, with a draft of that shape."""
 
 
@@ -44,6 +48,7 @@ def law(
     draft_length: Shapes | None = None,
     length: int | None = None,
     drawn: str = "sampled",
+    addressing: Addressing = by_round,
 ) -> np.ndarray[Any, Any]:
     """The joint law of the first `length` tokens that rounds under `rule` emit, (V,) * length.
 
@@ -51,6 +56,8 @@ def law(
     draft_length: K, a `Tree`, or a function of what has been emitted that says which.
     drawn: "sampled" from the draft's law, or "point" for its likeliest tokens; the children of a
         tree's node also "without_replacement" or "greedy_plus_one" (see `forerun.children`).
+    addressing: where the numbers of a round's slots lie.  One that is met twice is followed as the
+        same number, so its bias is in the law; `certify` says which it is.
     """
     if draft_length is None:
         if callable(draft):
@@ -60,15 +67,21 @@ def law(
     target, draft = as_model(target, "target"), as_model(draft, "draft")
     if length is None:
         length = as_tree(draft_length(()) if callable(draft_length) else draft_length).height + 1
-    step = rule_step(rule, target, draft, drawn)
-    return joint(step, len(target(())), length, draft_length)
+    step = rule_step(rule, target, draft, drawn, addressing)
+    found = joint(step, len(target(())), length, draft_length)
+    raced = sorted(at.position for at in step.reused if at.purpose is Purpose.TARGET)
+    if raced:
+        wrong = "A position is raced twice with the same noise, which cannot be followed."
+        cure = "Race a position only in the round that emits its token."
+        raise UnsupportedError(explain(wrong, f"position {raced[0]}", cure))
+    return found
 
 
 def target_law(target: Model | np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
     """The joint law of `length` tokens sampled plainly from the target, (V,) * length."""
     model = as_model(target, "target")
-    plain: Step = lambda prefix, _: {  # noqa: E731
-        (token,): chance for token, chance in enumerate(model(prefix))
+    plain: Step = lambda prefix, *_: {  # noqa: E731
+        ((token,), ()): chance for token, chance in enumerate(model(prefix))
     }
     return joint(plain, len(model(())), length, 0)
 
@@ -83,38 +96,81 @@ def expected_accepted(
     """The mean number of draft tokens that one round keeps."""
     step = rule_step(rule, as_model(target, "target"), as_model(draft, "draft"), drawn)
     emissions = step((), draft_length).items()
-    return float(sum(chance * (len(emitted) - 1) for emitted, chance in emissions))
+    return float(sum(chance * (len(emitted) - 1) for (emitted, _), chance in emissions))
 
 
-def rule_step(rule: str | Rule, target: Model, draft: Model, drawn: str) -> Step:
+def rule_step(
+    rule: str | Rule, target: Model, draft: Model, drawn: str, addressing: Addressing = by_round
+) -> RuleStep:
+    """One round of a rule, by names."""
+    return RuleStep(rules.get(rule), target, draft, way_of_drawing(drawn), addressing)
+
+
+@dataclass(frozen=True)
+class RuleStep:
     """One round of a rule: every draft is a row, every outcome of the noise a path."""
-    chosen, how = rules.get(rule), way_of_drawing(drawn)
 
-    def step(prefix: Prefix, shape: Shape) -> Emission:
-        tree = as_tree(shape)
-        drafts = every_draft(draft, prefix, tree, how)
+    rule: Rule
+    target: Model
+    draft: Model
+    how: Children
+    addressing: Addressing = by_round
+    reused: set[Address] = field(default_factory=set)
+    """Every address that was met twice on some path, so far."""
+
+    def __call__(self, prefix: Prefix, shape: Shape, memory: Memory = ()) -> Emission:
+        tree, first = as_tree(shape), len(prefix)
+        drafts = self._drafts(prefix, tree, memory)
         tokens = np.array([each.tokens for each in drafts], dtype=np.int64)
         tokens = tokens.reshape(len(drafts), len(tree))
-        target_rows = np.array([tree_rows(target, prefix, x.tokens, tree) for x in drafts])
+        rows = np.array([tree_rows(self.target, prefix, each.tokens, tree) for each in drafts])
         made = Draft.point(tokens, tree=tree)
-        if how is not Children.LIKELIEST and len(tree):
+        if self.how is not Children.LIKELIEST and len(tree):
             made = Draft.sampled(tokens, np.array([each.laws for each in drafts]), tree=tree)
-        trial = prepare(made, target_rows, None, 1.0, chosen)
+        trial = prepare(made, rows, None, 1.0, self.rule)
         chances = np.array([each.chance for each in drafts])
+        met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
-        def run(path: Path) -> tuple[Any, Any, Any]:
-            noise = BranchingNoise(path, len(drafts))
-            reached, extra = chosen.decide(trial, noise)
-            return reached, extra, noise.weights * chances
+        def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
+            noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
+            return *self.rule.decide(trial, noise), noise
 
-        emitted: dict[Prefix, float] = defaultdict(float)
-        for reached, extra, weights in every_path(run):
+        last_drafted = max((at.position for each in drafts for at in each.known), default=-1)
+        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
+        for reached, extra, noise in every_path(run):
+            self.reused.update(noise.reused)
+            weights = noise.weights * chances
+            last = max(last_drafted, noise.last)
             for row in np.flatnonzero(weights).tolist():
                 kept = [drafts[row].tokens[node] for node in trial.path(row, int(reached[row]))]
-                emitted[(*kept, int(extra[row]))] += weights[row]
+                text = (*kept, int(extra[row]))
+                learned: Memory = ()
+                if last >= first + len(text):
+                    learned = noise.remembered(row, first + len(text))
+                    learned += drafts[row].remembered(first + len(text))
+                emitted[text, learned] += weights[row]
         return emitted
 
-    return step
+    def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
+        """All drafts that can occur, node by node."""
+        known = {at: span for at, span in memory if at.purpose is Purpose.DRAFT}
+        found = [Drafted((), (), 1.0, known)]
+        for node, parent in enumerate(tree.parents):
+            place = self.addressing(Purpose.DRAFT, len(prefix), node)
+            address = Address(Purpose.DRAFT, *place)
+            before, siblings = tree.path(parent), tree.children[parent]
+            earlier = siblings[: siblings.index(node)]
+            longer: list[Drafted] = []
+            for each in found:
+                path = tuple(each.tokens[i] for i in before)
+                taken = [each.tokens[i] for i in earlier]
+                law = next_law(self.how, self.draft(prefix + path), taken, len(siblings))
+                longer += each.followed(law, address)
+                is_used = address in each.known or address.position < len(prefix)
+                if is_used and law.max() < 1:
+                    self.reused.add(address)
+            found = longer
+        return found
 
 
 def way_of_drawing(drawn: str) -> Children:
@@ -133,25 +189,27 @@ class Drafted:
     tokens: Prefix
     laws: tuple[np.ndarray[Any, Any], ...]
     chance: float
+    known: Mapping[Address, Span]
+    """Where the numbers lie that drew it, or drew earlier drafts."""
 
+    def followed(self, law: np.ndarray[Any, Any], address: Address) -> Iterator[Drafted]:
+        """The draft with one more token, drawn from law (V,) by the number at an address."""
+        tokens, laws = np.flatnonzero(law > 0).tolist(), (*self.laws, law)
+        if len(tokens) == 1:  # certain: its number says nothing
+            yield replace(self, tokens=(*self.tokens, tokens[0]), laws=laws)
+            return
+        low, high = self.known.get(address, WHOLE)
+        bounds = edges(law[None])[0]
+        for token in tokens:
+            start, end = max(bounds[token], low), min(bounds[token + 1], high)
+            share = law[token] if address not in self.known else (end - start) / (high - low)
+            if share > 0:
+                known = {**self.known, address: (float(start), float(end))}
+                yield Drafted((*self.tokens, token), laws, self.chance * float(share), known)
 
-def every_draft(draft: Model, prefix: Prefix, tree: Tree, how: Children) -> list[Drafted]:
-    """All drafts that can occur, node by node."""
-    found = [Drafted((), (), 1.0)]
-    for node, parent in enumerate(tree.parents):
-        before, siblings = tree.path(parent), tree.children[parent]
-        earlier = siblings[: siblings.index(node)]
-        longer = []
-        for each in found:
-            path = tuple(each.tokens[i] for i in before)
-            taken = [each.tokens[i] for i in earlier]
-            law = next_law(how, draft(prefix + path), taken, len(siblings))
-            longer += [
-                Drafted((*each.tokens, token), (*each.laws, law), each.chance * float(law[token]))
-                for token in np.flatnonzero(law > 0).tolist()
-            ]
-        found = longer
-    return found
+    def remembered(self, first: int) -> Memory:
+        """What a round that starts at position `first` knows of the numbers of its draft."""
+        return tuple(sorted(item for item in self.known.items() if item[0].position >= first))
 
 
 def tree_rows(model: Model, prefix: Prefix, tokens: Prefix, tree: Tree) -> Any:
@@ -169,22 +227,22 @@ def as_tree(shape: Shape) -> Tree:
 
 def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarray[Any, Any]:
     """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
-    known: dict[Prefix, np.ndarray[Any, Any]] = {}
+    known: dict[tuple[Prefix, Memory], np.ndarray[Any, Any]] = {}
 
-    def after(prefix: Prefix) -> np.ndarray[Any, Any]:
+    def after(prefix: Prefix, memory: Memory) -> np.ndarray[Any, Any]:
         left = length - len(prefix)
         if left == 0:
             return np.ones(())
-        if prefix not in known:
+        if (prefix, memory) not in known:
             total = np.zeros((vocab_size,) * left)
             shape = shapes(prefix) if callable(shapes) else shapes
-            for emitted, chance in step(prefix, shape).items():
+            for (emitted, learned), chance in step(prefix, shape, memory).items():
                 kept = emitted[:left]
-                total[kept] += chance * after(prefix + kept)
-            known[prefix] = total
-        return known[prefix]
+                total[kept] += chance * after(prefix + kept, learned)
+            known[prefix, memory] = total
+        return known[prefix, memory]
 
-    return after(())
+    return after((), ())
 
 
 def as_model(rows: Model | np.ndarray[Any, Any], name: str) -> Model:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
+from forerun.addresses import Addressing, by_round
+from forerun.addresses import Purpose as Purpose
 from forerun.arrays import (
     BLOCK,
     Array,
@@ -53,17 +54,6 @@ SLACK = 1 - 1e-6
 
 FEW = 16
 """So many numbers are drawn faster one by one than as an array."""
-
-
-class Purpose(IntEnum):
-    """What a number is for.  Different purposes never share bits."""
-
-    TARGET = 0  # the exponential of one token
-    TARGET_BLOCK = 1  # the minimum of a block of tokens and its lane
-    DRAFT = 2  # drawing draft tokens for the law-only rules
-    ACCEPT = 3  # acceptance coins
-    RESIDUAL = 4  # the extra token of the law-only rules
-    FOLD = 5  # a new seed out of a seed
 
 
 def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
@@ -230,10 +220,18 @@ def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
     return tokens[rows, lane]
 
 
-def coin(xp: Namespace, key: Key, positions: Array, slots: Any, purpose: Purpose) -> Array:
-    """Uniforms (R, len(slots)) addressed by the round (its first position) and a slot in it."""
+def coin(
+    xp: Namespace,
+    key: Key,
+    positions: Array,
+    slots: Any,
+    purpose: Purpose,
+    addressing: Addressing = by_round,
+) -> Array:
+    """Uniforms (R, len(slots)) of slots in the rounds that start at positions (R,)."""
     slots = as_indices(xp, slots, compat.device(positions))
-    return _uniform(xp, key[:, :, :, None], positions[:, None], slots[None, :], purpose)
+    place, index = addressing(purpose, positions[:, None], slots[None, :])
+    return _uniform(xp, key[:, :, :, None], place, index, purpose)
 
 
 def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:

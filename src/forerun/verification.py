@@ -12,6 +12,7 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun import rules
+from forerun.addresses import Addressing, Purpose, by_round
 from forerun.arrays import (
     Array,
     Namespace,
@@ -25,7 +26,7 @@ from forerun.arrays import (
     upcast,
 )
 from forerun.errors import InputError, UnsupportedError, explain
-from forerun.noise import Key, Purpose, coin, draw, folds, race, seed_key
+from forerun.noise import Key, coin, draw, folds, race, seed_key
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.base import Residual, Rule, Trial, slices
 from forerun.tree import Tree
@@ -37,23 +38,23 @@ CACHE_BYTES = 2**19
 
 @dataclass(frozen=True)
 class CounterNoise:
-    """A round's noise, addressed by each row's seed and the position its round starts at.
+    """A round's noise: numbers looked up by each row's seed and the position its round starts at.
 
-    Coins and residual draws are addressed by (first position of the round, slot) and not by the
-    slot's own position: a block-verified slot that was tested and dropped is tested again in the
-    next round, and must meet a fresh coin there.
+    The target's races are addressed by absolute position, which gives "same seed, same text";
+    coins and residual draws as `addressing` says.
     """
 
     xp: Namespace
     key: Key
     positions: Array  # (B,)
+    addressing: Addressing = by_round
 
     def coins(self, slots: list[int], chances: Array) -> Array:
-        unit = coin(self.xp, self.key, self.positions, slots, Purpose.ACCEPT)
+        unit = self._units(slots, Purpose.ACCEPT)
         return unit < self.xp.astype(chances, unit.dtype)
 
     def draw(self, weights: Residual | Array) -> Array:
-        unit = coin(self.xp, self.key, self.positions, [0], Purpose.RESIDUAL)[:, 0]
+        unit = self._units([0], Purpose.RESIDUAL)[:, 0]
         if not isinstance(weights, Residual):
             return draw(self.xp, weights, unit)
         runs = slices(unit.shape[0], weights.trial.at_a_time)
@@ -63,6 +64,10 @@ class CounterNoise:
         return race(
             self.xp, weights, self.xp.take(self.key, rows, axis=2), self.positions[rows] + slots
         )
+
+    def _units(self, slots: list[int], purpose: Purpose) -> Array:
+        """Uniforms (B, len(slots))."""
+        return coin(self.xp, self.key, self.positions, slots, purpose, self.addressing)
 
 
 def verify(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from forerun.certification import Certificate, Finding
 
@@ -16,6 +19,38 @@ def test_lossless_means_every_case_passed() -> None:
     assert Certificate("mine", (FINE,)).lossless
     assert not Certificate("mine", (FINE, WRONG)).lossless
     assert not Certificate("mine", (FINE, BROKEN)).lossless
+
+
+def test_lossless_is_said_only_of_what_was_proven() -> None:
+    exact, drawn = Certificate("mine", (FINE,)), Certificate("mine", (CHANCE,))
+    assert exact.proven
+    assert exact.verdict == "lossless"
+    assert drawn.lossless
+    assert not drawn.proven
+    assert drawn.verdict == "no bias of 0.03 or more found"
+    for found in (drawn, Certificate("mine", (FINE, CHANCE))):
+        assert "lossless" not in str(found)
+        assert json.loads(found.to_json())["proven"] is False
+    wrong = Certificate("mine", (WRONG,))
+    assert not wrong.proven
+    assert wrong.verdict == "NOT lossless"
+
+
+@pytest.mark.parametrize(
+    ("detectable", "words"), [(0.1701, "0.18"), (0.17, "0.17"), (0.0246, "0.025"), (1.0, "1")]
+)
+def test_what_is_claimed_is_rounded_up(detectable: float, words: str) -> None:
+    found = Certificate("mine", (replace(CHANCE, detectable=detectable),))
+    assert found.verdict == f"no bias of {words} or more found"
+
+
+def test_how_many_samples_would_do() -> None:
+    """A bias half as large takes four times as many."""
+    found = Certificate("mine", (CHANCE, replace(CHANCE, detectable=0.04)))
+    assert found.samples_for(0.02) == 4000
+    assert "To catch 0.02 take about 4,000 samples per case." in str(found)
+    assert "To catch" not in str(Certificate("mine", (replace(CHANCE, detectable=0.02),)))
+    assert "To catch" not in str(Certificate("mine", (FINE,)))
 
 
 def test_the_worst_case_comes_first_in_the_summary() -> None:
@@ -42,6 +77,7 @@ def test_json_for_machines() -> None:
     data = json.loads(Certificate("mine", (FINE, CHANCE)).to_json())
     assert data["subject"] == "mine"
     assert data["lossless"] is True
+    assert data["verdict"] == "no bias of 0.03 or more found"
     assert data["worst_case"] == "drawn"
     assert data["detectable_bias"] == 0.03
     assert data["power"] == 0.999

@@ -16,6 +16,7 @@ import forerun as fr
 from forerun import rules
 from forerun.certification import Case, standard_cases
 from forerun.certification.broken import bare_target, walk
+from forerun.certification.broken_addresses import coins_by_position
 from forerun.certification.cases import contextual, mixed
 
 
@@ -61,6 +62,11 @@ def with_verify(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
     guess = fr.Draft.sampled(tokens, draft) if len(tokens) else fr.Draft.point([[]])
     seed = int(rng.integers(2**63))
     return fr.verify(guess, target, rule="block", seed=seed).tokens()[0]
+
+
+def seeding(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """A generator of its own, seeded from the one it was given."""
+    return own(tokens, draft, target, np.random.default_rng(rng.integers(2**31)))
 
 
 @pytest.fixture
@@ -132,7 +138,7 @@ def test_randomness_from_elsewhere_is_noticed(few: list[Case]) -> None:
     assert found.lossless
 
 
-@pytest.mark.parametrize("function", [by_inverse, with_verify])
+@pytest.mark.parametrize("function", [by_inverse, with_verify, seeding])
 def test_code_that_cannot_be_listed_is_sampled(few: list[Case], function: Any) -> None:
     found = fr.certify(function, cases=few, samples=1000)
     assert found.method == "sampled"
@@ -141,6 +147,26 @@ def test_code_that_cannot_be_listed_is_sampled(few: list[Case], function: Any) -
     assert finding.samples == 1000
     assert 0 < finding.limit < finding.detectable < 0.3
     assert finding.power == 0.999
+    assert found.verdict == "no bias of 0.19 or more found"
+    assert str(found).startswith(f"{function.__name__}: no bias of 0.19 or more found (sampled")
+
+
+@pytest.mark.parametrize(("subject", "method"), [(own, "exact"), (own, "sampled"), ("ratio", "")])
+def test_progress_is_told_and_nothing_is_printed(
+    few: list[Case], subject: Any, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    how: dict[str, Any] = {"cases": [*few, *few], "samples": 1000, "method": method or "auto"}
+    found = fr.certify(subject, **how, progress=lambda *news: told.append(news))
+    assert found == fr.certify(subject, **how)
+    assert capfd.readouterr() == ("", "")
+    steps = [0, 500, 1000, 1500] if method == "sampled" else [0, 1]
+    assert told == [("small", done, 2000 if method == "sampled" else 2) for done in steps]
+
+
+def test_addresses_are_for_rules(few: list[Case]) -> None:
+    with pytest.raises(fr.InputError, match=r"A function is handed its numbers.*Pass a rule"):
+        fr.certify(own, cases=few, addressing=coins_by_position)
 
 
 def test_sampling_catches_a_bias_it_says_it_would(few: list[Case]) -> None:

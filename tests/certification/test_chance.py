@@ -95,6 +95,14 @@ def test_certain_outcomes_are_not_followed_in_vain() -> None:
         lambda rng: rng.normal(),
         lambda rng: rng.choice(3, size=2),
         lambda rng: rng.choice(2, p=[0.0, 0.0]),
+        lambda rng: rng.choice(2**40),
+        lambda rng: rng.choice(np.arange(2000)),
+        lambda rng: rng.integers(2**31),
+        lambda rng: rng.integers(-(2**62), 2**62),
+        lambda rng: rng.integers(5, size=3),
+        lambda rng: rng.integers(5, endpoint=True),
+        lambda rng: rng.random(2**40),
+        lambda rng: rng.random((2**20, 2**20)),
     ],
 )
 def test_whatever_else_is_done_cannot_be_listed(code: Callable[[Any], Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import forerun as fr
-from forerun.certification import tree_cases
+from forerun.certification import standard_cases, tree_cases
 from forerun.certification.broken import block, walk
 from forerun.certification.broken_trees import descend, traverse
 from forerun.certification.certify import draw_as
@@ -14,7 +14,7 @@ from forerun.children import Children
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(MUTANTS) >= 39
+    assert len(MUTANTS) >= 42
     assert sum(mutant.on_trees for mutant in MUTANTS) >= 12
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all(mutant.story for mutant in MUTANTS)
@@ -27,6 +27,27 @@ def test_every_mutant_is_rejected(mutant: Mutant) -> None:
     assert found.method == "exact"
     assert not found.lossless
     assert found.bias > 0.005
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("block, one address", "address met twice: ACCEPT at (0, 0)"),
+        ("coins by position", "address met twice: ACCEPT at (1, 0)"),
+        ("drafts by position", "address met twice: DRAFT at (1, 0)"),
+    ],
+)
+def test_numbers_met_twice_are_named(name: str, note: str) -> None:
+    """The same rule with its own addresses is lossless in the same case, and has no note."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    cases = [case for case in standard_cases() if case.name == "context-dependent rows"]
+    found = fr.certify(mutant.subject, addressing=mutant.addressing, cases=cases)
+    assert found.findings[0].note == note
+    assert note in str(found)
+    assert found.findings[0].bias > 0.005
+    right = fr.certify("block", cases=cases)
+    assert right.lossless
+    assert not any(finding.note for finding in right.findings)
 
 
 @pytest.mark.parametrize("function", [walk, block])

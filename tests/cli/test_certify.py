@@ -29,6 +29,9 @@ def good(tokens, draft, target, rng):
 def bad(tokens, draft, target, rng):
     return [int(np.argmax(target[0]))]
 
+def seeds(tokens, draft, target, rng):
+    return good(tokens, draft, target, np.random.default_rng(rng.integers(2**31)))
+
 def follow(tokens, draft, target, rng, tree):
     kept, node = [], -1
     while True:
@@ -109,6 +112,30 @@ def test_a_function_of_ones_own(
     assert main(["certify", "--function", f"my_verifiers:{name}"]) == code
     verdict = "lossless" if code == 0 else "NOT lossless"
     assert capsys.readouterr().out.startswith(f"my_verifiers:{name}: {verdict} (exact")
+
+
+def test_what_was_only_sampled_is_not_called_lossless(
+    quick: None, mine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command_line = ["certify", "--function", "my_verifiers:seeds", "--samples", "1000"]
+    assert main(command_line) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("my_verifiers:seeds: no bias of 0.19 or more found (sampled")
+    assert "lossless" not in captured.out
+    assert "To catch 0.02 take about" in captured.out
+    assert captured.err == "", "no bar where nobody looks"
+    assert main([*command_line, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["verdict"], data["proven"]) == ("no bias of 0.19 or more found", False)
+
+
+def test_a_bar_on_a_terminal(
+    quick: None, mine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(command, "BAR_DELAY", 0)
+    assert main(["certify", "--function", "my_verifiers:seeds", "--samples", "1000"]) == 0
+    assert "one draft token" in capsys.readouterr().err
 
 
 def test_a_function_for_trees(mine: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
+
+FINE_BIAS = 0.02
+"""A certificate that would not catch a bias this small says how many samples would."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,26 @@ class Certificate:
 
     @property
     def lossless(self) -> bool:
+        """Whether no case failed.
+
+        That is a proof, to 1e-12, where every outcome was listed (`proven`).  For a sampled
+        certificate it says that no bias was found, and none of `detectable` or more is likely.
+        """
         return all(finding.passed for finding in self.findings)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is lossless in every case by exact enumeration."""
+        return self.lossless and self.method == "exact"
+
+    @property
+    def verdict(self) -> str:
+        """In words: "lossless", "NOT lossless", or "no bias of 0.17 or more found"."""
+        if not self.lossless:
+            return "NOT lossless"
+        if self.proven:
+            return "lossless"
+        return f"no bias of {_rounded_up(self.detectable):g} or more found"
 
     @property
     def method(self) -> str:
@@ -55,10 +78,17 @@ class Certificate:
         """The bias that would have been caught in every case."""
         return max(finding.detectable for finding in self.findings)
 
+    def samples_for(self, bias: float) -> int:
+        """Samples per case with which a bias so large would have been caught in every case."""
+        needed = (each.samples * (each.detectable / bias) ** 2 for each in self.findings)
+        return math.ceil(max(needed))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "subject": self.subject,
+            "verdict": self.verdict,
             "lossless": self.lossless,
+            "proven": self.proven,
             "method": self.method,
             "bias": self.bias,
             "worst_case": self.worst.case,
@@ -71,9 +101,8 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        verdict = "lossless" if self.lossless else "NOT lossless"
         lines = [
-            f"{self.subject}: {verdict} ({self.method}, {len(self.findings)} cases)",
+            f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases)",
             f"  {'case':<34}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
         ]
         for finding in self.findings:
@@ -85,4 +114,13 @@ class Certificate:
         power = min(finding.power for finding in self.findings)
         chance = "" if power == 1 else f", each with probability {power:.4f} or more"
         lines.append(f"  Any bias of {self.detectable:.1e} or more would have been caught{chance}.")
+        if self.lossless and not self.proven and self.detectable > FINE_BIAS:
+            needed = float(f"{self.samples_for(FINE_BIAS):.1e}")
+            lines.append(f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case.")
         return "\n".join(lines)
+
+
+def _rounded_up(number: float) -> float:
+    """To two digits, so that no more is claimed than was found."""
+    step = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return float(f"{math.ceil(number / step - 1e-9) * step:.2g}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from forerun import rules
-from forerun.branches import CannotEnumerate, Path, every_path
+from forerun.addresses import Addressing, by_round
+from forerun.branches import CannotEnumerate, Memory, Path, every_path
 from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
 from forerun.certification.chance import Chance
@@ -48,11 +49,15 @@ Drawer = Callable[[Model, Any, Any], tuple[Any, ...]]
 A drawer that changes the shape returns the tree it ended with as a third item.
 """
 
+Progress = Callable[[str, int, int], None]
+"""p(case, done, total): called as the work goes on, with cases or sampled texts done."""
+
 EXACT_LIMIT = 1e-12
 FALSE_ALARM = 1e-6
 MISS = 1e-3
 MAX_PATHS = 200_000
 REPEATED_PATHS = 32
+TOLD_EVERY = 500
 
 LABELS = {
     "point": "argmax",
@@ -71,6 +76,8 @@ def certify(
     samples: int = 100_000,
     method: str = "auto",
     seed: int = 0,
+    addressing: Addressing = by_round,
+    progress: Progress | None = None,
 ) -> Certificate:
     """Certify a rule, by name or object, or a function of your own.
 
@@ -81,7 +88,10 @@ def certify(
     cases: by default the standard ones, and for a rule that judges trees also `tree_cases`.  With
         those a function gets the tree as its fifth argument, and `draw` gets it in place of K.
     method: "exact", "sampled", or "auto": exact where the outcomes can be listed.
-    samples: rounds per case for the sampled test.
+    samples: texts per case for the sampled test.
+    addressing: of a rule's noise.  A number that is met twice, within a round or over rounds, is
+        a finding even where it does no harm.
+    progress: called as progress(case, done, total); without it nothing is shown.
     """
     if method not in ("auto", "exact", "sampled"):
         cure = "Use 'auto', 'exact' or 'sampled'."
@@ -91,11 +101,15 @@ def certify(
         raise InputError(explain("Too few samples to say anything.", samples, cure))
     chosen = list(standard_cases(seed) if cases is None else cases)
     is_rule = isinstance(subject, str) or hasattr(subject, "decide")
+    tell = progress or (lambda case, done, total: None)
     if is_rule and draw is None:
         rule = rules.get(subject)  # type: ignore[arg-type]
         if cases is None and rule.judges_trees:
             chosen += tree_cases(seed)
-        found = [_rule_finding(rule, case, way) for case in chosen for way in case.ways]
+        found = []
+        for done, case in enumerate(chosen):
+            tell(case.name, done, len(chosen))
+            found += [_rule_finding(rule, case, way, addressing) for way in case.ways]
         return Certificate(name or rule.name, tuple(found))
     if is_rule:
         cure = "Pass your own verifier function together with draw."
@@ -103,12 +117,19 @@ def certify(
     if not callable(subject):
         cure = f"Pass a rule or its name ({', '.join(rules.names())}), or a function."
         raise InputError(explain("That verifies nothing.", type(subject).__name__, cure))
+    if addressing is not by_round:
+        wrong, cure = "A function is handed its numbers.", "Pass a rule together with addressing."
+        raise InputError(explain(wrong, f"addressing={addressing}", cure))
     function: Verifier = subject
     label = name or str(getattr(subject, "__name__", "function"))
     drawer = draw or draw_plainly
     if method != "sampled":
         try:
-            return Certificate(label, tuple(_exact_finding(function, drawer, c) for c in chosen))
+            found = []
+            for done, case in enumerate(chosen):
+                tell(case.name, done, len(chosen))
+                found.append(_exact_finding(function, drawer, case))
+            return Certificate(label, tuple(found))
         except ForerunError:
             raise
         except Exception as reason:  # code that fails for another reason fails when sampled too
@@ -117,8 +138,19 @@ def certify(
                 wrong = "The function's outcomes cannot be listed."
                 raise InputError(explain(wrong, f"use of {reason}", cure)) from reason
     some = [case for case in chosen if case.sampled] or chosen
-    found = [_sampled_finding(function, drawer, case, samples, seed) for case in some]
+    found = []
+    for number, case in enumerate(some):
+        turns = _turns(tell, case, number * samples, samples, samples * len(some))
+        found.append(_sampled_finding(function, drawer, case, samples, seed, turns))
     return Certificate(label, tuple(found))
+
+
+def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
+    """The numbers of a case's samples, told of every now and then."""
+    for done in range(samples):
+        if done % TOLD_EVERY == 0:
+            tell(case.name, before + done, total)
+        yield done
 
 
 def draw_plainly(model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
@@ -146,11 +178,12 @@ def draw_as(how: Children) -> Drawer:
     return draw
 
 
-def _rule_finding(rule: Rule, case: Case, way: str) -> Finding:
-    step = rule_step(rule, case.target, case.draft, way)
+def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
+    step = rule_step(rule, case.target, case.draft, way, addressing)
     bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
     label = case.name if way == "sampled" else f"{case.name}, {LABELS[way]}"
-    return Finding(label, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0)
+    note = f"address met twice: {min(step.reused)}" if step.reused else ""
+    return Finding(label, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0, note=note)
 
 
 def _exact_finding(function: Verifier, draw: Drawer, case: Case) -> Finding:
@@ -169,8 +202,8 @@ class InvalidEmission(Exception):
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
     """One round of a user's code, drawing included, over every outcome of its rng."""
 
-    def step(prefix: Prefix, shape: Shape) -> Emission:
-        emitted: dict[Prefix, float] = defaultdict(float)
+    def step(prefix: Prefix, shape: Shape, memory: Memory) -> Emission:
+        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
 
         def run(path: Path) -> tuple[Prefix, float]:
             rng = Chance(path)
@@ -185,7 +218,7 @@ def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
         if again != outcomes[: len(again)]:
             raise CannotEnumerate("randomness other than its rng")
         for tokens, weight in outcomes:
-            emitted[tokens] += weight
+            emitted[tokens, ()] += weight
         return emitted
 
     return step
@@ -225,7 +258,12 @@ def _bias(found: np.ndarray[Any, Any], case: Case) -> float:
 
 
 def _sampled_finding(
-    function: Verifier, draw: Drawer, case: Case, samples: int, seed: int
+    function: Verifier,
+    draw: Drawer,
+    case: Case,
+    samples: int,
+    seed: int,
+    turns: Iterable[int],
 ) -> Finding:
     """Compare frequencies with the target's joint law, with both error odds bounded.
 
@@ -237,7 +275,7 @@ def _sampled_finding(
     rng = np.random.default_rng(seed)
     counts = np.zeros((case.vocab_size,) * case.length)
     try:
-        for _ in range(samples):
+        for _ in turns:
             prefix: Prefix = ()
             while len(prefix) < case.length:
                 shapes = case.draft_length

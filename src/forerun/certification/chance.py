@@ -30,6 +30,9 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
 }
 """What NumPy may do with an unknown number."""
 
+MANY = 1000
+"""A question with more answers than this is not followed answer by answer."""
+
 ROUNDING = 1e-15
 """Chances this close to 0 or 1 are rounding: a path along them would lead nowhere real."""
 
@@ -45,6 +48,7 @@ class Chance:
         """Unknown numbers in [0, 1)."""
         if size is None:
             return Unknown(self)
+        _few(math.prod(np.atleast_1d(size).tolist()), "numbers at once")
         numbers = np.empty(size, dtype=object)
         for index in np.ndindex(numbers.shape):
             numbers[index] = Unknown(self)
@@ -55,12 +59,16 @@ class Chance:
         if size is not None:
             raise CannotEnumerate("choice with a size")
         options = range(int(a)) if np.ndim(a) == 0 else a
-        chances = [1 / len(options)] * len(options) if p is None else np.asarray(p).tolist()
+        count = _few(len(options), "options to choose from")
+        chances = [1 / count] * count if p is None else np.asarray(p).tolist()
         return options[self.pick(chances)]
 
-    def integers(self, low: int, high: int | None = None) -> int:
-        start, stop = (0, low) if high is None else (low, high)
-        return start + self.pick([1 / (stop - start)] * (stop - start))
+    def integers(self, low: int, high: int | None = None, size: None = None, **how: Any) -> int:
+        if size is not None or how:
+            raise CannotEnumerate("integers with a size, a type or an endpoint")
+        start, stop = (0, int(low)) if high is None else (int(low), int(high))
+        count = _few(stop - start, "integers to choose from")
+        return start + self.pick([1 / count] * count)
 
     def pick(self, chances: list[float]) -> int:
         """An option, by its chance; impossible ones are not followed."""
@@ -81,6 +89,13 @@ class Chance:
 
     def __getattr__(self, name: str) -> Any:
         raise CannotEnumerate(name)
+
+
+def _few(count: int, what: str) -> int:
+    """The count, if so many can be listed."""
+    if count > MANY:
+        raise CannotEnumerate(f"{count:,} {what}")
+    return count
 
 
 class Unknown:

@@ -1,6 +1,7 @@
 """Verifiers wrong in ways that have really shipped, kept so that `certify` must reject them.
 
-Each is ordinary NumPy code; `broken.py` has the pieces.
+Each is ordinary NumPy code, with its pieces in `broken.py` and `broken_trees.py`, or a rule whose
+numbers lie at wrong addresses (`broken_addresses.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.addresses import Addressing, by_round
 from forerun.certification.broken import (
     SharedUniform,
     argmax_correction,
@@ -31,6 +33,11 @@ from forerun.certification.broken import (
     top_children_as_sampled,
     walk,
 )
+from forerun.certification.broken_addresses import (
+    BlockAtOneAddress,
+    coins_by_position,
+    drafts_by_position,
+)
 from forerun.certification.broken_trees import (
     descend,
     draw_and_prune,
@@ -42,8 +49,13 @@ from forerun.certification.broken_trees import (
 )
 from forerun.certification.cases import standard_cases, tree_cases
 from forerun.certification.certificate import Certificate
-from forerun.certification.certify import Drawer, Verifier, certify, draw_as, draw_plainly
+from forerun.certification.certify import Drawer, Verifier, certify, draw_as
 from forerun.children import Children
+from forerun.rules.base import Rule
+from forerun.rules.block import Block
+
+LONG_TO_FOLLOW = ("good drafter", "longer draft")
+"""Cases in which numbers met again over several rounds take half a minute to follow."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +64,28 @@ class Mutant:
 
     name: str
     story: str
-    verify: Verifier
-    draw: Drawer = draw_plainly
+    subject: Verifier | Rule
+    draw: Drawer | None = None
     on_trees: bool = False
+    addressing: Addressing = by_round
 
     def certificate(self, seed: int = 0) -> Certificate:
         """What `certify` has to say about it, on the cases that it is for."""
-        cases = tree_cases(seed) if self.on_trees else standard_cases(seed)
-        return certify(self.verify, draw=self.draw, name=self.name, cases=cases, seed=seed)
+        cases = list(tree_cases(seed) if self.on_trees else standard_cases(seed))
+        if self.addressing is not by_round:
+            cases = [case for case in cases if case.name not in LONG_TO_FOLLOW]
+        return certify(
+            self.subject,
+            draw=self.draw,
+            name=self.name,
+            cases=cases,
+            seed=seed,
+            addressing=self.addressing,
+        )
 
 
 def _on_trees(
-    name: str, story: str, verify: Verifier = descend, draw: Drawer = draw_plainly
+    name: str, story: str, verify: Verifier = descend, draw: Drawer | None = None
 ) -> Mutant:
     return Mutant(name, story, verify, draw, on_trees=True)
 
@@ -137,6 +159,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "block, whole product",
         "block thresholds from min(1, P / Q) of the whole prefix",
         lambda x, q, p, rng: block(x, q, p, rng, whole=True),
+    ),
+    Mutant(
+        "block, one address",
+        "every coin of a round is the same number, looked up at slot 0",
+        BlockAtOneAddress(),
+    ),
+    Mutant(
+        "coins by position",
+        "block verification that meets a failed coin again in the next round",
+        Block(),
+        addressing=coins_by_position,
+    ),
+    Mutant(
+        "drafts by position",
+        "a position drafted again in the next round is drawn with the same number",
+        Block(),
+        addressing=drafts_by_position,
     ),
     Mutant(
         "coin is 0",

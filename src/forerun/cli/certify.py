@@ -7,10 +7,12 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from forerun import rules
 from forerun.certification import Certificate, certify, tree_cases
+from forerun.certification.certify import Progress
 from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.cli.terminal import wants_colour
 from forerun.errors import InputError, explain
@@ -33,6 +35,7 @@ QUICK = (
     "argmax as sampled",
     "shared uniform",
     "one coin",
+    "block, one address",
     "coin is 0",
     "stale rows",
     "bonus from the last slot",
@@ -40,6 +43,9 @@ QUICK = (
     "greedy + 1, whole row",
 )
 """Known bugs of several kinds that are caught soon."""
+
+BAR_DELAY = 1
+"""Seconds before a bar is shown: what is done sooner needs none."""
 
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
@@ -72,9 +78,11 @@ def run(args: argparse.Namespace) -> int:
     if args.rule or args.function:
         subject = args.rule or _function(args.function)
         how: dict[str, Any] = {"cases": tree_cases(args.seed)} if args.trees else {}
-        found = certify(
-            subject, samples=args.samples, seed=args.seed, name=args.rule or args.function, **how
-        )
+        name = args.rule or args.function
+        with _bar() as progress:
+            found = certify(
+                subject, samples=args.samples, seed=args.seed, name=name, progress=progress, **how
+            )
         print(found.to_json() if args.json else found)
         labelled = args.rule is not None and not rules.get(args.rule).lossless
         return 0 if found.lossless or labelled else 1
@@ -122,13 +130,30 @@ def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certific
 
 def _line(kind: str, found: Certificate, right: bool, story: str) -> str:
     verdict = {
-        "rule": "lossless" if found.lossless else "NOT LOSSLESS",
+        "rule": found.verdict if found.lossless else "NOT LOSSLESS",
         "lossy": "lossy, as labelled",
         "mutant": "NOT CAUGHT" if found.lossless else "bug, caught",
     }[kind]
     mark, colour = ("✓", GREEN) if right else ("✗", RED)
     line = f"{mark} {found.subject:<26}{verdict:<22}{found.bias:>10.1e}   {story}"
     return f"{colour}{mark}{RESET}{line[1:]}" if wants_colour() else line
+
+
+@contextmanager
+def _bar() -> Iterator[Progress | None]:
+    """A progress bar on a terminal; none elsewhere, or without tqdm."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield None
+        return
+    with tqdm(unit="", leave=False, disable=None, delay=BAR_DELAY) as bar:
+
+        def show(case: str, done: int, total: int) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description(case)
+
+        yield show
 
 
 def _function(spec: str) -> Any:

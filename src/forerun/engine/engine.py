@@ -132,7 +132,7 @@ class Engine:
             self._key = seed_key(XP, [request.seed for request in requests], None)
             self._noise_drawn = {}
         positions = np.array([request.num_output for request in requests])
-        noise = TargetNoise(XP, self._key, positions, self._noise_drawn)
+        noise = TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
         if type(self.rule) is Match:
             laws = TargetLaws(requests, drafts, logits, only_sampled=True)
             return laws, *walk(drafts, laws, noise)
