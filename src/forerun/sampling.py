@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.grammars.base import Grammar
+from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
 NUMBERS = (
     "temperature",
@@ -224,7 +224,7 @@ def _allowed(
     assert callable(grammar), "a Grammar is bound to its request by then"
     allowed = _as_row(grammar(output), vocab_size)
     if not allowed.any():
-        raise ValueError("the grammar allows no token")
+        raise ValueError(NOTHING_ALLOWED)
     return allowed
 
 

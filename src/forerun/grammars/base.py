@@ -15,6 +15,8 @@ import numpy as np
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
+NOTHING_ALLOWED = "the grammar allows no token. Correct it: it leads to a place without a way on."
+
 
 class Matcher(Protocol):
     """A grammar at one place in the text of one request."""

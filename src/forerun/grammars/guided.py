@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from forerun.errors import InputError, MissingExtraError, explain
-from forerun.grammars.base import Mask
+from forerun.grammars.base import NOTHING_ALLOWED, Mask
 
 NUM_COMPILED = 64
 
@@ -147,7 +147,7 @@ class GuidedMatcher:
         if self._inner.is_error():
             reason = self._inner.get_error().partition("\n")[0]
             if reason.startswith("NoExtension"):
-                raise ValueError("the grammar allows no token")
+                raise ValueError(NOTHING_ALLOWED)
             raise ValueError(f"the grammar failed: {reason}")
 
 
