@@ -14,7 +14,6 @@ that is left then.  Times are measured, so under such a rule a seed does not rep
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from forerun.clock import now
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
@@ -77,7 +77,7 @@ class Panel:
 class Mixed:
     """Ask several drafters and make the best of what they say."""
 
-    def __init__(self, *drafters: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, *drafters: Drafter, clock: Callable[[], float] = now) -> None:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
