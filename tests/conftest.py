@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
-from forerun.engine.controller import Choice, Controller
+from clocks import StillClock
+from forerun.clock import ErraticClock, timed_by
+from forerun.engine import controller
+from forerun.shelf import Shelf
 from libraries import NAMES, Library, load
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -22,10 +25,18 @@ def lib(request: pytest.FixtureRequest) -> Library:
 
 
 @pytest.fixture(autouse=True)
-def steady(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`draft_length="auto"` minds the clock; outside its own tests it always says 5."""
-    chosen: Any = Controller.choose
-    if "test_controller" not in request.module.__name__:
-        Controller.choose = lambda self, own, room, *_: Choice([min(5, each) for each in room])  # type: ignore[method-assign]
-    yield
-    Controller.choose = chosen  # type: ignore[method-assign]
+def erratic_clock(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """What `draft_length="auto"` sees of time and learns from it: for a test always the same."""
+    monkeypatch.setattr(controller, "_shelf", Shelf())
+    with timed_by(ErraticClock(crc32(request.node.nodeid.encode()))):
+        yield
+
+
+@pytest.fixture
+def still_clock(erratic_clock: None) -> Iterator[StillClock]:
+    """A clock for tests that say themselves how long things take."""
+    clock = StillClock()
+    with timed_by(clock):
+        yield clock

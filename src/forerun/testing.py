@@ -10,12 +10,14 @@ not kept raises `BrokenPromise`, which says which one and how.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
+from forerun.clock import ErraticClock, timed_by
 from forerun.drafters.base import Drafter, Guess, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.engine.generate import generate
@@ -31,7 +33,8 @@ MOST_SIGMAS = 5.0
 """A frequency further from its chance than this is no accident: odds of 6e-7 for each."""
 NUM_SEEDS = 300
 TREE = Tree.of_branching((2, 1))
-DRAFT_LENGTH = 5  # not "auto", which minds the clock
+DRAFT_LENGTH = 5
+NUM_STEERED = 16  # requests in which the engine learns what passes cost, and drops guesses
 
 
 class BrokenPromise(ForerunError, AssertionError):
@@ -96,6 +99,19 @@ class Witness(PassingOn):
             _promise(bool((own > 0).all()), "draws what its law allows", own, "above 0")
 
 
+@dataclass
+class Doubting(Witness):
+    """A witness who says of each guess at random how likely it is: any may be dropped then."""
+
+    chances: Random = field(default_factory=lambda: Random(0))
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [
+            replace(guess, values=[self.chances.random() for _ in guess.tokens])
+            for guess in super().propose(state, turns, shared_noise=shared_noise)
+        ]
+
+
 def check_drafter(
     make_drafter: Callable[[], Drafter],
     target: Any = None,
@@ -108,6 +124,7 @@ def check_drafter(
     texts = prompts or [[1 % size], [2 % size, 3 % size, 1 % size, 2 % size, 3 % size], [3 % size]]
     court = _Court(make_drafter, model, [list(text) for text in texts])
     court.changes_no_text()
+    court.bears_that_guesses_are_dropped()
     court.survives_the_end_of_the_context()
     court.repeats_itself()
     court.keeps_requests_apart()
@@ -133,6 +150,19 @@ class _Court:
                 texts = [[answer.tokens for answer in each] for each in (found, plain)]
                 _promise(texts[0] == texts[1], "changes no text under match", *texts)
 
+    def bears_that_guesses_are_dropped(self) -> None:
+        """Left to itself, the engine drops guesses that do not pay: the end of a chain, and any
+        node of a tree with those after it.  The text is that of plain decoding all the same."""
+        prompts = [self.prompts[index % len(self.prompts)] for index in range(NUM_STEERED)]
+        samplings = [Sampling(seed=seed, temperature=seed % 2) for seed in range(NUM_STEERED)]
+        how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 12}
+        plain = generate(self.target, prompts, ignore_eos=True, **how)
+        how |= {"draft_length": "auto", "batch_size": 2}
+        for tree in (None, 8):
+            found, _ = self._run(prompts, Doubting, tree=tree, **how)
+            texts = [[answer.tokens for answer in each] for each in (found, plain)]
+            _promise(texts[0] == texts[1], "bears that guesses are dropped", *texts)
+
     def survives_the_end_of_the_context(self) -> None:
         limit = self.target.max_context
         if limit is not None and limit <= 512:
@@ -143,8 +173,9 @@ class _Court:
 
     def repeats_itself(self) -> None:
         """The same requests to a fresh state: the same guesses."""
-        for rule in ("match", "ratio"):
-            both = [self._run(rule=rule, sampling=Sampling(seed=5))[1] for _ in range(2)]
+        for rule, length in (("match", 5), ("ratio", 5), ("match", "auto"), ("ratio", "auto")):
+            how: dict[str, Any] = {"rule": rule, "draft_length": length}
+            both = [self._run(sampling=Sampling(seed=5), **how)[1] for _ in range(2)]
             answers = [[each.answer for each in seen] for seen in both]
             _promise(answers[0] == answers[1], "repeats itself", *answers)
 
@@ -198,12 +229,16 @@ class _Court:
         _promise(fair, "draws with noise of its own", f"{excess:.1f} sigmas too often", "5")
 
     def _run(
-        self, prompts: Sequence[Sequence[int]] | None = None, **how: Any
+        self,
+        prompts: Sequence[Sequence[int]] | None = None,
+        kind: type[Witness] = Witness,
+        **how: Any,
     ) -> tuple[list[Any], list[Seen]]:
         """Generate under a witness: the answers, and all guesses in order."""
-        witness = Witness(self.make(), self.target.vocab_size)
         how = {"max_new_tokens": 8, "ignore_eos": True, "draft_length": DRAFT_LENGTH} | how
-        found = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
+        with timed_by(ErraticClock(0)):
+            witness = kind(self.make(), self.target.vocab_size)
+            found = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
         notes = [note for answer in found for note in answer.stats.notes]
         unasked = [note for note in notes if "cannot score trees" not in note]
         _promise(not unasked, "does not fail", unasked, "no notes")

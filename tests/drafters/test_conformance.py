@@ -29,6 +29,7 @@ from forerun.drafters import (
 )
 from forerun.models import TableModel
 from forerun.testing import BrokenPromise, check_drafter
+from forerun.tree import ROOT
 from forerun.types import Drawn
 
 TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
@@ -149,6 +150,53 @@ class Peeping(Model):
         return [replace(one, tokens=other.tokens) for one, other in pairs]
 
 
+class Remembering(Quiet):
+    """Keeps its guesses until it hears what became of them: the accepted ones are in the text."""
+
+    def guess(self, turn: Turn) -> Guess:
+        generator = np.random.default_rng(list(turn.tokens))
+        tokens = generator.permutation(7 * turn.budget)[: turn.budget] % 7
+        if turn.is_chain:
+            return Guess(tokens.tolist())
+        parents = np.where(np.arange(turn.budget) < 3, -1, generator.integers(-1, 3, turn.budget))
+        return Guess(
+            tokens.tolist(), parents=(parents if turn.height > 1 else parents * 0 - 1).tolist()
+        )
+
+    def start(self, *args: Any) -> dict[int, Guess]:
+        return {}
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        found = super().propose(state, turns, shared_noise=shared_noise)
+        state |= {turn.row: guess for turn, guess in zip(turns, found, strict=True)}
+        return found
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            guess = state.pop(outcome.row, Guess())
+            self.look(guess, outcome)
+
+    def look(self, guess: Guess, outcome: Outcome) -> None:
+        before, accepted = ROOT, list(outcome.tokens)[-1 - len(outcome.path) :]
+        for node, token in zip(outcome.path, accepted, strict=False):
+            parents = guess.parents or range(-1, len(guess.tokens) - 1)
+            assert guess.tokens[node] == token, f"node {node} of {guess} is not {token}"
+            assert parents[node] == before, f"node {node} of {guess} does not follow {before}"
+            before = node
+
+
+class Certain(Remembering):
+    """Takes it for granted that all of a guess is scored."""
+
+    def look(self, guess: Guess, outcome: Outcome) -> None:
+        assert outcome.num_scored == len(guess.tokens)
+
+
+def test_accepted_nodes_are_those_of_the_guess_whatever_was_dropped() -> None:
+    """Under every draft length, the rows of a batch and a tree that lost some of its nodes."""
+    check_drafter(Remembering, SHORT)
+
+
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "too many": (lambda: Saying(lambda t: Guess([1] * (t.budget + 1))), "keeps to its budget"),
     "unknown": (lambda: Saying(lambda t: Guess([7] * t.budget)), "keeps to the vocabulary"),
@@ -178,6 +226,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "forgetless": (Forgetless, "keeps requests apart"),
     "lying": (lambda: Lying(OTHER), "draws from the law it claims"),
     "peeping": (lambda: Peeping(OTHER), "draws with noise of its own"),
+    "certain": (Certain, "does not fail"),
     "failing": (lambda: Saying(lambda t: 1 / 0), "does not fail"),  # type: ignore[arg-type, return-value]
 }
 

@@ -185,7 +185,8 @@ def test_real_drafters_together(tree: int | None) -> None:
     prompts = [[1, 2], [3], [4, 5, 1, 2]]
     plain = fr.generate(table, prompts, **how)
     drafter = Mixed(NGram(), Suffix(), Recycling(), Model(table))
-    found = fr.generate(table, prompts, drafter=drafter, tree=tree, batch_size=2, **how)
+    how |= {"drafter": drafter, "tree": tree, "draft_length": 5, "batch_size": 2}
+    found = fr.generate(table, prompts, **how)
     assert [each.tokens for each in found] == [each.tokens for each in plain]
     assert all(each.stats.notes == [] for each in found)
     assert sum(each.stats.accepted for each in found) > 20

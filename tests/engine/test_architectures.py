@@ -22,9 +22,10 @@ PROMPTS = [[(7 * i * i + 3 * row + 1) % 61 for i in range(n)] for row, n in enum
 UNTIED = {"tie_word_embeddings": False}
 NOISE = {"bloom": 0.15, "mamba": 0.3, "falcon_mamba": 0.3, "gptj": 0.2}
 DEFAULT = {
-    "llama", "gpt2", "gpt_neox", "opt", "mistral", "gemma2", "gemma3_text", "qwen2", "qwen3",
-    "phi", "mixtral", "falcon", "bloom", "mamba2", "lfm2", "recurrent_gemma",
+    "llama", "gpt2", "mistral", "gemma2", "gemma3_text", "qwen3", "mixtral", "bloom", "mamba2",
+    "lfm2", "recurrent_gemma",
 }  # fmt: skip
+"""One of each way to keep rows and to attend; `tests/models` scores the rows of all."""
 
 
 def chosen(architecture: Architecture) -> Any:
@@ -62,22 +63,22 @@ def test_greedy_text_is_that_of_transformers(architecture: Architecture) -> None
         target.start(1, 1)
         drafter.model.start(1, 1)
     accepted = refused = 0
-    for draft_length in (1, 4, 7):
-        one = fr.generate(
-            target, PROMPTS[1], drafter=drafter, draft_length=draft_length, max_new_tokens=NUM_NEW
+    for draft_length, chosen in ((4, [1]), (1, range(4)), (7, range(4))):
+        found = fr.generate(
+            target,
+            [PROMPTS[index] for index in chosen],
+            drafter=drafter,
+            draft_length=draft_length,
+            max_new_tokens=NUM_NEW,
         )
-        many = fr.generate(
-            target, PROMPTS, drafter=drafter, draft_length=draft_length, max_new_tokens=NUM_NEW
-        )
-        assert one.tokens == wanted[1]
-        assert [answer.tokens for answer in many] == wanted
-        for answer in (one, *many):
+        assert [answer.tokens for answer in found] == [wanted[index] for index in chosen]
+        for answer in found:
             assert answer.stats.notes == []
             accepted += answer.stats.accepted
             refused += answer.fates.count(fr.Fate.CORRECTION)
     print(f"{architecture}: {accepted} accepted, {refused} refused")
-    assert accepted >= 25, "the drafts must often be right"
-    assert refused >= 25, "and often wrong"
+    assert accepted >= 12, "the drafts must often be right"
+    assert refused >= 12, "and often wrong"
 
 
 OPTIONS: dict[str, tuple[fr.Sampling, dict[str, Any]]] = {
@@ -114,7 +115,7 @@ def test_greedy_with_options_is_that_of_transformers(name: str) -> None:
         assert wanted != plain, "the option must matter"
     assert any(len(tokens) < NUM_NEW for tokens in wanted), "some text must end"
     drafter = fr.drafters.Model(noisy_copy(model, 0.1))
-    for draft_length in (0, 1, 4, 7):
+    for draft_length in (0, 1, 6):
         found = fr.generate(
             model, PROMPTS, drafter=drafter, draft_length=draft_length, sampling=sampling,
             max_new_tokens=NUM_NEW,

@@ -216,7 +216,9 @@ def test_one_failure_does_not_cost_later_requests_the_drafter() -> None:
 
     wanted = fr.generate(TABLE, PROMPTS, **HOW)
     for where in ("propose", "observe", "release"):
-        found = fr.generate(TABLE, PROMPTS, drafter=Once(where, after=1), batch_size=2, **HOW)
+        found = fr.generate(
+            TABLE, PROMPTS, drafter=Once(where, after=1), batch_size=2, draft_length=5, **HOW
+        )
         assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
         assert [FAILED] in [answer.stats.notes for answer in found[:3]]
         assert found[3].stats.notes == []

@@ -26,7 +26,7 @@ from forerun.noise import race, seed_key
 from forerun.sampling import Bans, weights
 
 PROMPTS = [[5, 9, 33, 9], [8, 1, 8, 1, 8, 1, 8], [60]]
-LENGTHS = (1, 4, 7)
+LENGTHS = (1, 6)
 
 
 def grammar(output: Any) -> Any:
@@ -109,8 +109,8 @@ def test_every_option_and_every_drafter(name: str) -> None:
             assert all(not answer.stats.notes for answer in flat(found))
             accepted += sum(answer.stats.accepted for answer in flat(found))
             refused += sum(answer.fates.count(fr.Fate.CORRECTION) for answer in flat(found))
-    assert accepted >= 25
-    assert refused >= 25
+    assert accepted >= 20
+    assert refused >= 20
 
 
 def test_options_change_the_text() -> None:

@@ -58,6 +58,7 @@ def test_parts_of_a_stream_add_up(stop: tuple[str, ...]) -> None:
     model.tokenizer = Bytes()
     options: dict[str, Any] = {
         "drafter": fr.drafters.NGram(),
+        "draft_length": 5,
         "sampling": fr.Sampling(seed=5),
         "max_new_tokens": 80,
         "stop": stop,

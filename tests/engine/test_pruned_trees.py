@@ -86,7 +86,7 @@ def test_drafters_follow_pruned_trees(name: str, temperature: float) -> None:
     outs = fr.generate(TARGET, prompts, drafter=drafter, tree=8, **how)
     assert [out.stats.notes for out in outs] == [[], [], []]
     assert [out.tokens for out in outs] == [out.tokens for out in plain]
-    assert sum(out.stats.accepted for out in outs) > 0
+    assert sum(out.stats.drafted for out in outs) > 0
     if name == "the target itself":
         for out in outs:
             rounds = zip(out.stats.drafted_by_round, out.stats.accepted_by_round, strict=True)

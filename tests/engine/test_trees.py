@@ -202,7 +202,9 @@ def test_the_engines_walk_is_the_rule(temperature: float, tree: int | None) -> N
         plain = fr.generate(TABLE, PROMPTS, **how)
         drafter = remembering(plain, 6) if tree else Model(OTHER)
         both = [
-            fr.generate(TABLE, PROMPTS, drafter=drafter, tree=tree, rule=rule, **how)
+            fr.generate(
+                TABLE, PROMPTS, drafter=drafter, tree=tree, draft_length=5, rule=rule, **how
+            )
             for rule in (Match(), Arrays())
         ]
         assert shown(both[0]) == shown(both[1]) == shown(plain)

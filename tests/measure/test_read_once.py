@@ -59,13 +59,17 @@ def swept(drafters: dict[str, Any], folder: Path, **options: Any) -> Records:
 
 
 def counted(records: Records) -> dict[Any, Any]:
+    """What must be the same; how far "auto" drafts depends on the clock."""
     return {
         (run.cell, answer.prompt, position): (
             answer.digest,
-            answer.drafted_by_round,
-            answer.accepted_by_round,
-            answer.reached_by_position,
-            answer.first_tokens,
+            run.cell.draft_length == "auto"
+            or (
+                answer.drafted_by_round,
+                answer.accepted_by_round,
+                answer.reached_by_position,
+                answer.first_tokens,
+            ),
         )
         for run in records.runs
         for position, answer in enumerate(run.answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -84,22 +85,27 @@ def test_a_tree_counts_its_path_along_the_text() -> None:
     assert found.drafted.tolist() == [4, 2, 0]
 
 
+@cache
+def written(temperature: float) -> tuple[Any, Any, list[Text], list[dict[str, Trace]]]:
+    """A target, a drafter that often agrees with it, texts, and what is expected of each rule."""
+    model = target()
+    drafter = relative(model)
+    prompts = [model.tokenizer.encode(f"{i} and so on") for i in range(12)]
+    texts = write_texts(model, prompts, temperature=temperature, max_new_tokens=40)
+    traces = [traces_of_laws(model, drafter.model, text, text.sampling, 5) for text in texts]
+    return model, drafter, texts, traces
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_expected_rounds_are_the_rounds_that_are_run(rule: str, temperature: float) -> None:
     """Greedy it is exact.  Sampled, 12 texts of 40 tokens: within 4 standard errors of a mean of
     some 240 accepted lengths with a deviation below 1.6, for a false alarm in 16,000."""
-    model = target()
-    drafter = relative(model)
-    prompts = [model.tokenizer.encode(f"{i} and so on") for i in range(12)]
-    texts = write_texts(model, prompts, temperature=temperature, max_new_tokens=40)
-    expected = sum(
-        traces_of_laws(model, drafter.model, text, text.sampling, 5)[rule].rounds(5)
-        for text in texts
-    )
+    model, drafter, texts, traces = written(temperature)
+    expected = sum(trace[rule].rounds(5) for trace in traces)
     found = fr.generate(
         model,
-        prompts,
+        [text.prompt for text in texts],
         drafter=drafter,
         draft_length=5,
         rule=rule,

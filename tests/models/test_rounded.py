@@ -39,9 +39,21 @@ def test_a_weight_moves_by_at_most_half_a_step(kind: type[RoundedLinear]) -> Non
         span = blocks.abs().amax(2, keepdim=True)
     else:
         span = blocks.amax(2, keepdim=True) - blocks.amin(2, keepdim=True)
-    step = (span / LEVELS[kind]).expand_as(blocks).reshape(48, 96)
-    kept_in_bfloat16 = 0.0 if kind is not Int4LinearOnCpu else 2**-8
-    assert ((stored - exact).abs() <= step / 2 + kept_in_bfloat16 * exact.abs().max() + 1e-6).all()
+    step = span / LEVELS[kind]
+    allowed = step / 2 + 1e-6
+    if kind is Int4LinearOnCpu:
+        allowed = allowed + _lost_in_bfloat16(step, blocks.amin(2, keepdim=True) + 8 * step)
+    assert ((stored.view_as(blocks) - exact.view_as(blocks)).abs() <= allowed).all()
+
+
+def _lost_in_bfloat16(step: Any, middle: Any) -> Any:
+    """What a weight, step * (code - 8) + middle with codes 0 .. 15, may lose besides.
+
+    Step and middle are rounded to bfloat16, each by 2^-8 of itself at most.  So is the sum, which
+    is read as a product with 1; and that is cut off on ARM, where it may lose twice as much.
+    """
+    reach = 8 * step + middle.abs()
+    return 2**-8 * reach + 2**-7 * (1 + 2**-8) * reach
 
 
 @pytest.mark.parametrize("kind", KINDS)

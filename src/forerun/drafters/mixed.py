@@ -14,7 +14,6 @@ that is left then.  Times are measured, so under such a rule a seed does not rep
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from itertools import takewhile
 from statistics import median
 from typing import Any
 
+from forerun.clock import now
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
@@ -78,7 +78,7 @@ class Panel:
 class Mixed:
     """Ask several drafters and make the best of what they say."""
 
-    def __init__(self, *drafters: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, *drafters: Drafter, clock: Callable[[], float] = now) -> None:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))

@@ -7,7 +7,6 @@ say, is plain decoding: the draft is simply empty.  A draft is a tree, and most 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,6 +16,7 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.arrays import to_numpy
+from forerun.clock import now
 from forerun.drafters.base import Drafter, Outcome
 from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
@@ -80,16 +80,16 @@ class Engine:
         self._admit()
         rows = [row for row, request in enumerate(self.slots) if request is not None]
         active = [request for request in self.slots if request is not None]
-        clock = [time.perf_counter()]
+        times = [now()]
         drafts = self._drafting.propose(rows, active)
-        clock.append(time.perf_counter())
+        times.append(now())
         logits = self._score(rows, active, drafts)
-        clock.append(time.perf_counter())
+        times.append(now())
         laws, paths, extra = self._verify(active, drafts, logits)
-        clock.append(time.perf_counter())
+        times.append(now())
         gained = self._commit(rows, active, drafts, laws, paths, extra)
-        clock.append(time.perf_counter())
-        spent = [later - sooner for sooner, later in pairwise(clock)]
+        times.append(now())
+        spent = [later - sooner for sooner, later in pairwise(times)]
         self._drafting.learn(rows, active, drafts, paths, spent)
         for row, request in zip(rows, active, strict=True):
             request.stats.count_seconds(*spent)

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from forerun.models.quiet import no_onednn_traces
+
+no_onednn_traces()
+
 # In order of preference: attention and hybrid models, Mamba and xLSTM, RWKV.
 CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")
 # What torch.set_float32_matmul_precision makes of float32 products on a GPU.

@@ -1,8 +1,9 @@
-"""transformers kept quiet around a call of ours, and left afterwards as it was found."""
+"""transformers and PyTorch kept quiet where they have nothing to say to the user."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,3 +42,12 @@ def no_warnings() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def no_onednn_traces() -> None:
+    """No stack trace of PyTorch's first bfloat16 product on a CPU that has no instructions for it.
+
+    oneDNN refuses such a product on ARM, PyTorch takes another way and gets the same result.  It
+    does so once per process, inside whichever model comes first, so this holds for good.
+    """
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS", UserWarning)
