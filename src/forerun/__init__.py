@@ -6,11 +6,13 @@ from forerun import rules as rules
 from forerun import theory as theory
 from forerun.certification import Certificate as Certificate
 from forerun.certification import certify as certify
+from forerun.engine.async_engine import AsyncEngine as AsyncEngine
 from forerun.engine.generate import generate as generate
 from forerun.engine.generate import stream as stream
 from forerun.engine.results import Fate as Fate
 from forerun.engine.results import Generation as Generation
 from forerun.engine.results import Piece as Piece
+from forerun.errors import EngineFullError as EngineFullError
 from forerun.errors import ForerunError as ForerunError
 from forerun.errors import GenerationError as GenerationError
 from forerun.errors import InputError as InputError

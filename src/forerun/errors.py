@@ -33,6 +33,10 @@ class MissingExtraError(ForerunError, ImportError):
     """An optional dependency is needed; the message names the install command."""
 
 
+class EngineFullError(ForerunError, RuntimeError):
+    """As many requests wait as may; try again when some have finished."""
+
+
 class GenerationError(ForerunError, RuntimeError):
     """A request failed while it was being answered.
 

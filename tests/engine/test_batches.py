@@ -69,7 +69,7 @@ def test_requests_that_come_while_others_are_under_way() -> None:
         for prompt, sampling, limit in zip(prompts, samplings, limits, strict=True)
     ]
     engine = Engine(
-        target, drafter=drafter, draft_length=3, rule=rules.get("match"), num_slots=3, capacity=64
+        target, drafter=drafter, draft_length=3, rule=rules.get("match"), num_rows=3, capacity=64
     )
     made = [
         make_request(target, prompt, sampling, max_new_tokens=limit)
@@ -78,7 +78,7 @@ def test_requests_that_come_while_others_are_under_way() -> None:
     used = set()
     for request in made:
         engine.submit(request)
-        used |= {row for row, other in enumerate(engine.slots) if other is not None}
+        used |= {row for row, other in enumerate(engine._seats.occupants) if other is not None}
         engine.step()
     while engine.busy:
         engine.step()
@@ -89,7 +89,7 @@ def test_requests_that_come_while_others_are_under_way() -> None:
 def test_a_cancelled_engine_can_be_used_again() -> None:
     target, drafter = tiny_pair()
     engine = Engine(
-        target, drafter=drafter, draft_length=3, rule=rules.get("match"), num_slots=2, capacity=64
+        target, drafter=drafter, draft_length=3, rule=rules.get("match"), num_rows=2, capacity=64
     )
     sampling = Sampling(seed=8)
     for _ in range(3):

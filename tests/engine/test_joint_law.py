@@ -23,7 +23,7 @@ from forerun import Sampling
 from forerun.branches import Path, every_path
 from forerun.certification.chance import Chance
 from forerun.drafters import Guess, Model, NGram, Turn, forks
-from forerun.engine import engine
+from forerun.engine import stepwise
 from forerun.models import TableModel
 from forerun.types import Drawn
 
@@ -60,7 +60,7 @@ def law_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Law]:
         def run(path: Path) -> tuple[tuple[int, ...], float]:
             chance = Chance(path)
             noise = ListedNoise(chance)
-            monkeypatch.setattr(engine, "TargetNoise", lambda *_, **__: noise)
+            monkeypatch.setattr(stepwise, "TargetNoise", lambda *_, **__: noise)
             monkeypatch.setattr(forks, "_draw", lambda law, *_: chance.pick(law))
             monkeypatch.setattr(forks, "race", lambda _, laws, *__: noise.draw(laws))
             stop = [] if target.vocab_size == ENDING else [ENDING]

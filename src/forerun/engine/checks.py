@@ -85,6 +85,18 @@ def limits_of(value: Any, count: int) -> list[int]:
     return [int(each) for each in found]
 
 
+def given_of(value: Sequence[Any], count: int, *, is_one: bool) -> list[list[int]]:
+    """Output that exists already, for each prompt."""
+    if is_one:
+        return [[int(token) for token in value]]
+    if len(value) == 0:
+        return [[] for _ in range(count)]
+    if len(value) != count or not all(isinstance(one, Sequence) for one in value):
+        cure = f"Pass a list of {count} lists of tokens, empty ones included."
+        raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
+    return [[int(token) for token in one] for one in value]
+
+
 def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
     """What to say of options for a drafter where there is none."""
     idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)

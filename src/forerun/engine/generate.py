@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Generator, Iterator, Sequence
+from inspect import signature
+from typing import Any, Literal, ParamSpec, get_args
 
 from forerun import rules
 from forerun.drafters.base import Drafter
@@ -14,19 +13,18 @@ from forerun.drafters.verbs import check_verbs
 from forerun.engine.checks import (
     check_choice,
     check_counts,
-    check_ids,
+    given_of,
     idle_options,
     limits_of,
     samplings_of,
 )
 from forerun.engine.engine import Engine
-from forerun.engine.intake import ending_tokens, has_grammar, make_request
-from forerun.engine.prompts import encode, is_one
+from forerun.engine.intake import has_grammar, make_samples
+from forerun.engine.prompts import is_one
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, LogprobsOf, Piece
 from forerun.errors import GenerationError
 from forerun.models.load import wrap
-from forerun.noise import fold
 from forerun.rules.base import Rule
 from forerun.sampling import Sampling
 from forerun.tree import Tree
@@ -50,6 +48,7 @@ def generate(
     ignore_eos: bool = False,
     logprobs: int | None = None,
     logprobs_of: LogprobsOf = "model",
+    resume: Sequence[Any] = (),
     batch_size: int = 8,
     errors: Literal["raise", "return"] = "raise",
 ) -> Any:
@@ -70,6 +69,8 @@ def generate(
     logprobs: report each token's log-probability and those of that many likeliest tokens.
     logprobs_of: "model" reports the model's own, as OpenAI does; "sampling" those of the
         distribution that tokens were sampled from, after temperature, top-p and the rest.
+    resume: output tokens that exist already, for a list of prompts one list for each.  The text
+        goes on after them exactly as it would have under `match`, and max_new_tokens counts them.
     batch_size: how many requests share a pass.
     errors: "raise" raises a `GenerationError` if a request fails on the way (NaN logits, a
         processor that raises), after the others have been answered, and carries all results;
@@ -77,7 +78,7 @@ def generate(
     """
     run = _Run(
         target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
-        stop_tokens, ignore_eos, logprobs, logprobs_of, batch_size, errors,
+        stop_tokens, ignore_eos, logprobs, logprobs_of, resume, batch_size, errors,
     )  # fmt: skip
     try:
         while run.engine.busy:
@@ -88,34 +89,33 @@ def generate(
     return run.results()
 
 
-def stream(
-    target: Any,
-    prompt: Any,
-    *,
-    drafter: Drafter | None = None,
-    draft_length: DraftLength = "auto",
-    tree: int | Tree | None = None,
-    rule: str | Rule = "match",
-    sampling: Sampling | Sequence[Sampling] = GREEDY,
-    max_new_tokens: int | Sequence[int] = 128,
-    stop: str | Sequence[str] = (),
-    stop_tokens: Sequence[int] = (),
-    ignore_eos: bool = False,
-    logprobs: int | None = None,
-    logprobs_of: LogprobsOf = "model",
-    batch_size: int = 8,
-    errors: Literal["raise", "return"] = "raise",
-) -> Stream:
+Options = ParamSpec("Options")
+
+
+def _called_like(
+    function: Callable[Options, Any],
+) -> Callable[[Callable[..., Stream]], Callable[Options, Stream]]:
+    """Give a function the arguments of another, for people, editors and type checkers."""
+
+    def change(other: Callable[..., Stream]) -> Callable[Options, Stream]:
+        other.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
+            return_annotation="Stream"
+        )
+        return other
+
+    return change
+
+
+@_called_like(generate)
+def stream(*args: Any, **options: Any) -> Stream:
     """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
 
     Pieces of several prompts interleave and carry the prompt's index, and the sample's.  A request
     that fails ends with a piece whose finish_reason is "error"; the stream raises at its end.
     """
-    run = _Run(
-        target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
-        stop_tokens, ignore_eos, logprobs, logprobs_of, batch_size, errors,
-    )  # fmt: skip
-    return Stream(run)
+    bound = signature(generate).bind(*args, **options)
+    bound.apply_defaults()
+    return Stream(_Run(**bound.arguments, is_paced=True))
 
 
 class Stream(Iterator[Piece]):
@@ -141,14 +141,15 @@ def _pieces(run: _Run) -> Generator[Piece, None, Any]:
     try:
         while run.engine.busy:
             for request, gained in run.engine.step():
-                yield _piece(request, gained)
+                yield piece_of(request, gained)
         run.raise_failure()
     finally:
         run.engine.close()
     return run.results()
 
 
-def _piece(request: Request, gained: int) -> Piece:
+def piece_of(request: Request, gained: int) -> Piece:
+    """What the last round gave a request to show."""
     ended = request.finish_reason is not None
     found = [] if request.text is None else request.text.release_parts(final=ended)
     return Piece(
@@ -179,8 +180,10 @@ class _Run:
         ignore_eos: bool,
         logprobs: int | None,
         logprobs_of: LogprobsOf,
+        resume: Sequence[Any],
         batch_size: int,
         errors: Literal["raise", "return"],
+        is_paced: bool = False,
     ) -> None:
         model = wrap(target)
         check_counts(draft_length, logprobs, batch_size)
@@ -193,29 +196,25 @@ class _Run:
         limits = limits_of(max_new_tokens, len(prompts))
         if drafter is not None:
             check_verbs(drafter)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        check_ids("stop_tokens", stop_tokens, model)
-        endings = tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model))
+        beginnings = given_of(resume, len(prompts), is_one=self.one)
         self.counts = [each.n for each in samplings]
         self.requests: list[Request] = []
-        for index, (one, wanted, limit) in enumerate(zip(prompts, samplings, limits, strict=True)):
-            tokens = encode(model, one)
-            seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
-            for sample in range(wanted.n):
-                self.requests.append(
-                    make_request(
-                        model,
-                        tokens,
-                        replace(wanted, seed=fold(seed, sample)),
-                        index=index,
-                        sample=sample,
-                        max_new_tokens=limit,
-                        stops=stops,
-                        endings=endings,
-                        num_logprobs=logprobs,
-                        logprobs_of=logprobs_of,
-                    )
-                )
+        for index, (one, wanted, limit, given) in enumerate(
+            zip(prompts, samplings, limits, beginnings, strict=True)
+        ):
+            self.requests += make_samples(
+                model,
+                one,
+                wanted,
+                index=index,
+                max_new_tokens=limit,
+                stop=stop,
+                stop_tokens=stop_tokens,
+                ignore_eos=ignore_eos,
+                num_logprobs=logprobs,
+                logprobs_of=logprobs_of,
+                given=given,
+            )
         if drafter is None and (note := idle_options(draft_length, tree)):
             for request in self.requests:
                 request.stats.notes.append(note)
@@ -228,8 +227,9 @@ class _Run:
             draft_length=draft_length,
             tree=tree,
             rule=rules.get(rule),
-            num_slots=max(1, min(batch_size, len(self.requests))),
+            num_rows=max(1, min(batch_size, len(self.requests))),
             capacity=longest,
+            is_paced=is_paced,
         )
         for request in self.requests:
             self.engine.submit(request)

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from forerun.engine.checks import check_ids, refuse_processors
+from forerun.engine.prompts import encode
 from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
 from forerun.errors import InputError, explain
 from forerun.grammars.base import Cursor, Grammar
 from forerun.models.base import LanguageModel
+from forerun.noise import fold
 from forerun.sampling import Bans, Sampling
+
+
+def make_samples(
+    model: LanguageModel,
+    prompt: Any,
+    sampling: Sampling,
+    *,
+    index: int = 0,
+    stop: str | Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
+    ignore_eos: bool = False,
+    given: Sequence[int] = (),
+    **options: Any,
+) -> list[Request]:
+    """The requests for the n samples of one prompt; options as in `make_request`."""
+    if given and sampling.n > 1:
+        cure = "Resume each sample as a request of its own, with its own seed."
+        raise InputError(explain("Several samples cannot share an output.", sampling.n, cure))
+    check_ids("stop_tokens", stop_tokens, model)
+    tokens = encode(model, prompt)
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    return [
+        make_request(
+            model,
+            tokens,
+            replace(sampling, seed=fold(seed, sample)),
+            index=index,
+            sample=sample,
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            endings=tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model)),
+            given=given,
+            **options,
+        )
+        for sample in range(sampling.n)
+    ]
 
 
 def make_request(
@@ -27,8 +66,14 @@ def make_request(
     endings: Sequence[int] = (),
     num_logprobs: int | None = None,
     logprobs_of: LogprobsOf = "model",
+    given: Sequence[int] = (),
+    priority: int = 0,
+    deadline: float | None = None,
 ) -> Request:
-    """A request that fits the model, or the reason why it does not."""
+    """A request that fits the model, or the reason why it does not.
+
+    given: output that exists already; max_new_tokens counts it.
+    """
     if max_new_tokens < 1:
         raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
     if any(stop == "" for stop in stops):
@@ -49,20 +94,50 @@ def make_request(
         check_ids("bad_words", () if isinstance(word, str) else word, model)
     if isinstance(sampling.grammar, Grammar):
         sampling, endings = _with_cursor(model, sampling, sampling.grammar, endings)
+    text = None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens)
+    limit = min(max_new_tokens, room)
+    _check_given(given, model, limit, endings, text)
     return Request(
         index=index,
         prompt=prompt,
         sampling=sampling,
         seed=sampling.seed or 0,
-        limit=min(max_new_tokens, room),
+        limit=limit,
         limit_reason="length" if max_new_tokens <= room else "context",
         endings=tuple(endings),
         bans=Bans(_bad_words(sampling, model), tuple(endings)),
         num_logprobs=num_logprobs,
         logprobs_of=logprobs_of,
-        text=None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens),
+        text=text,
         sample=sample,
+        given=given,
+        priority=priority,
+        deadline=deadline,
     )
+
+
+def _check_given(
+    given: Sequence[int],
+    model: LanguageModel,
+    limit: int,
+    endings: Sequence[int],
+    text: TextStream | None,
+) -> None:
+    """Refuse output that leaves nothing to generate; the rest becomes the beginning of the text."""
+    check_ids("resume", given, model)
+    if len(given) >= limit:
+        cure = f"Pass at most {limit - 1} tokens, or allow more new ones."
+        raise InputError(
+            explain("There is nothing left to generate.", f"{len(given)} tokens", cure)
+        )
+    for place, token in enumerate(given):
+        stopped = text is not None and text.push(token)
+        if stopped or token in endings:
+            cure = "Nothing follows the end of an answer: leave the request out."
+            wrong = f"The output so far has already ended, at its token {place}."
+            raise InputError(explain(wrong, token, cure))
+    if text is not None:
+        text.release()
 
 
 def ending_tokens(model: LanguageModel) -> tuple[int, ...]:

@@ -34,7 +34,11 @@ class Request:
     logprobs_of: LogprobsOf = "model"
     text: TextStream | None = None
     sample: int = 0  # its place among the samples of its prompt
+    given: Sequence[int] = ()  # output that exists already: the request goes on after it
+    priority: int = 0  # a higher one is served first
+    deadline: float | None = None  # by the engine's clock
 
+    number: int = -1  # given by the engine
     tokens: list[int] = field(default_factory=list)  # prompt and output
     fates: list[Fate] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -44,7 +48,8 @@ class Request:
     cause: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.prompt)
+        self.tokens = [*self.prompt, *self.given]
+        self.fates = [Fate.GIVEN] * len(self.given)
         self.processors = [copy.deepcopy(processor) for processor in self.sampling.processors]
 
     @property

@@ -14,6 +14,7 @@ class Fate(Enum):
     ACCEPTED = "accepted"  # drafted, and kept
     CORRECTION = "correction"  # the target's own, after a refusal
     BONUS = "bonus"  # the target's own, after full acceptance or without a draft
+    GIVEN = "given"  # part of the output that the request was started with
 
 
 LogprobsOf = Literal["model", "sampling"]
@@ -148,7 +149,8 @@ class Generation:
 
     tokens holds what was generated, the ending token included; text leaves out special tokens
     and the stop string.  finish_reason is "stop" (an ending token), "stop_string", "length",
-    "context", "cancelled" or "error".
+    "context", "cancelled", "aborted", "deadline" or "error".  logprobs, where asked for, are of the
+    tokens that were generated, not of output that the request was started with.
     """
 
     prompt_tokens: list[int]

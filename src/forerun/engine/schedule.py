@@ -1,0 +1,93 @@
+"""Who takes part in the next round, and with how much of its text.
+
+Requests wait in the order of their priority, then of their arrival.  Everyone who is being answered
+takes part in every round.  Texts that still have to be read share what room the round has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from forerun.engine.pacing import Pacing
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.request import Request
+from forerun.engine.seats import Seats
+from forerun.errors import EngineFullError, InputError, explain
+
+MOST_TOKENS = 4096
+"""Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
+
+
+class Schedule:
+    """Requests on their way into rows, and the plans of the rounds they take part in.
+
+    is_paced: prompts are read in parts that keep rounds short for the others; otherwise whole.
+    max_waiting: requests beyond these are refused.
+    """
+
+    def __init__(
+        self, seats: Seats, state: Any, *, is_paced: bool, max_waiting: int | None = None
+    ) -> None:
+        self.waiting: list[Request] = []
+        self._seats = seats
+        self._state = state
+        self._max_waiting = max_waiting
+        self._pacing = Pacing() if is_paced else None
+        self._stores_parts = True  # until a model turns out to store nothing
+
+    def submit(self, request: Request) -> None:
+        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
+            cure = "Try again when others have finished, or raise max_waiting."
+            wrong = "The engine is full."
+            raise EngineFullError(explain(wrong, f"{len(self.waiting)} waiting requests", cure))
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].priority < request.priority:
+            place -= 1
+        self.waiting.insert(place, request)
+
+    def admit(self, welcome: Callable[[int, Request], None]) -> None:
+        """Let waiting requests into free rows.  One whose beginning another row is just reading
+        waits until it can take that over."""
+        for request in list(self.waiting):
+            if self._seats.is_full:
+                return
+            if not self._seats.is_being_read(request):
+                self.waiting.remove(request)
+                welcome(self._seats.enter(request), request)
+
+    def plan(self) -> RoundPlan:
+        """The next round: all rows that are being answered, and parts of texts to be read."""
+        lengths = self._state.lengths
+        seated = [(row, each) for row, each in enumerate(self._seats.occupants) if each is not None]
+        seated.sort(key=lambda pair: pair[1].number)
+        budget = MOST_TOKENS
+        if self._pacing is not None and any(request.stats.rounds for _, request in seated):
+            budget = min(budget, self._pacing.num_tokens())
+        spans = []
+        for row, request in seated:
+            start, end, is_new = lengths[row], len(request.tokens), request.stats.rounds == 0
+            if is_new and self._stores_parts:
+                end = min(end, start + budget)
+                budget -= end - start
+            if end > start:
+                spans.append(Span(row, request, start, end, is_new))
+        return RoundPlan(spans)
+
+    def learn(self, plan: RoundPlan, seconds: float) -> None:
+        """A round is over: what it took, and whether parts of texts were stored."""
+        for span in plan.reading:
+            if self._state.lengths[span.row] < span.end:
+                self._stores_parts = False
+        new = [span for span in plan.spans if span.is_new]
+        if self._pacing is not None and len(new) < len(plan.spans):
+            self._pacing.learn(seconds, sum(span.end - span.start for span in new))
+
+    def remove(self, number: int) -> Request:
+        """Take a waiting request out of the queue."""
+        for request in self.waiting:
+            if request.number == number:
+                self.waiting.remove(request)
+                return request
+        wrong = "No request of that number is waiting or running."
+        raise InputError(explain(wrong, number, "It may have ended, or been aborted, already."))

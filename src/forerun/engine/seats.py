@@ -1,0 +1,104 @@
+"""Which request sits in which row, and what rows still store of requests that are gone.
+
+A free row keeps what it stores until it is needed.  A request that begins like a text some row
+stores, busy or free, takes that beginning over and is fed only the rest: the samples of one prompt
+compute it once, and the next turn of a conversation finds the turns before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.engine.request import Request
+from forerun.models.base import LanguageModel, Prefixes
+
+WORTH_TAKING = 16
+"""Shared tokens below which a request is simply fed: copying them gains nothing."""
+
+
+class Seats:
+    """The rows of one engine."""
+
+    def __init__(self, target: LanguageModel, state: Any, num_rows: int) -> None:
+        self.occupants: list[Request | None] = [None] * num_rows
+        self._target: Any = target
+        self._state = state
+        self._texts: list[Sequence[int]] = [()] * num_rows  # begin with what each free row stores
+        self._free = list(range(num_rows))  # the one left longest ago first
+        self._can_share = isinstance(target, Prefixes)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    def enter(self, request: Request) -> int:
+        """Give a request a row, with as much of its text as another row already stores."""
+        tokens, row = request.tokens, self._free[0]
+        source, length = self._best_source(tokens)
+        if length < WORTH_TAKING:
+            if self._can_share:
+                self._target.release(self._state, row)
+        elif source in self._free and (
+            2 * length >= self._state.lengths[source] or len(self._free) == 1
+        ):
+            row = source
+            self._target.truncate(self._state, row, length)
+        else:  # the source is busy, or stores much more that another request may want
+            row = next(free for free in self._free if free != source)
+            self._target.release(self._state, row)
+            self._target.copy_prefix(self._state, source, row, length)
+        self._free.remove(row)
+        self.occupants[row] = request
+        return row
+
+    def leave(self, row: int) -> None:
+        """The request of a row is over; the row keeps what it stores until it is needed."""
+        request = self.occupants[row]
+        assert request is not None
+        self.occupants[row] = None
+        self._texts[row] = request.tokens
+        self._free.append(row)
+        if not self._can_share:
+            self._target.release(self._state, row)
+
+    def is_being_read(self, request: Request) -> bool:
+        """Whether a row is on the way to store more of this text than any does now."""
+        if not self._can_share:
+            return False
+        _, stored = self._best_source(request.tokens)
+        shared = (
+            common_prefix(other.tokens, request.tokens, len(request.tokens) - 1)
+            for row, other in enumerate(self.occupants)
+            if other is not None and self._state.lengths[row] < len(other.tokens) - 1
+        )
+        return max(shared, default=0) - stored >= WORTH_TAKING
+
+    def _best_source(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The row that stores most of a text's beginning, and how much: all but one token at
+        most, because a row has to be fed something to be given logits."""
+        best, most = 0, 0
+        if self._can_share:
+            for row, other in enumerate(self.occupants):
+                text = self._texts[row] if other is None else other.tokens
+                limit = min(self._state.lengths[row], len(tokens) - 1)
+                if limit > most:
+                    length = common_prefix(text, tokens, limit)
+                    if length > most:
+                        best, most = row, length
+        return best, most
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """How many leading tokens two texts share, `limit` at most, by bisection: comparing slices is
+    much faster than comparing tokens one by one."""
+    low, high = 0, min(limit, len(one), len(other))
+    if list(one[:high]) == list(other[:high]):
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if list(one[low:middle]) == list(other[low:middle]):
+            low = middle
+        else:
+            high = middle
+    return low

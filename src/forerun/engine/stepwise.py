@@ -1,0 +1,163 @@
+"""A plan executed step by step: propose, score, decide, commit.  Any model, any drafter, any rule.
+
+This is the reference for every other way of executing a round.  A round without a drafter, or with
+a drafter that has nothing to say, is plain decoding: the draft is simply empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.arrays import to_numpy
+from forerun.clock import now
+from forerun.drafters.base import Outcome
+from forerun.drafters.likeliest import likeliest
+from forerun.engine.drafting import Drafting
+from forerun.engine.laws import DraftLaws, TargetLaws
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import Proposal
+from forerun.engine.walk import TargetNoise, walk
+from forerun.models.base import Kept, LanguageModel
+from forerun.noise import Key, seed_key
+from forerun.rules.base import Rule, Trial
+from forerun.rules.match import Match
+from forerun.tree import Tree
+
+XP = compat.array_namespace(np.empty(0))
+Row = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What came of a plan, for each span that is answered: integers, and rows for the host."""
+
+    drafts: Sequence[Proposal]  # (A,)
+    paths: Sequence[Sequence[int]]  # (A,): the accepted nodes of each draft
+    extra: Sequence[int]  # (A,): the token after them
+    laws: TargetLaws  # for log-probabilities, and for processors that keep state
+    times: Sequence[float]  # (4,): when the draft began, the score, the decision, and its end
+
+
+class Stepwise:
+    """Executes plans on the rows of one target."""
+
+    def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
+        self.target = target
+        self.state = state
+        self.rule = rule
+        self._drafting = drafting
+        self._keyed: list[int] = []  # requests of the last decision, whose
+        self._key: Key | None = None  # noise keys these are,
+        self._noise_drawn: dict[int, Any] = {}  # with noise for the positions ahead of them
+
+    def execute(self, plan: RoundPlan) -> Decision:
+        """Draft, score and decide; nothing is kept until `commit`."""
+        times = [now()]
+        rows = [span.row for span in plan.answering]
+        drafts = self._drafting.propose(rows, [span.request for span in plan.answering])
+        times.append(now())
+        logits = self._score(plan, drafts)
+        times.append(now())
+        laws, paths, extra = self._decide(plan.answering, drafts, logits)
+        times.append(now())
+        return Decision(drafts, paths, extra, laws, times)
+
+    def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
+        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter.
+
+        Requests hold their new texts by now.
+        """
+        kept: list[Kept] = []
+        outcomes: list[Outcome] = []
+        for index, span in enumerate(plan.answering):
+            path, draft, request = decision.paths[index], decision.drafts[index], span.request
+            kept.append(_kept(span.end - span.start, path[: counts[index]], draft))
+            last = request.tokens[span.end - 1]
+            outcomes.append(
+                Outcome(
+                    span.row,
+                    len(path),
+                    request.tokens,
+                    draft.in_guess(path),
+                    self._successors([last, *draft.tokens], decision.laws.logits[index]),
+                    len(draft.tokens),
+                )
+            )
+        for span in plan.reading:
+            kept.append(span.end - span.start)
+            outcomes.append(Outcome(span.row, 0, span.request.tokens, num_scored=0))
+        spans = [*plan.answering, *plan.reading]
+        self.target.commit(self.state, [span.row for span in spans], kept)
+        self._drafting.observe(outcomes, [span.request for span in spans])
+
+    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
+        """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
+        rows = [span.row for span in (*plan.answering, *plan.reading)]
+        feeds = [
+            span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
+        ]
+        feeds += [span.tokens for span in plan.reading]
+        wanted = [len(draft.tokens) + 1 for draft in drafts] + [1] * len(plan.reading)
+        if all(draft.tree is None for draft in drafts):
+            scored = self.target.score(self.state, rows, feeds, wanted)
+        else:
+            parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
+            parents += [None] * len(plan.reading)
+            scored = self.target.score(self.state, rows, feeds, wanted, parents)
+        return to_numpy(scored[: len(drafts)])
+
+    def _decide(
+        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Row
+    ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
+        """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""
+        requests = [span.request for span in spans]
+        if not requests:
+            return TargetLaws([], [], logits), [], []
+        noise = self._noise(spans)
+        if type(self.rule) is Match:
+            laws = TargetLaws(requests, drafts, logits, only_sampled=True)
+            return laws, *walk(drafts, laws, noise)
+        laws = TargetLaws(requests, drafts, logits)
+        lengths = np.array([len(draft.tokens) for draft in drafts])
+        tokens = np.zeros((len(drafts), int(lengths.max())), dtype=np.int64)
+        for row, draft in enumerate(drafts):
+            tokens[row, : len(draft.tokens)] = draft.tokens
+        trees = None
+        if any(draft.tree is not None for draft in drafts):
+            trees = [draft.tree or Tree.chain(len(draft.tokens)) for draft in drafts]
+        draft_laws = DraftLaws(drafts, self.target.vocab_size)
+        trial = Trial(XP, tokens, lengths, laws, draft_laws, trees=trees)
+        reached, extra = self.rule.decide(trial, noise)
+        ends = to_numpy(reached).tolist()
+        paths = [draft.path(end - 1) for draft, end in zip(drafts, ends, strict=True)]
+        return laws, paths, to_numpy(extra).tolist()
+
+    def _noise(self, spans: Sequence[Span]) -> TargetNoise:
+        """The noise of a round; keys are made again when other requests are answered."""
+        numbers = [span.request.number for span in spans]
+        if self._key is None or numbers != self._keyed:
+            self._key = seed_key(XP, [span.request.seed for span in spans], None)
+            self._keyed, self._noise_drawn = numbers, {}
+        positions = np.array([span.request.num_output for span in spans])
+        return TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
+
+    def _successors(
+        self, tokens: Sequence[int], logits: Row
+    ) -> Sequence[tuple[int, Sequence[int]]]:
+        """Scored tokens and the likeliest ones after each, for a drafter that learns from them."""
+        if not self._drafting.num_successors:
+            return ()
+        best = likeliest(logits[: len(tokens)], self._drafting.num_successors)
+        return list(zip(tokens, best.tolist(), strict=True))
+
+
+def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:
+    """What a model keeps of its feed: the text and a path; of a chain, how many tokens."""
+    if draft.tree is None:
+        return num_fed + len(path)
+    return [*range(num_fed), *(num_fed + node for node in path)]

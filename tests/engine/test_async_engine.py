@@ -1,0 +1,184 @@
+"""The engine that coroutines await."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forerun as fr
+from forerun.models import TableModel
+from forerun.models.function import FunctionModel
+
+TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
+HOW: dict[str, Any] = {"max_new_tokens": 20}
+
+
+def sampling(seed: int) -> fr.Sampling:
+    return fr.Sampling(temperature=0.8, seed=seed)
+
+
+def run(work: Callable[[fr.AsyncEngine], Awaitable[Any]], target: Any = TABLE, **how: Any) -> Any:
+    """Some work with an engine that is closed afterwards, in at most a minute."""
+
+    async def main() -> Any:
+        async with fr.AsyncEngine(target, **how) as engine:
+            return await work(engine)
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def plain(prompt: Any, seed: int, count: int = 20) -> Any:
+    return fr.generate(TABLE, prompt, sampling=sampling(seed), max_new_tokens=count)
+
+
+@pytest.mark.parametrize("drafter", [None, fr.drafters.Suffix()], ids=["plain", "suffix"])
+def test_many_at_once_get_the_texts_they_would_get_alone(drafter: Any) -> None:
+    async def work(engine: fr.AsyncEngine) -> Any:
+        answers = [
+            engine.submit([1, seed % 7], sampling=sampling(seed), **HOW) for seed in range(20)
+        ]
+        return await asyncio.gather(*answers)
+
+    outs = run(work, drafter=drafter, max_batch=4)
+    assert [out.tokens for out in outs] == [plain([1, s % 7], s).tokens for s in range(20)]
+    assert {out.finish_reason for out in outs} == {"length"}
+
+
+def test_pieces_come_as_they_are_made_and_add_up() -> None:
+    async def work(engine: fr.AsyncEngine) -> Any:
+        answer = engine.submit([1], sampling=sampling(3), **HOW)
+        pieces = [piece async for piece in answer]
+        assert [piece async for piece in answer] == []
+        return pieces, await answer, await answer
+
+    pieces, out, again = run(work)
+    assert [token for piece in pieces for token in piece.tokens] == out.tokens == again.tokens
+    assert [piece.finish_reason for piece in pieces][-1] == "length"
+    assert len(pieces) == 20
+
+
+def test_one_is_aborted_and_the_others_go_on() -> None:
+    async def work(engine: fr.AsyncEngine) -> Any:
+        long = engine.submit([1], sampling=sampling(1), max_new_tokens=100_000)
+        other = engine.submit([2], sampling=sampling(2), **HOW)
+        async for _ in long:
+            assert long.abort()
+            break
+        out = await long
+        assert not long.abort()
+        return out, await other
+
+    out, other = run(work, max_batch=2)
+    assert out.finish_reason == "aborted"
+    assert out.tokens == plain([1], 1, max(1, len(out.tokens))).tokens[: len(out.tokens)]
+    assert other.tokens == plain([2], 2).tokens
+
+
+def test_an_answer_goes_on_in_another_engine() -> None:
+    """What failover rests on: prompt, seed and the tokens so far are all that is needed."""
+
+    async def part(engine: fr.AsyncEngine) -> Any:
+        answer = engine.submit([1], sampling=sampling(8), max_new_tokens=60)
+        tokens: list[int] = []
+        async for piece in answer:
+            tokens += piece.tokens
+            if len(tokens) >= 11:
+                break
+        return tokens
+
+    tokens = run(part, drafter=fr.drafters.NGram())
+
+    async def rest(engine: fr.AsyncEngine) -> Any:
+        return await engine.submit([1], sampling=sampling(8), max_new_tokens=60, resume=tokens)
+
+    out = run(rest, drafter=fr.drafters.Suffix(), draft_length=3)
+    assert out.tokens == plain([1], 8, 60).tokens
+
+
+def test_a_failure_reaches_the_one_who_asked() -> None:
+    def logits(ids: Any) -> Any:
+        return np.full(7, np.nan) if ids[0] == 6 and len(ids) > 2 else np.log(TABLE.probs(ids))
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        bad, good = (engine.submit([first], sampling=sampling(1), **HOW) for first in (6, 1))
+        with pytest.raises(fr.GenerationError, match="at output position 2") as caught:
+            await bad
+        with pytest.raises(fr.GenerationError):
+            _ = [piece async for piece in bad]
+        return caught.value.results, await good
+
+    out, good = run(work, FunctionModel(logits, vocab_size=7, logits=True))
+    assert (out.finish_reason, len(out.tokens)) == ("error", 2)
+    assert good.tokens == plain([1], 1).tokens
+
+
+def test_a_model_that_raises_ends_everything_with_its_error() -> None:
+    class Broken(TableModel):
+        def score(self, *args: Any) -> Any:
+            raise MemoryError("no room")
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        answer = engine.submit([1], **HOW)
+        with pytest.raises(MemoryError, match="no room"):
+            await answer
+        with pytest.raises(fr.GenerationError, match="has failed"):
+            engine.submit([1], **HOW)
+
+    run(work, Broken(7, 2, TABLE.table))
+
+
+def test_closing_ends_what_is_running() -> None:
+    async def main() -> Any:
+        engine = fr.AsyncEngine(TABLE)
+        answer = engine.submit([1], max_new_tokens=100_000)
+        await anext(answer)
+        await engine.close()
+        with pytest.raises(fr.InputError, match="closed"):
+            engine.submit([1])
+        return await answer
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)).finish_reason == "cancelled"
+
+
+def test_bad_requests_are_refused_at_once() -> None:
+    async def work(engine: fr.AsyncEngine) -> None:
+        for options, message in (
+            ({"timeout": 0}, "deadline has passed"),
+            ({"timeout": -1.0}, "deadline has passed"),
+            ({"sampling": fr.Sampling(n=2)}, "one answer"),
+            ({"max_new_tokens": 0}, "max_new_tokens"),
+            ({"resume": [1] * 200}, "nothing left"),
+            ({"logprobs_of": "nobody"}, "logprobs_of is not known"),
+        ):
+            with pytest.raises(fr.InputError, match=message):
+                engine.submit([1], **options)
+
+    run(work)
+
+
+def test_a_full_engine_refuses() -> None:
+    async def work(engine: fr.AsyncEngine) -> int:
+        refused = 0
+        answers = []
+        for seed in range(50):
+            try:
+                answers.append(engine.submit([1], sampling=sampling(seed), max_new_tokens=200))
+            except fr.EngineFullError:
+                refused += 1
+        await asyncio.gather(*answers)
+        return refused
+
+    assert run(work, max_batch=1, max_waiting=3) > 10
+
+
+def test_a_timeout_ends_a_request() -> None:
+    """By the clock that the tests set, which goes on by itself in every round."""
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        return await engine.submit([1], max_new_tokens=100_000, timeout=0.5)
+
+    assert run(work).finish_reason == "deadline"

@@ -1,0 +1,407 @@
+"""Requests enter, are aborted, go on elsewhere and leave; nobody else's text changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from drafting import noisy_copy
+from tiny_models import Architecture
+
+import forerun as fr
+from clocks import StillClock
+from forerun import rules
+from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
+from forerun.engine.engine import Engine
+from forerun.engine.intake import make_request
+from forerun.engine.pacing import FIRST, SLOWER, Pacing
+from forerun.engine.request import Request
+from forerun.engine.seats import common_prefix
+from forerun.models import TableModel
+
+MODEL = Architecture("llama", "crop", {"max_position_embeddings": 512}).build()
+TARGET = fr.wrap(MODEL)
+TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
+DRAFTERS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "ngram": NGram,
+    "suffix": Suffix,
+    "recycling": Recycling,
+    "model": lambda: Model(noisy_copy(MODEL, 0.1)),
+    "early exit": lambda: EarlyExit(1),
+    "quantized": Quantized,
+    "mixed": lambda: Mixed(Suffix(), Recycling(), Model(noisy_copy(MODEL, 0.1))),
+}
+
+
+class Counting:
+    """A model that counts the tokens it is fed, otherwise as it was."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.fed: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def score(self, state: Any, rows: Any, tokens: Any, *more: Any) -> Any:
+        self.fed.append(sum(map(len, tokens)))
+        return self.inner.score(state, rows, tokens, *more)
+
+    def start(self, *args: Any) -> Any:
+        return self.inner.start(*args)
+
+    def commit(self, *args: Any) -> None:
+        self.inner.commit(*args)
+
+    def release(self, *args: Any) -> None:
+        self.inner.release(*args)
+
+    def copy_prefix(self, *args: Any) -> int:
+        return int(self.inner.copy_prefix(*args))
+
+    def truncate(self, *args: Any) -> int:
+        return int(self.inner.truncate(*args))
+
+
+def engine_of(target: Any, drafter: Any = None, num_rows: int = 3, **options: Any) -> Engine:
+    options = {"draft_length": 4, "rule": rules.get("match")} | options
+    return Engine(target, drafter=drafter, num_rows=num_rows, **options)
+
+
+def request_of(target: Any, prompt: Sequence[int], seed: int = 0, **options: Any) -> Request:
+    sampling = fr.Sampling(temperature=0.8, seed=seed)
+    return make_request(target, list(prompt), sampling, **{"max_new_tokens": 12, **options})
+
+
+def plain(target: Any, prompt: Sequence[int], seed: int = 0, count: int = 12) -> list[int]:
+    sampling = fr.Sampling(temperature=0.8, seed=seed)
+    out: fr.Generation = fr.generate(
+        target, list(prompt), sampling=sampling, max_new_tokens=count, ignore_eos=True
+    )
+    return out.tokens
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+# --- abort -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_an_aborted_request_frees_its_row_for_the_next_round(name: str) -> None:
+    engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2)
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8]]
+    first, second, third = (request_of(TARGET, one, 5, max_new_tokens=30) for one in prompts)
+    for request in (first, second, third):
+        engine.submit(request)
+    engine.step()
+    assert engine.running == [first, second]
+    assert engine.abort(first.number) is first
+    engine.step()
+    assert {request.number for request in engine.running} == {second.number, third.number}
+    finish(engine)
+    assert first.generation().finish_reason == "aborted"
+    assert first.output == plain(TARGET, prompts[0], 5, 30)[: first.num_output]
+    assert second.output == plain(TARGET, prompts[1], 5, 30)
+    assert third.output == plain(TARGET, prompts[2], 5, 30)
+    assert not third.stats.notes
+
+
+def test_a_waiting_request_can_be_aborted() -> None:
+    engine = engine_of(TABLE, num_rows=1)
+    first, second = (request_of(TABLE, [1], seed) for seed in (1, 2))
+    engine.submit(first)
+    engine.submit(second)
+    engine.step()
+    engine.abort(second.number)
+    finish(engine)
+    assert (second.finish_reason, second.output) == ("aborted", [])
+    assert first.output == plain(TABLE, [1], 1)
+
+
+def test_aborting_what_is_not_there() -> None:
+    engine = engine_of(TABLE)
+    request = request_of(TABLE, [1])
+    engine.submit(request)
+    engine.step()
+    engine.abort(request.number)
+    with pytest.raises(fr.InputError, match=r"may have ended.*already"):
+        engine.abort(request.number)
+    with pytest.raises(fr.InputError, match="No request of that number"):
+        engine.abort(99)
+
+
+def test_a_thousand_enter_and_are_aborted() -> None:
+    """Any order, any moment: texts stay, and rows, queue and drafter hold nothing in the end."""
+    generator = np.random.default_rng(0)
+    drafter = Suffix()
+    engine = engine_of(TABLE, drafter, num_rows=4)
+    submitted: list[Request] = []
+    for _ in range(1000):
+        prompt = generator.integers(7, size=int(generator.integers(1, 40))).tolist()
+        request = request_of(TABLE, prompt, int(generator.integers(2**40)), max_new_tokens=9)
+        engine.submit(request)
+        submitted.append(request)
+        for _ in range(int(generator.integers(3))):
+            engine.step()
+        there = [*engine.running, *engine._schedule.waiting]
+        if there and generator.random() < 0.7:
+            engine.abort(there[int(generator.integers(len(there)))].number)
+    finish(engine)
+    assert all(request.finish_reason in ("length", "aborted") for request in submitted)
+    assert sum(request.finish_reason == "length" for request in submitted) > 100
+    assert engine._seats.occupants == [None] * 4
+    assert sorted(engine._seats._free) == [0, 1, 2, 3]
+    for request in submitted[::25]:
+        expected = plain(TABLE, request.prompt, request.seed, 9)
+        assert request.output == expected[: request.num_output]
+
+
+# --- resume ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_request_cut_anywhere_goes_on_with_the_same_text(name: str) -> None:
+    """Twenty-five random cuts for each of eight drafters, at temperature 0.8."""
+    generator = np.random.default_rng(list(name.encode()))
+    drafter = DRAFTERS[name]()
+    for seed in range(5):
+        prompt = generator.integers(60, size=5).tolist()
+        whole = plain(TARGET, prompt, seed, 30)
+        for cut in generator.choice(30, size=5, replace=False).tolist():
+            out = fr.generate(
+                TARGET, prompt, drafter=drafter, resume=whole[:cut], max_new_tokens=30,
+                sampling=fr.Sampling(temperature=0.8, seed=seed), ignore_eos=True,
+            )  # fmt: skip
+            assert out.tokens == whole
+            assert out.fates[:cut] == [fr.Fate.GIVEN] * cut
+            assert fr.Fate.GIVEN not in out.fates[cut:]
+
+
+def test_resuming_counts_penalties_and_lengths_from_the_start() -> None:
+    sampling = fr.Sampling(seed=3, presence_penalty=0.9, frequency_penalty=0.5, min_tokens=20)
+    how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 25, "stop_tokens": [2]}
+    whole = fr.generate(TABLE, [1, 2], **how)
+    for cut in (0, 1, 7, 19):
+        out = fr.generate(TABLE, [1, 2], resume=whole.tokens[:cut], **how)
+        assert (out.tokens, out.finish_reason) == (whole.tokens, whole.finish_reason)
+
+
+def test_several_prompts_are_resumed_each_after_its_own() -> None:
+    prompts = [[1], [2, 3]]
+    whole = fr.generate(TABLE, prompts, sampling=fr.Sampling(seed=4), max_new_tokens=10)
+    cuts = [whole[0].tokens[:4], []]
+    outs = fr.generate(TABLE, prompts, sampling=fr.Sampling(seed=4), max_new_tokens=10, resume=cuts)
+    assert [out.tokens for out in outs] == [out.tokens for out in whole]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([1], {"resume": [1] * 10, "max_new_tokens": 10}, "nothing left to generate"),
+        ([1], {"resume": [1, 9]}, "outside the vocabulary"),
+        ([1], {"resume": [3, 2, 3], "stop_tokens": [2]}, "already ended, at its token 1"),
+        ([[1], [2]], {"resume": [[1]]}, "does not fit the prompts"),
+        ([[1], [2]], {"resume": [1, 2]}, "does not fit the prompts"),
+        ([1], {"resume": [1], "sampling": fr.Sampling(n=2)}, "cannot share an output"),
+    ],
+)
+def test_outputs_that_cannot_be_resumed(prompt: Any, options: Any, message: str) -> None:
+    with pytest.raises(fr.InputError, match=message):
+        fr.generate(TABLE, prompt, **options)
+
+
+# --- prefixes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_samples_of_one_prompt_read_it_once(name: str) -> None:
+    target = Counting(TARGET)
+    prompt = np.random.default_rng(1).integers(60, size=200).tolist()
+    how: dict[str, Any] = {"max_new_tokens": 6, "ignore_eos": True}
+    sampling = fr.Sampling(temperature=0.8, seed=2, n=4)
+    outs = fr.generate(target, prompt, drafter=DRAFTERS[name](), sampling=sampling, **how)
+    assert [len(out.tokens) for out in outs] == [6] * 4
+    assert sum(target.fed) < 200 + 4 * 6 * 8
+    alone = [
+        fr.generate(TARGET, prompt, sampling=fr.Sampling(temperature=0.8, seed=out.seed), **how)
+        for out in outs
+    ]
+    assert [out.tokens for out in outs] == [out.tokens for out in alone]
+    assert not any(out.stats.notes for out in outs)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_next_turn_finds_the_last_one(name: str) -> None:
+    target = Counting(TARGET)
+    engine = engine_of(target, DRAFTERS[name](), num_rows=2)
+    history = np.random.default_rng(2).integers(60, size=150).tolist()
+    first = request_of(target, history, 3)
+    engine.submit(first)
+    engine.submit(request_of(target, [5, 6, 7], 4))  # somebody else, in between
+    finish(engine)
+    target.fed.clear()
+    second = request_of(target, [*first.tokens, 9, 8, 7], 5)
+    engine.submit(second)
+    finish(engine)
+    assert target.fed[0] <= 1 + 3 + 4 + 1  # the last token, the new ones, a draft
+    assert second.output == plain(TARGET, second.prompt, 5)
+    assert not second.stats.notes
+
+
+def test_a_short_match_does_not_destroy_a_long_text() -> None:
+    """A row that stores much more than it shares is copied from, not cut, where another is free."""
+    engine = engine_of(TARGET, num_rows=3)
+    history = np.random.default_rng(3).integers(60, size=120).tolist()
+    long = request_of(TARGET, history)
+    engine.submit(long)
+    finish(engine)
+    engine.submit(request_of(TARGET, [*history[:20], 1, 2, 3]))
+    finish(engine)
+    _, kept = engine._seats._best_source([*long.tokens, 1])
+    assert kept >= len(history)
+
+
+def test_a_row_is_taken_over_while_its_request_is_busy() -> None:
+    engine = engine_of(TARGET, num_rows=2)
+    history = np.random.default_rng(4).integers(60, size=80).tolist()
+    first = request_of(TARGET, history, 1, max_new_tokens=40)
+    engine.submit(first)
+    engine.step()
+    second = request_of(TARGET, [*history[:60], 3], 2)
+    engine.submit(second)
+    finish(engine)
+    assert first.output == plain(TARGET, history, 1, 40)
+    assert second.output == plain(TARGET, second.prompt, 2)
+
+
+def test_common_prefix() -> None:
+    generator = np.random.default_rng(5)
+    for _ in range(300):
+        one, other = (generator.integers(2, size=int(generator.integers(9))) for _ in range(2))
+        limit = int(generator.integers(10))
+        pairs = zip(one[:limit], other[:limit], strict=False)
+        expected = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        shortest = min(limit, len(one), len(other))
+        found = common_prefix(one.tolist(), other.tolist(), limit)
+        assert found == (shortest if expected is None else expected)
+
+
+# --- pacing ------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -> None:
+    """The target takes 1 ms a round and 0.1 ms a token: parts come to fit what a round may take."""
+    target = Counting(TARGET)
+    inner, rounds = target.score, []
+
+    def score(state: Any, rows: Any, tokens: Any, *more: Any) -> Any:
+        seconds = 1e-3 + 1e-4 * sum(map(len, tokens))
+        still_clock.seconds += seconds
+        rounds.append(seconds)
+        return inner(state, rows, tokens, *more)
+
+    target.score = score  # type: ignore[method-assign]
+    engine = engine_of(target, num_rows=3, is_paced=True)
+    early = [request_of(target, [1, 2], seed, max_new_tokens=100) for seed in range(2)]
+    for request in early:
+        engine.submit(request)
+    for _ in range(20):
+        engine.step()
+    usual = rounds[-1]
+    long = request_of(target, np.random.default_rng(6).integers(60, size=200).tolist(), 7)
+    engine.submit(long)
+    before = len(rounds)
+    while long.num_output == 0:
+        num_early = [request.num_output for request in early]
+        engine.step()
+        assert [request.num_output for request in early] == [count + 1 for count in num_early]
+    assert max(rounds[before:]) <= 1.05 * SLOWER * usual
+    assert 20 < len(rounds) - before < 70  # 200 tokens in parts of about 7
+    finish(engine)
+    assert long.output == plain(TARGET, long.prompt, 7)
+    for seed, request in enumerate(early):
+        assert request.output == plain(TARGET, [1, 2], seed, 100)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
+    engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, is_paced=True)
+    first = request_of(TARGET, [1, 2], 1, max_new_tokens=40)
+    long = request_of(TARGET, np.random.default_rng(7).integers(60, size=60).tolist(), 2)
+    engine.submit(first)
+    engine.step()
+    engine.submit(long)
+    finish(engine)
+    assert first.output == plain(TARGET, [1, 2], 1, 40)
+    assert long.output == plain(TARGET, long.prompt, 2)
+    assert not long.stats.notes + first.stats.notes
+
+
+def test_a_model_that_stores_nothing_is_fed_whole_texts() -> None:
+    engine = engine_of(TABLE, num_rows=2, is_paced=True)
+    first, long = request_of(TABLE, [1], 1, max_new_tokens=30), request_of(TABLE, [3, 1] * 30, 2)
+    engine.submit(first)
+    engine.step()
+    engine.submit(long)
+    finish(engine)
+    assert long.output == plain(TABLE, long.prompt, 2)
+
+
+def test_pacing_settles_on_what_fits() -> None:
+    pacing = Pacing()
+    assert pacing.num_tokens() == FIRST
+    for _ in range(30):
+        pacing.learn(0.010, 0)
+        pacing.learn(0.010 + 0.0005 * pacing.num_tokens(), pacing.num_tokens())
+    assert pacing.num_tokens() == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
+    pacing.learn(10.0, 0)  # one interruption
+    assert pacing.num_tokens() == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
+
+
+# --- order, deadlines, limits ------------------------------------------------------------------
+
+
+def test_a_higher_priority_goes_first() -> None:
+    engine = engine_of(TABLE, num_rows=1)
+    requests = [request_of(TABLE, [1], seed, priority=priority) for seed, priority in
+                enumerate([0, 1, 5, 1, 5])]  # fmt: skip
+    for request in requests:
+        engine.submit(request)
+    order: list[int] = []
+    while engine.busy:
+        order += [request.seed for request, _ in engine.step() if request.finish_reason]
+    assert order == [2, 4, 1, 3, 0]
+
+
+def test_a_deadline_ends_a_request_where_it_is(still_clock: StillClock) -> None:
+    engine = engine_of(TABLE, num_rows=1)
+    first = request_of(TABLE, [1], 1, max_new_tokens=50, deadline=still_clock.seconds + 1.0)
+    second = request_of(TABLE, [2], 2, deadline=still_clock.seconds + 0.5)
+    third = request_of(TABLE, [3], 3)
+    for request in (first, second, third):
+        engine.submit(request)
+    engine.step()
+    still_clock.seconds += 0.6
+    ended = [request for request, gained in engine.step() if gained == 0]
+    assert ended == [second]
+    still_clock.seconds += 0.6
+    finish(engine)
+    assert (first.finish_reason, second.finish_reason) == ("deadline", "deadline")
+    assert first.output == plain(TABLE, [1], 1, 50)[:2]
+    assert third.output == plain(TABLE, [3], 3)
+
+
+def test_a_full_engine_says_so() -> None:
+    engine = engine_of(TABLE, num_rows=1, max_waiting=2)
+    for _ in range(2):
+        engine.submit(request_of(TABLE, [1]))
+    with pytest.raises(fr.EngineFullError, match="2 waiting requests"):
+        engine.submit(request_of(TABLE, [1]))
+    engine.step()
+    engine.submit(request_of(TABLE, [1]))
