@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ import forerun as fr
 from forerun.drafters import Guess
 from spec_bench import save
 
-VOCAB_SIZE = 49152
-SAMPLINGS = {
-    "greedy": fr.Sampling(temperature=0.0),
-    "temperature 0.8": fr.Sampling(temperature=0.8, seed=1),
-    "temperature 0.8, top_p 0.95": fr.Sampling(temperature=0.8, top_p=0.95, seed=1),
+WARM = fr.Sampling(temperature=0.8, seed=1)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": fr.Sampling(temperature=0.0)},
+    "temperature 0.8": {"sampling": WARM},
+    "temperature 0.8, top_p 0.95": {"sampling": replace(WARM, top_p=0.95)},
+    "temperature 0.8, 5 logprobs": {"sampling": WARM, "logprobs": 5},
 }
 
 
@@ -37,12 +39,13 @@ class Rows:
 class Reciter:
     """Logits out of a bank, with the text's next token far above the rest."""
 
-    name, vocab_size, max_context = "reciter", VOCAB_SIZE, None
+    name, max_context = "reciter", None
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, vocab_size: int) -> None:
         generator = np.random.default_rng(0)
-        self.text = [int(token) for token in generator.integers(VOCAB_SIZE, size=num_tokens)]
-        self.bank = generator.normal(size=(8, VOCAB_SIZE)).astype(np.float32)
+        self.vocab_size = vocab_size
+        self.text = [int(token) for token in generator.integers(vocab_size, size=num_tokens)]
+        self.bank = generator.normal(size=(8, vocab_size)).astype(np.float32)
         self.seconds = 0.0
 
     def start(self, num_rows: int, capacity: int = 0) -> Rows:
@@ -50,7 +53,7 @@ class Reciter:
 
     def score(self, state: Rows, rows: Any, tokens: Any, num_logits: Any) -> Any:
         begin = time.process_time()
-        found = np.empty((len(rows), max(num_logits), VOCAB_SIZE), dtype=np.float32)
+        found = np.empty((len(rows), max(num_logits), self.vocab_size), dtype=np.float32)
         for index, (row, fed, count) in enumerate(zip(rows, tokens, num_logits, strict=True)):
             end = state.lengths[row] + len(fed)
             for at in range(count):
@@ -96,27 +99,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--no-file", action="store_true", help="print only")
     args = parser.parse_args()
-    target = Reciter(args.tokens + 100)
+    target = Reciter(args.tokens + 100, args.vocab_size)
     drafters = {"plain": None, "draft of 5": Knowing(target.text)}
     results = {}
-    for batch in (1, 8):
-        for called, sampling in SAMPLINGS.items():
+    for batch in args.batch:
+        for called, options in OPTIONS.items():
             for name, drafter in drafters.items():
-                costs = [cost(target, drafter, sampling, batch, args) for _ in range(args.repeats)]
+                costs = [cost(target, drafter, options, batch, args) for _ in range(args.repeats)]
                 key = f"batch {batch}, {called}, {name}"
                 results[key] = {"microseconds": statistics.median(costs), "best": min(costs)}
                 print(f"{key:55} {statistics.median(costs):8.0f} us per round")
-    save(__file__, {"microseconds per round outside the models": results})
+    if not args.no_file:
+        about = {"vocab_size": args.vocab_size}
+        save(__file__, {**about, "microseconds per round outside the models": results})
 
 
-def cost(target: Reciter, drafter: Any, sampling: Any, batch: int, args: Any) -> float:
+def cost(target: Reciter, drafter: Any, options: Any, batch: int, args: Any) -> float:
     """Microseconds of one round that were not spent in the target."""
     target.seconds = 0.0
     begin = time.process_time()
     found = fr.generate(
-        target, [target.text[:50]] * batch, drafter=drafter, sampling=sampling,
-        max_new_tokens=args.tokens, batch_size=batch,
+        target, [target.text[:50]] * batch, drafter=drafter, draft_length=5,
+        max_new_tokens=args.tokens, batch_size=batch, **options,
     )  # fmt: skip
     spent = time.process_time() - begin - target.seconds
     return 1e6 * spent / max(answer.stats.rounds for answer in found)

@@ -1,0 +1,159 @@
+"""Requests beside one another: pauses, samples of one prompt, the next turn of a conversation.
+
+On the default model and the CPU pass, in one run:
+
+- four answers are being written when a prompt of 1,500 tokens arrives: the longest round over a
+  usual one, with the prompt read in parts and, for comparison, whole;
+- eight samples of a prompt of 1,000 tokens in one call, against eight calls;
+- the first token of a second turn after 1,000 tokens of conversation, against an engine that has
+  not seen them.
+
+    python benchmarks/come_and_go.py [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+import forerun as fr
+from forerun import rules
+from forerun.engine.engine import Engine
+from forerun.engine.intake import make_request
+from forerun.models.default import default_model
+from spec_bench import read, save, summary
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--new-tokens", type=int, default=32, help="of each sample")
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    target = default_model()
+    text = prompt_tokens(target)
+    fr.generate(target, text[:20], max_new_tokens=8)  # compiles
+    results: dict[str, Any] = {}
+    for name, is_paced in (("in parts", True), ("whole", False)):
+        runs = [pause(target, text[:1500], is_paced) for _ in range(args.repeats)]
+        results[f"pause, prompt {name}"] = {
+            "longest_over_usual": summary([one["longest"] / one["usual"] for one in runs]),
+            "usual_milliseconds": summary([1e3 * one["usual"] for one in runs]),
+            "seconds_to_first_token": summary([one["first_token"] for one in runs]),
+        }
+    runs = [samples(target, text[:1000], args.new_tokens) for _ in range(args.repeats)]
+    results["eight samples of 1,000 tokens"] = {
+        "times_faster": summary([one["apart"] / one["together"] for one in runs]),
+        "same_texts": all(one["same"] for one in runs),
+    }
+    runs = [second_turn(target, text[:1000]) for _ in range(args.repeats)]
+    results["second turn after 1,000 tokens"] = {
+        "times_sooner": summary([one["fresh"] / one["reused"] for one in runs]),
+        "same_texts": all(one["same"] for one in runs),
+    }
+    for name, figures in results.items():
+        shown = ", ".join(
+            f"{key} {value['median']:.3g}" if isinstance(value, dict) else f"{key} {value}"
+            for key, value in figures.items()
+        )
+        print(f"{name:34}{shown}")
+    save(__file__, {"load_average": [load, os.getloadavg()[0]], "results": results})
+
+
+def prompt_tokens(target: Any) -> list[int]:
+    """Some thousand tokens of ordinary text."""
+    words = "\n\n".join(text for _, text in read(None, 20))
+    tokens: list[int] = target.tokenizer.encode(words)
+    return (tokens * (1 + 1600 // len(tokens)))[:1600]
+
+
+def engine_of(target: Any, num_rows: int, is_paced: bool = False) -> Engine:
+    return Engine(
+        target,
+        drafter=None,
+        draft_length=0,
+        rule=rules.get("match"),
+        num_rows=num_rows,
+        is_paced=is_paced,
+    )
+
+
+def request_of(target: Any, prompt: list[int], count: int, seed: int = 0) -> Any:
+    sampling = fr.Sampling(temperature=0.8, seed=seed)
+    return make_request(target, prompt, sampling, max_new_tokens=count)
+
+
+def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
+    """Seconds of a usual round of four, of the longest while the prompt is read, and until its
+    first token."""
+    engine = engine_of(target, 5, is_paced)
+    for seed in range(4):
+        engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 2000, seed))
+    usual = []
+    for _ in range(25):
+        begin = time.perf_counter()
+        engine.step()
+        usual.append(time.perf_counter() - begin)
+    request, pauses = request_of(target, prompt[::-1], 4), []
+    engine.submit(request)
+    arrived = time.perf_counter()
+    while request.num_output == 0:
+        begin = time.perf_counter()
+        engine.step()
+        pauses.append(time.perf_counter() - begin)
+    first_token = time.perf_counter() - arrived
+    engine.close()
+    return {
+        "usual": statistics.median(usual[5:]),
+        "longest": max(pauses),
+        "first_token": first_token,
+    }
+
+
+def samples(target: Any, prompt: list[int], count: int) -> dict[str, Any]:
+    """Seconds of eight samples in one call and in eight."""
+    how: dict[str, Any] = {"max_new_tokens": count, "ignore_eos": True}
+    begin = time.perf_counter()
+    together = fr.generate(
+        target, prompt, sampling=fr.Sampling(temperature=0.8, seed=1, n=8), batch_size=8, **how
+    )
+    middle = time.perf_counter()
+    apart = [
+        fr.generate(target, prompt, sampling=fr.Sampling(temperature=0.8, seed=out.seed), **how)
+        for out in together
+    ]
+    end = time.perf_counter()
+    same = [out.tokens for out in together] == [out.tokens for out in apart]
+    return {"together": middle - begin, "apart": end - middle, "same": same}
+
+
+def second_turn(target: Any, history: list[int]) -> dict[str, Any]:
+    """Seconds to the first token of a second turn, where the first one is known and where not."""
+    engine = engine_of(target, 2)
+    first = request_of(target, history, 16)
+    engine.submit(first)
+    while engine.busy:
+        engine.step()
+    prompt = [*first.tokens, *np.random.default_rng(0).permutation(history)[:12].tolist()]
+    taken, texts = [], []
+    for one in (engine, engine_of(target, 2)):
+        request = request_of(target, prompt, 16, seed=3)
+        begin = time.perf_counter()
+        one.submit(request)
+        while request.num_output == 0:
+            one.step()
+        taken.append(time.perf_counter() - begin)
+        while one.busy:
+            one.step()
+        texts.append(request.output)
+        one.close()
+    return {"reused": taken[0], "fresh": taken[1], "same": texts[0] == texts[1]}
+
+
+if __name__ == "__main__":
+    main()
