@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-all test-browser test-gpu format bench clean
+.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-gpu format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,10 @@ test-fast: setup
 
 test-slow: setup  ## the long tests only
 	@$(PYTEST) -m 'slow and not gpu and not browser'
+
+test-jax: setup  ## the rules with JAX's arrays, a minute and a half; installs JAX
+	@$(INSTALL) --editable '.[jax]'
+	@$(PYTEST) -m 'jax and not slow' tests/rules
 
 test-all: setup  ## everything but GPU and browser, JAX included
 	@$(INSTALL) --editable '.[jax]'

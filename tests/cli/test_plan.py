@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from forerun.cli import main
+from forerun.clock import timed_by
 from forerun.measure import costs
 
 
@@ -30,7 +32,8 @@ def test_a_plan_and_its_exports(
     """A model that drafts for itself costs as much as it saves: it never pays."""
     words = ["plan", tiny_model, "--drafter", tiny_model, "--prompts", prompts]
     options = ["--max-new-tokens", "16", "--max-draft-length", "2"]
-    assert main([*words, *options, "--json"]) == 0
+    with timed_by(time.perf_counter):
+        assert main([*words, *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_prompts"] == 2
     assert found["speculate"] is False

@@ -74,7 +74,6 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
 }
 
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
-    "suffix": Suffix,
     "recycling": Recycling,
     "model": lambda: Model(noisy_copy(llama(), 0.1)),
     "mixed": lambda: Mixed(Recycling(), Model(noisy_copy(llama(), 0.1)), clock=still),

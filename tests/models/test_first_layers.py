@@ -16,6 +16,7 @@ from forerun.models import HuggingFaceModel
 from forerun.models.first_layers import truncated
 
 CROPPED = [a for a in ATTENTION if a.strategy == "crop"]
+COMMON = {"llama", "gpt2", "mistral", "gemma3_text", "gemma3n_text", "qwen3", "mixtral"}
 DEEP = {"num_hidden_layers": 3, "n_layer": 3}
 
 
@@ -41,7 +42,13 @@ def test_the_first_layers_are_those_of_the_model(kind: str) -> None:
     assert all(id(p) in owned for p in truncated(model, 2).parameters())
 
 
-@pytest.mark.parametrize("architecture", CROPPED, ids=str)
+def chosen(architecture: Architecture) -> Any:
+    is_common = architecture.kind in COMMON and architecture.attention is None
+    marks = () if is_common else (pytest.mark.slow,)
+    return pytest.param(architecture, marks=marks, id=str(architecture))
+
+
+@pytest.mark.parametrize("architecture", [chosen(each) for each in CROPPED])
 def test_the_rows_of_the_model_never_notice(architecture: Architecture) -> None:
     """Between its rounds the first layers draft on them; its scores stay those of fresh passes."""
     model = architecture.build()
