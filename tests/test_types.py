@@ -59,7 +59,7 @@ def test_an_empty_list_is_refused() -> None:
 
 def test_a_verdict_lists_the_emitted_tokens(lib: Library) -> None:
     verdict = fr.Verdict(
-        lib.array([2, 0]), lib.array([9, 8]), lib.array([[1, 2], [3, 4]]), "match", True
+        lib.array([2, 0]), lib.array([9, 8]), lib.array([[1, 2], [3, 4]]), "match", True, seed=5
     )
     assert verdict.tokens() == [[1, 2, 9], [8]]
     assert [int(count) for count in verdict.num_emitted] == [3, 1]

@@ -42,6 +42,8 @@ class Counting:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.fed: list[int] = []
+        self.name, self.vocab_size = inner.name, inner.vocab_size
+        self.max_context: int | None = inner.max_context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
