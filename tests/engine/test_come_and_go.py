@@ -14,6 +14,7 @@ import forerun as fr
 from clocks import StillClock
 from forerun import rules
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
+from forerun.engine import schedule
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
 from forerun.engine.pacing import FIRST, SLOWER, Pacing
@@ -353,6 +354,21 @@ def test_a_model_that_stores_nothing_is_fed_whole_texts() -> None:
     engine.submit(long)
     finish(engine)
     assert long.output == plain(TABLE, long.prompt, 2)
+
+
+@pytest.mark.parametrize("drafter", [None, Suffix(), EarlyExit(1)], ids=["none", "suffix", "exit"])
+def test_a_pass_has_a_limit_also_where_nobody_waits(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "MOST_TOKENS", 16)
+    target = Counting(TARGET)
+    prompts = np.random.default_rng(8).integers(60, size=(2, 50)).tolist()
+    outs = fr.generate(
+        target, prompts, drafter=drafter, draft_length=2, max_new_tokens=9,
+        sampling=fr.Sampling(temperature=0.8, seed=3), ignore_eos=True,
+    )  # fmt: skip
+    assert max(target.fed) <= 16 + 2 * 3
+    assert [out.tokens for out in outs] == [plain(TARGET, one, 3, 9) for one in prompts]
 
 
 def test_pacing_settles_on_what_fits() -> None:
