@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clocks import StillClock
 from forerun.cli import main
-from forerun.clock import timed_by
+from forerun.lean.model import LeanModel
 from forerun.measure import costs
+from forerun.models.huggingface import HuggingFaceModel
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +29,25 @@ def prompts(tmp_path: Path) -> str:
 
 
 def test_a_plan_and_its_exports(
-    tiny_model: str, prompts: str, capsys: pytest.CaptureFixture[str]
+    tiny_model: str,
+    prompts: str,
+    capsys: pytest.CaptureFixture[str],
+    still_clock: StillClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model that drafts for itself costs as much as it saves: it never pays."""
+    """A model that drafts for itself costs as much as it saves: it never pays.  A pass takes a
+    millisecond here, whatever is in it."""
+    for kind in (HuggingFaceModel, LeanModel):
+        score = kind.score
+
+        def timed(*args: Any, score: Any = score) -> Any:
+            still_clock.pass_by(1e-3)
+            return score(*args)
+
+        monkeypatch.setattr(kind, "score", timed)
     words = ["plan", tiny_model, "--drafter", tiny_model, "--prompts", prompts]
     options = ["--max-new-tokens", "16", "--max-draft-length", "2"]
-    with timed_by(time.perf_counter):
-        assert main([*words, *options, "--json"]) == 0
+    assert main([*words, *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_prompts"] == 2
     assert found["speculate"] is False
