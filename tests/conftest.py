@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from forerun.engine.controller import Choice, Controller
+from forerun.engine.policy import Choice, PayingPolicy
 from libraries import NAMES, Library, load
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -24,8 +24,10 @@ def lib(request: pytest.FixtureRequest) -> Library:
 @pytest.fixture(autouse=True)
 def steady(request: pytest.FixtureRequest) -> Iterator[None]:
     """`draft_length="auto"` minds the clock; outside its own tests it always says 5."""
-    chosen: Any = Controller.choose
-    if "test_controller" not in request.module.__name__:
-        Controller.choose = lambda self, own, room, *_: Choice([min(5, each) for each in room])  # type: ignore[method-assign]
+    chosen: Any = PayingPolicy.choose
+    if "test_policy" not in request.module.__name__:
+        PayingPolicy.choose = lambda self, rows, requests, rooms: Choice(  # type: ignore[method-assign]
+            [min(5, room) for room in rooms]
+        )
     yield
-    Controller.choose = chosen  # type: ignore[method-assign]
+    PayingPolicy.choose = chosen  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Model, Quantized
-from forerun.engine.controller import controller_of
+from forerun.engine.policy import POLICIES, PayingPolicy
 from forerun.errors import InputError
 from forerun.models.base import identity
 
@@ -102,9 +102,10 @@ def test_a_rounded_copy_is_tried_out_on_the_exact_weights() -> None:
 
 def test_what_is_learned_about_a_model_outlives_its_wrappers() -> None:
     model, drafter = tiny(), Quantized("int8")
-    learned = controller_of(fr.wrap(model), "drafter")
-    assert controller_of(fr.wrap(model), "drafter") is learned
-    assert controller_of(fr.wrap(tiny()), "drafter") is not learned
+    learned = PayingPolicy()
+    POLICIES.put(learned, fr.wrap(model))
+    assert POLICIES.take(fr.wrap(tiny())) is None
+    assert POLICIES.take(fr.wrap(model)) is learned
     copied = drafter.make(fr.wrap(model), None)
     assert drafter.make(fr.wrap(model), None) is copied
 
