@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import pytest
@@ -10,8 +11,7 @@ from hypothesis import settings
 
 from clocks import StillClock
 from forerun.clock import ErraticClock, timed_by
-from forerun.engine import controller
-from forerun.shelf import Shelf
+from forerun.engine.policy import POLICIES
 from libraries import NAMES, Library, load
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -29,7 +29,7 @@ def erratic_clock(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """What `draft_length="auto"` sees of time and learns from it: for a test always the same."""
-    monkeypatch.setattr(controller, "_shelf", Shelf())
+    monkeypatch.setattr(POLICIES, "_items", WeakKeyDictionary())
     with timed_by(ErraticClock(crc32(request.node.nodeid.encode()))):
         yield
 

@@ -13,8 +13,8 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun.drafters import EarlyExit, Model, Outcome, Quantized
 from forerun.drafters.passing_on import PassingOn
+from forerun.engine.policy import PayingPolicy
 from forerun.engine.proposal import Proposal, worthwhile
-from forerun.engine.steering import Steering
 from forerun.tree import Tree
 
 MODEL = Architecture("llama", "crop").build()
@@ -32,20 +32,22 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine takes a random share of every tree, as it may when prices say so."""
     generator = np.random.default_rng(0)
 
-    def some(self: Any, choice: Any, drafts: Sequence[Proposal]) -> list[Proposal]:
-        bars = [float(generator.choice(draft.values or [0.0])) for draft in drafts]
-        return [worthwhile(draft, bar) for draft, bar in zip(drafts, bars, strict=True)]
+    def some(self: Any, rows: Any, choice: Any, drafts: Sequence[Proposal]) -> list[Proposal]:
+        chances = [draft.values or [0.0] * len(draft.tokens) for draft in drafts]
+        bars = [float(generator.choice(row or [0.0])) for row in chances]
+        return [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
 
-    monkeypatch.setattr(Steering, "worthwhile", some)
+    monkeypatch.setattr(PayingPolicy, "trim", some)
 
 
 def test_a_node_keeps_the_number_its_drafter_gave_it() -> None:
     tree = Tree((-1, -1, 0, 1, 1))
     draft = Proposal([5, 6, 7, 8, 9], tree=tree, values=[0.3, 0.9, 0.2, 0.1, 0.8])
-    pruned = worthwhile(draft, 0.5)
+    assert draft.values is not None
+    pruned = worthwhile(draft, 0.5, draft.values)
     assert (pruned.tokens, pruned.tree) == ([6, 9], None)
     assert pruned.in_guess([0, 1]) == [1, 4]
-    twice = worthwhile(pruned, 0.85)
+    twice = worthwhile(pruned, 0.85, [0.9, 0.8])
     assert (twice.tokens, twice.in_guess([0])) == ([6], [1])
     assert draft.in_guess([1, 4]) == [1, 4]
 

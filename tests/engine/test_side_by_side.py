@@ -13,7 +13,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
-from forerun.engine.controller import take_controller
+from forerun.engine.policy import POLICIES
 from forerun.models import TableModel
 from forerun.shelf import Shelf
 
@@ -77,13 +77,14 @@ def test_what_one_engine_learns_is_not_another_s() -> None:
     first, second = (fr.stream(target, [1, number], **how) for number in (1, 2))
     next(first)
     next(second)
-    own = [stream._run.engine._drafting._steering._controller for stream in (first, second)]
-    assert own[0] is not own[1]
+    policies = [stream._run.engine._drafting._policy for stream in (first, second)]
+    assert policies[0] is not policies[1]
+    key = (drafter, 1, False, None)
     first.close()
-    assert take_controller(target, drafter) is own[0]
+    assert POLICIES.take(target, key) is policies[0]
     second.close()
-    assert take_controller(target, drafter) is own[1]
-    assert take_controller(target, drafter).rounds == 0
+    assert POLICIES.take(target, key) is policies[1]
+    assert POLICIES.take(target, key) is None
 
 
 def test_suffix_remembers_where_that_is_asked_for() -> None:

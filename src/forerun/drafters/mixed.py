@@ -1,15 +1,14 @@
 """Several drafters together: their trees are merged, or the one that pays best is heard.
 
-For every drafter it is learned, with forgetting, how many tokens of its guesses are kept, how that
-compares with what it promised, and how long it takes.  A tree takes the most promising nodes of
-all.  For a chain the cheapest is asked first; the next one is asked if there is no guess yet, or if
-it usually gives more tokens a second than this guess promises; and one that has cost more than it
-gave, where the engine says what a token costs, is asked from time to time only.
+For every drafter `Mixed` learns how many tokens of its guesses are kept, how that compares with
+what it promised, and how long it takes.  A tree takes the most promising nodes of all drafters.
+For a chain the cheapest is asked first.  The next one is asked if the guess at hand promises fewer
+tokens a second than the next one usually gives, and not at all if asking it has cost more tokens
+than it saved, at the prices of the engine.
 
-Under a rule that divides by the draft's law the choice is made before anything is drawn, from
-earlier rounds of the same request alone, the best first; passing on for want of a guess is all
-that is left then.  Times are measured, so under such a rule a seed does not repeat its text; under
-`match` it does, and what is known of the drafters serves later requests too.
+Under a rule that divides by the draft's law the order is set before anything is drawn, from
+earlier rounds of the same request alone, and the first guess is taken.  Times are measured, so
+under such a rule a seed does not repeat its text; under `match` it does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
     NUM_TIMINGS,
@@ -60,7 +59,7 @@ class Panel:
     gains: list[list[Gain]]  # of each row
     shares: dict[int, list[Share]] = field(default_factory=dict)
     asked: dict[int, dict[int, float]] = field(default_factory=dict)  # row -> who -> seconds
-    turns: dict[int, Turn] = field(default_factory=dict)
+    prices: Prices | None = None  # of this round
     num_turns: list[int] = field(default_factory=list)
     by_match: bool = True
     timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
@@ -106,7 +105,7 @@ class Mixed:
         state.by_match = shared_noise
         state.shares = {turn.row: [] for turn in turns}
         state.asked = {turn.row: {} for turn in turns}
-        state.turns = {turn.row: turn for turn in turns}
+        state.prices = turns[0].prices if turns else None
         trees = [turn for turn in turns if shared_noise and not turn.is_chain]
         chains = [turn for turn in turns if not shared_noise or turn.is_chain]
         found = self._merged(state, trees) | self._picked(state, chains)
@@ -200,7 +199,10 @@ class Mixed:
         records = state.records(row)
         if state.by_match:
             order = sorted(everyone, key=lambda who: records[who].seconds)
-            order = [who for who in order if self._pays(state, who, turn)]
+            if turn.prices is not None:
+                order = [
+                    who for who in order if state.gains[row][who].within(records[who].gain) > 0
+                ]
         else:
             rates = [self._rate(state, record, record.expected) for record in records]
             order = sorted(everyone, key=lambda who: -rates[who])
@@ -209,11 +211,6 @@ class Mixed:
             rare = min(everyone, key=lambda who: records[who].num_asked)
             order = [rare, *(who for who in order if who != rare)]
         return order
-
-    def _pays(self, state: Panel, who: int, turn: Turn) -> bool:
-        """Whether asking has been good for more than it took, as far as that is known."""
-        own, wider = state.gains[turn.row][who], state.together[who].gain
-        return turn.prices is None or own.within(wider) > 0
 
     def _rate(self, state: Panel, record: Record, accepted: float) -> float:
         """Tokens per second of a round with so many accepted."""
@@ -232,8 +229,8 @@ class Mixed:
             promised = share.guess.values or [float(len(path))]
             record.learn(len(path), sum(promised))
         seconds = state.asked.get(row, {}).get(who)
-        if seconds is not None and (prices := state.turns[row].prices) is not None:
-            tokens = gained(len(path), drafted, min(seconds, record.seconds), prices)
+        if seconds is not None and state.prices is not None:
+            tokens = gained(len(path), drafted, min(seconds, record.seconds), state.prices)
             state.gains[row][who].learn(tokens)
             record.gain.learn(tokens)
         return replace(outcome, num_accepted=len(path), path=path)

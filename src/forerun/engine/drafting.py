@@ -15,10 +15,9 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
-from forerun.engine.controller import Choice
+from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy
 from forerun.engine.proposal import NOTHING, Proposal, cut, fits
 from forerun.engine.request import Request
-from forerun.engine.steering import Steering
 from forerun.errors import ForerunError, InputError, UnsupportedError, explain, warn
 from forerun.models.base import LanguageModel
 from forerun.rows import check_rows, sum_tolerance
@@ -64,7 +63,8 @@ class Drafting:
         self.note: str | None = None
         if drafter is not None and self.tree is not tree:
             self.note = f"{target.name} cannot score trees, so drafts were chains"
-        self._steering: Steering | None = None
+        self._policy: DraftPolicy | None = None
+        self._policy_key: Any = None
         self._is_steered = draft_length == "auto" and not isinstance(self.tree, Tree)
         self._state: Any = LOST
         self._abandoned: set[int] = set()  # rows that are done without until they are released
@@ -87,15 +87,19 @@ class Drafting:
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
         if self._is_steered:
-            is_tree = self.tree is not None
-            self._steering = Steering(
-                self.target, self.drafter, self.rule, num_rows=num_rows, is_tree=is_tree
+            # Costs of a batch say little about a single request's, nor does what one rule keeps
+            # say what another does.
+            is_tree, has_coins = self.tree is not None, self.rule.needs_draft_probs
+            rule = self.rule.name if has_coins else None
+            self._policy_key = (self.drafter, num_rows, is_tree, rule)
+            self._policy = POLICIES.take(self.target, self._policy_key) or PayingPolicy(
+                has_coins=has_coins, is_tree=is_tree
             )
 
     def welcome(self, row: int, request: Request) -> None:
         """A request enters a slot: it learns what it will have to do without."""
-        if self._steering is not None:
-            self._steering.welcome(row, request)
+        if self._policy is not None:
+            self._policy.enter(row, request)
         if self.note is not None:
             request.stats.notes.append(self.note)
 
@@ -107,10 +111,9 @@ class Drafting:
             return found
         rooms = [requests[index].limit - requests[index].num_output - 1 for index in asked]
         choice = Choice([min(self.draft_length, room) for room in rooms])
-        if self._steering is not None:
-            choice = self._steering.choose(
-                [rows[index] for index in asked], [requests[index] for index in asked], rooms
-            )
+        asked_rows = [rows[index] for index in asked]
+        if self._policy is not None:
+            choice = self._policy.choose(asked_rows, [requests[index] for index in asked], rooms)
             if not any(choice.lengths):
                 return found
         turns = [
@@ -140,7 +143,11 @@ class Drafting:
             self._abandon(reason, {rows[index]: requests[index]})
         if broken:
             self._count_failure()
-        return found if self._steering is None else self._steering.worthwhile(choice, found)
+        if self._policy is not None:
+            drafts = self._policy.trim(asked_rows, choice, [found[index] for index in asked])
+            for index, draft in zip(asked, drafts, strict=True):
+                found[index] = draft
+        return found
 
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
         pairs = [
@@ -164,8 +171,14 @@ class Drafting:
         spent: Sequence[float],
     ) -> None:
         """A round is over: what was accepted of each draft, and the seconds by stage."""
-        if self._steering is not None and self.drafter is not None:
-            self._steering.learn(rows, requests, drafts, paths, spent)
+        if self._policy is None or self.drafter is None:
+            return
+        self._policy.learn(rows, requests, drafts, paths, spent)
+        plain = self._policy.plain_seconds(len(rows))
+        if plain is None or any(request.stats.rounds == 1 for request in requests):
+            return  # a pass that reads a prompt is compared with nothing
+        for request in requests:
+            request.stats.compare_to_plain(plain, sum(spent))
 
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
@@ -175,14 +188,14 @@ class Drafting:
             except Exception as error:
                 self._lose_state(error, others)
         self._abandoned.discard(row)
-        if self._steering is not None:
-            self._steering.release(row)
+        if self._policy is not None:
+            self._policy.leave(row)
 
     def close(self) -> None:
         """The engine is done: what was learned is left for later ones."""
-        if self._steering is not None:
-            self._steering.close()
-            self._steering = None
+        if self._policy is not None:
+            POLICIES.put(self._policy, self.target, self._policy_key)
+            self._policy = None
         if self.drafter is not None and self._state is not LOST:
             close(self.drafter, self._state)
             self._state = LOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -55,15 +56,17 @@ class Proposal:
 NOTHING = Proposal([])
 
 
-def worthwhile(draft: Proposal, bar: float) -> Proposal:
-    """A draft without the tokens that are less likely to be kept, or come after such; one that
-    does not say how likely they are stays whole."""
-    if draft.values is None or min(draft.values) >= bar:
+def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposal:
+    """A draft without the tokens whose chance to be kept is below a bar, or that come after such.
+
+    chances: (len(tokens),).
+    """
+    if min(chances, default=inf) >= bar:
         return draft
     parents = Tree.chain(len(draft.tokens)).parents if draft.tree is None else draft.tree.parents
     number = {ROOT: ROOT}  # of each node that stays, its new one
-    for node, (parent, value) in enumerate(zip(parents, draft.values, strict=True)):
-        if value >= bar and parent in number:
+    for node, (parent, chance) in enumerate(zip(parents, chances, strict=True)):
+        if chance >= bar and parent in number:
             number[node] = len(number) - 1
     nodes = list(number)[1:]
     tree = None
@@ -74,7 +77,7 @@ def worthwhile(draft: Proposal, bar: float) -> Proposal:
         tokens=[draft.tokens[node] for node in nodes],
         probs=None if draft.probs is None else draft.probs[nodes],
         tree=None if tree is None or tree.is_chain else tree,
-        values=[draft.values[node] for node in nodes],
+        values=draft.values and [draft.values[node] for node in nodes],
         guessed=list(draft.in_guess(nodes)),
     )
 

@@ -86,7 +86,7 @@ class Stats:
 
     @property
     def speed_against_plain(self) -> float | None:
-        """How many times as fast as without drafts, by what the controller of the draft length has
+        """How many times as fast as without drafts, by what the draft policy has
         measured of rounds without any; None where nothing was compared.
 
         A round with a draft takes at least what one without takes, so this cannot be more than the

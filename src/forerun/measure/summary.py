@@ -133,7 +133,7 @@ def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:
 
 
 def _is_auto(cell: Cell) -> bool:
-    """A tree's depth is not the controller's to choose."""
+    """A tree's depth is not the policy's to choose."""
     return cell.draft_length == "auto" and cell.tree is None and cell.peer is None
 
 

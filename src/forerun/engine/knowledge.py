@@ -1,0 +1,135 @@
+"""What was learned of rounds that are over: seconds by size, acceptance by slot, stated values.
+
+The recent past counts more, and a machine that does other things too must not mislead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, log
+from statistics import median
+
+from forerun.drafters.base import Prices
+
+LONGEST = 8  # tokens in the longest draft that is considered
+HALF_LIFE, OWN_HALF_LIFE = 200, 32  # drafts after which one counts half: of all requests, of one
+NUM_TIMED = 3  # timings before a price is relied on
+STEP = 0.08  # share of its difference by which a timing moves the price of its size
+SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them
+MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
+CALIBRATION_STEP = 0.05  # by which one verified guess moves the calibration of stated values
+
+
+@dataclass
+class Timings:
+    """Seconds of something by its size."""
+
+    logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
+    counts: dict[int, int] = field(default_factory=dict)
+    curve: list[tuple[int, float]] = field(default_factory=list)  # sizes, seconds; both rise
+
+    def learn(self, size: int, seconds: float) -> None:
+        """At first the fastest timing counts, then a moving average of clipped ones."""
+        new, count = log(max(seconds, 1e-9)), self.counts.get(size, 0)
+        self.counts[size] = count + 1
+        if count < NUM_TIMED:
+            self.logs[size] = min(new, self.logs.get(size, new))
+        else:
+            step = STEP * min(new - self.logs[size], MOST_SLOWER)
+            for other in self.logs:
+                self.logs[other] += step if other == size else SHARED * step
+        self.curve, most = [], inf
+        for other in sorted(self.logs, reverse=True):  # what is larger does not take less
+            most = min(most, exp(self.logs[other]))
+            self.curve.insert(0, (other, most))
+
+    def __call__(self, size: int) -> float:
+        """A line between known sizes; level below them, in proportion at most above them."""
+        if not self.curve:
+            return 0.0
+        last, seconds = self.curve[0]
+        slope = 0.0
+        for other, more in self.curve[1:]:
+            if last >= size:
+                break
+            slope = (more - seconds) / (other - last)
+            if other > size:
+                return seconds + slope * (size - last)
+            last, seconds = other, more
+        proportion = seconds / max(1, last)
+        slope = min(slope, proportion) if len(self.curve) > 1 else proportion
+        return seconds + slope * max(0, size - last)
+
+    def slope(self, start: int) -> float:
+        """Seconds that one more unit of size costs above `start`."""
+        base = self(start)
+        slopes = [(took - base) / (size - start) for size, took in self.curve if size > start]
+        return median(slopes) if slopes else self(start + 1) - base
+
+
+@dataclass
+class Ratio:
+    """One sum over another; the recent past counts more."""
+
+    half_life: float = HALF_LIFE
+    above: float = 0.0
+    below: float = 0.0
+    count: int = 0
+
+    def learn(self, above: float, below: float) -> None:
+        fade = 0.5 ** (1 / self.half_life)
+        self.above, self.below = fade * self.above + above, fade * self.below + below
+        self.count += 1
+
+    def within(self, belief: float, trust: float) -> float:
+        """The ratio, drawn towards a belief that weighs as much as `trust` observations."""
+        return (self.above + trust * belief) / (self.below + trust)
+
+
+def slots(half_life: float) -> list[Ratio]:
+    """Acceptance of each slot of a draft where it was reached."""
+    return [Ratio(half_life) for _ in range(LONGEST)]
+
+
+@dataclass
+class Experience:
+    """What is known of one request."""
+
+    acceptance: list[Ratio] = field(default_factory=lambda: slots(OWN_HALF_LIFE))
+    num_read: int = 0  # tokens of its text when the drafter was last asked
+    num_shown: int = 0  # tokens that the drafter is shown for the first time in this round
+
+
+@dataclass
+class Knowledge:
+    """What was learned about a target and a drafter."""
+
+    passes: Timings = field(default_factory=Timings)  # by tokens in it; with verify and commit
+    drafting: Timings = field(default_factory=Timings)  # by the longest draft that came of it
+    reading: Timings = field(default_factory=Timings)  # of one unread token
+    acceptance: list[Ratio] = field(default_factory=lambda: slots(HALF_LIFE))
+    pace: Ratio = field(default_factory=Ratio)  # with drafts: tokens per row over plain rounds
+    shift: float | None = None  # of the log-odds of stated values; None: none were stated
+    rounds: int = 0
+    num_plain: int = 0
+    last_plain: int = 0  # the latest round without a draft
+    num_silent: int = 0  # latest rounds in which the drafter was asked and no guess was scored
+    debt: float = 0.0  # plain rounds that trials have lost, less their allowance
+    has_drafted: bool = False
+    seeds: set[int] = field(default_factory=set)  # whose coins it has learned from
+
+    def chance(self, value: float, sign: int = 1) -> float:
+        """How often a guess of this stated value is kept; sign -1: the value of this chance."""
+        odds = exp(sign * (self.shift or 0.0)) * value / max(1e-6, 1 - value)
+        return odds / (1 + odds)
+
+    def calibrate(self, values: Sequence[float], path: Sequence[int]) -> None:
+        """Most drafters are modest, so the shift begins above 0."""
+        self.shift = 0.7 if self.shift is None else self.shift
+        for node, value in enumerate(values):
+            self.shift += CALIBRATION_STEP * ((node in path) - self.chance(value))
+
+    def prices(self, num_rows: int) -> Prices:
+        plain, pace = self.passes(num_rows), self.pace.within(1.0, trust=1e-9)
+        return Prices(plain / num_rows / max(1.0, pace), self.passes.slope(num_rows))

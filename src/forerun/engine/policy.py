@@ -1,0 +1,298 @@
+"""How far to draft, decided before every round: as many tokens as pay, which may be none.
+
+A round with a draft emits one token per request and, for each drafted slot, the chance that all
+slots up to it are accepted.  It costs the draft and a longer pass.  `PayingPolicy` learns what both
+cost on this machine and how often guesses are kept, and asks for the lengths that make the most
+tokens per second.  Of the guesses that come, it leaves out those that buy fewer tokens than their
+slots in the pass cost.  Drafting that does not pay is switched off and tried again on a budget.
+
+The policy reads no clock: the engine passes the seconds of each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from forerun.drafters.base import Prices
+from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
+from forerun.engine.proposal import Proposal, worthwhile
+from forerun.engine.request import Request
+from forerun.shelf import Shelf
+
+FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
+PROBE_LENGTH = 2  # tokens in a draft that tries whether drafting has come to pay
+FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
+OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
+LONGEST_WAIT = 256  # rounds after which a round without drafts is timed again
+BREAK_EVEN = 0.985  # of plain decoding's speed, at which drafting stays on
+MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
+ALLOWANCE = 0.005  # plain rounds that trials may lose per round from then on
+SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
+LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
+MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
+
+
+class Choice(NamedTuple):
+    """What is asked of a drafter in a round."""
+
+    lengths: list[int]  # (R,)
+    worth: float = 0.0  # leave out guesses whose stated value is below this
+    prices: Prices | None = None  # None: nothing is known yet
+
+
+class DraftPolicy(Protocol):
+    """Decides how far to draft for the rows of an engine; an idle one serves the next engine."""
+
+    def enter(self, row: int, request: Request) -> None:
+        """A request enters a row."""
+        ...
+
+    def choose(
+        self, rows: Sequence[int], requests: Sequence[Request], rooms: Sequence[int]
+    ) -> Choice:
+        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,)."""
+        ...
+
+    def trim(
+        self, rows: Sequence[int], choice: Choice, drafts: Sequence[Proposal]
+    ) -> list[Proposal]:
+        """The drafts without the guesses that do not pay for their slots, (R,)."""
+        ...
+
+    def learn(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        paths: Sequence[Sequence[int]],
+        spent: Sequence[float],
+    ) -> None:
+        """A round is over: the accepted nodes of each draft; seconds of draft, score and others."""
+        ...
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        """What a round without drafts takes; None if not known."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """The request of a row is over."""
+        ...
+
+
+POLICIES: Shelf[DraftPolicy] = Shelf()
+"""Policies of engines that are done, by target and (drafter, rows, tree, rule with coins)."""
+
+
+class PayingPolicy:
+    """Asks for the lengths that make the most tokens per second.
+
+    A rule with coins is exact if a length is chosen before the coins that judge it are known.
+    Another request with the same seed has met the same coins.  So what was learned from a seed is
+    not used for it again: alone, the request begins with a policy that knows nothing; beside
+    others, all drafts have a fixed length while it is there.
+    """
+
+    def __init__(self, *, has_coins: bool = False, is_tree: bool = False) -> None:
+        self.known = Knowledge()
+        self._has_coins, self._is_tree = has_coins, is_tree
+        self._requests: dict[int, Experience] = {}  # by row
+        self._repeated: set[int] = set()  # rows whose coins were met before
+        self._depth: int | None = None  # of this round's longest draft; None: nothing was asked
+        self._is_long_due = False  # a draft of full length is to be tried
+        self._is_trial = False  # this round drafts although that does not seem to pay
+
+    def enter(self, row: int, request: Request) -> None:
+        if self._has_coins and request.sampling.temperature > 0:
+            is_known = request.seed in self.known.seeds
+            if not self._requests and (is_known or len(self.known.seeds) >= MOST_SEEDS):
+                self.known = Knowledge()
+            elif is_known:
+                self._repeated.add(row)
+            self.known.seeds.add(request.seed)
+        self._requests[row] = Experience()
+
+    def leave(self, row: int) -> None:
+        self._requests.pop(row, None)
+        self._repeated.discard(row)
+
+    def choose(
+        self, rows: Sequence[int], requests: Sequence[Request], rooms: Sequence[int]
+    ) -> Choice:
+        if self._repeated:
+            return Choice([min(FIRST_LENGTH, room) for room in rooms])
+        self.known.rounds += 1
+        self.known.debt = max(0.0, self.known.debt - ALLOWANCE)
+        known = [self._requests[row] for row in rows]
+        for experience, request in zip(known, requests, strict=True):
+            experience.num_shown = len(request.tokens) - experience.num_read
+        choice = self._choice(known, self._limits(known, rooms))
+        for experience, length in zip(known, choice.lengths, strict=True):
+            experience.num_shown *= length > 0
+        self._depth = 0 if any(choice.lengths) else None
+        return choice
+
+    def trim(
+        self, rows: Sequence[int], choice: Choice, drafts: Sequence[Proposal]
+    ) -> list[Proposal]:
+        self._depth = max(draft.height for draft in drafts)
+        if self._has_coins or choice.prices is None:
+            return list(drafts)
+        chances = [self._chances(*pair) for pair in zip(rows, drafts, strict=True)]
+        num_judged = sum(map(len, chances))
+        size = len(drafts) + sum(len(draft.tokens) for draft in drafts) - num_judged
+        bar = self._bar(chances, size, choice.prices.token)
+        if num_judged and bar == inf and (self._is_trial or self.known.debt == 0):
+            bar, self._is_trial = max(max(row, default=0.0) for row in chances), True
+        pairs = zip(drafts, chances, strict=True)
+        return [worthwhile(draft, bar, row) if row else draft for draft, row in pairs]
+
+    def learn(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        paths: Sequence[Sequence[int]],
+        spent: Sequence[float],
+    ) -> None:
+        known, depth, is_trial = self.known, self._depth, self._is_trial
+        self._depth, self._is_trial = None, False
+        if self._repeated:
+            return
+        num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
+        num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
+        if num_drafted and not known.has_drafted:
+            known.has_drafted = True  # the first draft compiles and allocates
+            return
+        draft_seconds, extra = spent[0], 0.0
+        if num_read and depth is not None and known.drafting.curve:
+            extra = max(0.0, draft_seconds - known.drafting(depth))
+            known.reading.learn(1, extra / num_read)
+        if any(request.stats.rounds == 1 for request in requests):
+            return  # a pass that reads a prompt says nothing about rounds to come
+        known.passes.learn(num_rows + num_drafted, sum(spent[1:]))
+        if not num_drafted:
+            known.num_plain, known.last_plain = known.num_plain + 1, known.rounds
+        if depth is None:
+            return
+        known.num_silent = 0 if num_drafted else known.num_silent + 1
+        known.drafting.learn(depth, draft_seconds - extra)
+        plain = known.passes(num_rows)
+        took = (known.passes(num_rows + num_drafted) + known.drafting(depth)) / plain
+        tokens = sum(len(path) + 1 for path in paths) / num_rows
+        known.pace.learn(tokens, took)
+        if is_trial:
+            known.debt = max(0.0, known.debt + took + extra / plain - tokens)
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        return self.known.passes(num_rows) if self.known.num_plain >= NUM_TIMED else None
+
+    def _learn_row(self, row: int, request: Request, draft: Proposal, path: Sequence[int]) -> int:
+        """What one request kept of its draft; gives the tokens that the drafter had to read."""
+        experience, num_drafted = self._requests[row], len(draft.tokens)
+        if num_drafted and not self._is_tree:
+            num_reached = min(num_drafted, len(path) + 1)
+            for acceptance in (experience.acceptance, self.known.acceptance):
+                for slot, ratio in enumerate(acceptance):
+                    ratio.learn(slot < min(len(path), num_reached), slot < num_reached)
+        if draft.values is not None and not self._has_coins:
+            self.known.calibrate(draft.values, path)
+        num_shown, experience.num_shown = experience.num_shown, 0
+        if not num_shown or (request.stats.rounds == 1 and not num_drafted):
+            return 0  # some drafters read nothing in the first round
+        experience.num_read = len(request.tokens)
+        return num_shown if num_shown > LONG else 0
+
+    def _limits(self, requests: Sequence[Experience], rooms: Sequence[int]) -> list[int]:
+        """The longest drafts to consider: 0 where reading the text first would cost more than
+        drafts can save in the rest of the answer, which is half of the room on average."""
+        known, limits = self.known, [min(LONGEST, room) for room in rooms]
+        plain, debt = self.plain_seconds(len(rooms)), known.debt
+        if plain is None:
+            return limits
+        pace = known.pace.within(1.0, trust=1e-9)
+        for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
+            cost = known.reading(1) * request.num_shown / max(plain, 1e-9)
+            if request.num_shown <= LONG or cost < 0.1:
+                continue
+            saved = room / 2 * (1 - 1 / pace) / len(rooms) if pace > 1 else 0.0
+            if cost > saved:
+                is_affordable = pace <= 1 and (debt == 0 or debt + cost <= MOST_DEBT)
+                debt += cost
+                limits[index] *= is_affordable
+        return limits
+
+    def _choice(self, requests: Sequence[Experience], limits: list[int]) -> Choice:
+        known, num_rows = self.known, len(limits)
+        nothing = Choice([0] * num_rows)
+        if not any(limits):
+            return nothing
+        if not known.drafting.curve:
+            return Choice([min(FIRST_LENGTH, limit) for limit in limits])
+        wait = min(LONGEST_WAIT, 4 * known.num_plain)  # the less is known, the sooner
+        if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
+            self._is_long_due = True
+            return nothing
+        prices = known.prices(num_rows)
+        if known.shift is not None or self._is_tree:
+            lengths, pays = limits, self._pays(num_rows)
+        else:
+            chances = list(map(self._survivals, requests, limits))
+            bar = self._bar(chances, num_rows, prices.token, asks=True)
+            pays = bar < inf
+            if pays and self._is_long_due and known.debt == 0:
+                self._is_long_due, self._is_trial = False, True
+                return Choice(limits)  # to see passes and slots that are not in use
+            lengths = [sum(chance >= bar for chance in row) for row in chances]
+            if not pays:
+                lengths = [min(PROBE_LENGTH, limit) for limit in limits]
+        self._is_trial = not pays
+        if self._is_trial and known.debt >= MOST_DEBT:
+            return nothing
+        share = (prices.slot + known.drafting.slope(0) / num_rows) / max(prices.token, 1e-9)
+        is_bar_off = known.shift is None or known.num_silent % SILENT == SILENT - 1
+        worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
+        return Choice(lengths, worth, prices)
+
+    def _pays(self, num_rows: int) -> bool:
+        """Whether rounds with drafts make as many tokens a second as rounds without.  What costs
+        next to nothing to ask is always asked: `trim` decides guess by guess."""
+        known, plain = self.known, self.known.passes(num_rows)
+        if 0 in known.drafting.counts and known.drafting(0) <= (1 - BREAK_EVEN) * plain:
+            return True
+        return known.pace.count >= NUM_TIMED and known.pace.within(0.0, 0.0) >= BREAK_EVEN
+
+    def _bar(
+        self, chances: Sequence[Sequence[float]], size: int, token: float, *, asks: bool = False
+    ) -> float:
+        """The lowest chance that pays for a slot in a pass with `size` tokens besides; inf if none.
+
+        asks: the drafts are still to be made, and their cost counts.
+        """
+        known, plain = self.known, self.known.passes(size)
+        ranked = sorted((-chance, slot) for row in chances for slot, chance in enumerate(row))
+        bar, best, kept, longest = inf, 0.0, 0.0, 0
+        for count, (loss, slot) in enumerate(ranked, start=1):
+            kept, longest = kept - loss, max(longest, slot + 1)
+            cost = known.passes(size + count) - plain + (known.drafting(longest) if asks else 0.0)
+            if kept * token - cost > best:
+                bar, best = -loss, kept * token - cost
+        return bar
+
+    def _survivals(self, request: Experience, length: int) -> list[float]:
+        """The chance that each slot of a draft is accepted with all before it."""
+        survivals, survival, rate = [], 1.0, FIRST_RATE
+        for slot in range(min(length, LONGEST)):  # a slot nobody reached is like the one before
+            rate = self.known.acceptance[slot].within(rate, trust=1.0)
+            survival *= request.acceptance[slot].within(rate, trust=OWN_TRUST)
+            survivals.append(survival)
+        return survivals
+
+    def _chances(self, row: int, draft: Proposal) -> list[float]:
+        """How likely each guess is to be kept: by its stated value, or by its slot."""
+        if draft.values is not None:
+            return [self.known.chance(value) for value in draft.values]
+        if self._is_tree:  # slots of trees are not counted: the whole tree is scored
+            return []
+        return self._survivals(self._requests[row], len(draft.tokens))
