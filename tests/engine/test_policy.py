@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from drafting import Quiet
 
 import forerun as fr
+from clocks import StillClock
 from forerun.drafters import Guess
 from forerun.engine.policy import POLICIES, PayingPolicy
 from forerun.engine.proposal import Proposal
@@ -235,25 +235,27 @@ class Dear(Quiet):
 
     name = "dear"
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.asked = seconds, 0
+    def __init__(self, clock: StillClock, seconds: float) -> None:
+        self.clock, self.seconds, self.asked = clock, seconds, 0
 
     def propose(self, state: Any, turns: Any, *, shared_noise: bool) -> list[Guess]:
         self.asked += 1
-        time.sleep(self.seconds)
+        self.clock.pass_by(self.seconds)
         return [Guess([8] * turn.height, values=[0.9] * turn.height) for turn in turns]
 
 
 @pytest.mark.parametrize("tree", [None, 12])
-def test_one_that_is_dear_and_wrong_is_found_out_at_once(tree: int | None) -> None:
+def test_one_that_is_dear_and_wrong_is_found_out_at_once(
+    tree: int | None, still_clock: StillClock
+) -> None:
     """Ten times a round's time: one draft to compile, one to time, and that was it."""
     law = [0.5, 0.5] + [0.0] * 7
 
     def slowly(tokens: Any) -> Any:
-        time.sleep(0.001)
+        still_clock.pass_by(0.001)
         return law
 
-    drafter = Dear(0.01)
+    drafter = Dear(still_clock, 0.01)
     answer = fr.generate(fr.wrap(slowly), [1], drafter=drafter, tree=tree, max_new_tokens=150)
     assert answer.stats.accepted == 0
     assert drafter.asked <= 4

@@ -274,13 +274,15 @@ def test_turns_say_what_is_wanted() -> None:
 
 
 def test_what_is_not_worth_its_slot_is_left_out() -> None:
-    chain = worthwhile(Proposal([5, 6, 7], values=[0.9, 0.3, 0.2]), 0.3)
+    values = [0.9, 0.3, 0.2]
+    chain = worthwhile(Proposal([5, 6, 7], values=values), 0.3, values)
     assert (chain.tokens, chain.tree, chain.values) == ([5, 6], None, [0.9, 0.3])
-    tree = Proposal([5, 6, 7, 8, 9], tree=Tree((-1, -1, 0, 1, 2)), values=[0.6, 0.1, 0.4, 0.9, 0.3])
-    kept = worthwhile(tree, 0.3)
+    values = [0.6, 0.1, 0.4, 0.9, 0.3]
+    tree = Proposal([5, 6, 7, 8, 9], tree=Tree((-1, -1, 0, 1, 2)), values=values)
+    kept = worthwhile(tree, 0.3, values)
     assert (kept.tokens, kept.tree) == ([5, 7, 9], None)  # 8 comes after one that is out
-    kept = worthwhile(tree, 0.05)
+    kept = worthwhile(tree, 0.05, values)
     assert (kept.tokens, kept.tree) == (tree.tokens, tree.tree)
-    assert worthwhile(tree, 0.95).tokens == []
+    assert worthwhile(tree, 0.95, values).tokens == []
     silent = Proposal([5, 6])
-    assert worthwhile(silent, 0.9) is silent
+    assert worthwhile(silent, 0.9, [0.95, 0.95]) is silent
