@@ -60,7 +60,8 @@ class Schedule:
         """The next round: all rows that are being answered, and parts of texts to be read."""
         lengths = self._state.lengths
         seated = [(row, each) for row, each in enumerate(self._seats.occupants) if each is not None]
-        seated.sort(key=lambda pair: pair[1].number)
+        if len(seated) > 1:
+            seated.sort(key=lambda pair: pair[1].number)
         budget = MOST_TOKENS
         if self._pacing is not None and any(request.stats.rounds for _, request in seated):
             budget = min(budget, self._pacing.num_tokens())

@@ -72,28 +72,36 @@ class Stepwise:
 
         Requests hold their new texts by now.
         """
-        kept: list[Kept] = []
+        answers = zip(plan.answering, decision.paths, decision.drafts, counts, strict=True)
+        kept: list[Kept] = [
+            _kept(span.end - span.start, path[:count], draft)
+            for span, path, draft, count in answers
+        ]
+        kept += [span.end - span.start for span in plan.reading]
+        spans = [*plan.answering, *plan.reading]
+        self.target.commit(self.state, [span.row for span in spans], kept)
+        if self._drafting.drafter is not None:
+            self._drafting.observe(self._outcomes(plan, decision), [span.request for span in spans])
+
+    def _outcomes(self, plan: RoundPlan, decision: Decision) -> list[Outcome]:
+        """What the drafter is told of each row, those included that only read."""
         outcomes: list[Outcome] = []
         for index, span in enumerate(plan.answering):
-            path, draft, request = decision.paths[index], decision.drafts[index], span.request
-            kept.append(_kept(span.end - span.start, path[: counts[index]], draft))
-            last = request.tokens[span.end - 1]
+            path, draft, tokens = decision.paths[index], decision.drafts[index], span.request.tokens
+            scored = [tokens[span.end - 1], *draft.tokens]
             outcomes.append(
                 Outcome(
                     span.row,
                     len(path),
-                    request.tokens,
+                    tokens,
                     draft.in_guess(path),
-                    self._successors([last, *draft.tokens], decision.laws.logits[index]),
+                    self._successors(scored, decision.laws.logits[index]),
                     len(draft.tokens),
                 )
             )
-        for span in plan.reading:
-            kept.append(span.end - span.start)
-            outcomes.append(Outcome(span.row, 0, span.request.tokens, num_scored=0))
-        spans = [*plan.answering, *plan.reading]
-        self.target.commit(self.state, [span.row for span in spans], kept)
-        self._drafting.observe(outcomes, [span.request for span in spans])
+        return outcomes + [
+            Outcome(span.row, 0, span.request.tokens, num_scored=0) for span in plan.reading
+        ]
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
         """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
