@@ -99,7 +99,7 @@ def finish(engine: Engine) -> None:
 def test_an_aborted_request_frees_its_row_for_the_next_round(name: str) -> None:
     engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2)
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8]]
-    first, second, third = (request_of(TARGET, one, 5, max_new_tokens=30) for one in prompts)
+    first, second, third = (request_of(TARGET, one, 5, max_new_tokens=16) for one in prompts)
     for request in (first, second, third):
         engine.submit(request)
     engine.step()
@@ -109,9 +109,9 @@ def test_an_aborted_request_frees_its_row_for_the_next_round(name: str) -> None:
     assert {request.number for request in engine.running} == {second.number, third.number}
     finish(engine)
     assert first.generation().finish_reason == "aborted"
-    assert first.output == plain(TARGET, prompts[0], 5, 30)[: first.num_output]
-    assert second.output == plain(TARGET, prompts[1], 5, 30)
-    assert third.output == plain(TARGET, prompts[2], 5, 30)
+    assert first.output == plain(TARGET, prompts[0], 5, 16)[: first.num_output]
+    assert second.output == plain(TARGET, prompts[1], 5, 16)
+    assert third.output == plain(TARGET, prompts[2], 5, 16)
     assert not third.stats.notes
 
 
@@ -147,7 +147,7 @@ def test_a_thousand_enter_and_are_aborted() -> None:
     submitted: list[Request] = []
     for _ in range(1000):
         prompt = generator.integers(7, size=int(generator.integers(1, 40))).tolist()
-        request = request_of(TABLE, prompt, int(generator.integers(2**40)), max_new_tokens=9)
+        request = request_of(TABLE, prompt, int(generator.integers(2**40)), max_new_tokens=5)
         engine.submit(request)
         submitted.append(request)
         for _ in range(int(generator.integers(3))):
@@ -161,7 +161,7 @@ def test_a_thousand_enter_and_are_aborted() -> None:
     assert engine._seats.occupants == [None] * 4
     assert sorted(engine._seats._free) == [0, 1, 2, 3]
     for request in submitted[::25]:
-        expected = plain(TABLE, request.prompt, request.seed, 9)
+        expected = plain(TABLE, request.prompt, request.seed, 5)
         assert request.output == expected[: request.num_output]
 
 
@@ -175,10 +175,10 @@ def test_a_request_cut_anywhere_goes_on_with_the_same_text(name: str) -> None:
     drafter = DRAFTERS[name]()
     for seed in range(5):
         prompt = generator.integers(60, size=5).tolist()
-        whole = plain(TARGET, prompt, seed, 30)
-        for cut in generator.choice(30, size=5, replace=False).tolist():
+        whole = plain(TARGET, prompt, seed, 16)
+        for cut in generator.choice(16, size=5, replace=False).tolist():
             out = fr.generate(
-                TARGET, prompt, drafter=drafter, resume=whole[:cut], max_new_tokens=30,
+                TARGET, prompt, drafter=drafter, resume=whole[:cut], max_new_tokens=16,
                 sampling=fr.Sampling(temperature=0.8, seed=seed), ignore_eos=True,
             )  # fmt: skip
             assert out.tokens == whole
