@@ -16,6 +16,9 @@ from forerun.models.base import LanguageModel, identity
 
 Item = TypeVar("Item")
 
+MOST_ITEMS = 16
+"""Per target; beyond them the oldest go."""
+
 
 class Shelf(Generic[Item]):
     """Items by target and key; they go when their target does."""
@@ -36,6 +39,9 @@ class Shelf(Generic[Item]):
         """Leave an item for whoever comes next, in place of what is there."""
         with self._lock:
             try:
-                self._items.setdefault(identity(target), {})[key] = item
+                items = self._items.setdefault(identity(target), {})
+                items[key] = item
             except TypeError:
                 return
+            while len(items) > MOST_ITEMS:
+                del items[next(iter(items))]

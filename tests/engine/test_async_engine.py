@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from forerun.drafters import Suffix
 from forerun.models import TableModel
 from forerun.models.function import FunctionModel
 
@@ -122,9 +123,12 @@ def test_a_model_that_raises_ends_everything_with_its_error() -> None:
             raise MemoryError("no room")
 
     async def work(engine: fr.AsyncEngine) -> Any:
-        answer = engine.submit([1], **HOW)
-        with pytest.raises(MemoryError, match="no room"):
-            await answer
+        answers = [engine.submit([1], **HOW) for _ in range(2)]
+        for answer in answers:
+            with pytest.raises(fr.GenerationError, match="no room") as caught:
+                await answer
+            assert isinstance(caught.value.__cause__, MemoryError)
+            assert caught.value.results.finish_reason == "error"
         with pytest.raises(fr.GenerationError, match="has failed"):
             engine.submit([1], **HOW)
 
@@ -139,9 +143,64 @@ def test_closing_ends_what_is_running() -> None:
         await engine.close()
         with pytest.raises(fr.InputError, match="closed"):
             engine.submit([1])
+        pieces = [piece async for piece in answer]
+        assert pieces[-1].finish_reason == "cancelled"
         return await answer
 
     assert asyncio.run(asyncio.wait_for(main(), 60)).finish_reason == "cancelled"
+
+
+def test_a_drafter_that_fails_to_close_keeps_nobody_waiting() -> None:
+    class Stuck(Suffix):
+        def close(self, state: Any) -> None:
+            raise OSError("disk full")
+
+    async def main() -> None:
+        engine = fr.AsyncEngine(TABLE, drafter=Stuck())
+        answer = engine.submit([1], max_new_tokens=100_000)
+        await anext(answer)
+        await engine.close()
+        with pytest.raises(fr.GenerationError, match="disk full"):
+            await answer
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_loop_that_is_gone_harms_nobody_else() -> None:
+    async def leave(engine: fr.AsyncEngine) -> None:
+        engine.submit([1], max_new_tokens=100_000)
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        await asyncio.to_thread(lambda: asyncio.run(leave(engine)))  # its loop ends, it does not
+        return await engine.submit([2], sampling=sampling(2), **HOW)
+
+    assert run(work, max_batch=2).tokens == plain([2], 2).tokens
+
+
+def test_two_may_iterate_over_one_answer() -> None:
+    async def work(engine: fr.AsyncEngine) -> int:
+        answer = engine.submit([1], **HOW)
+
+        async def count() -> int:
+            return sum([1 async for _ in answer])
+
+        return sum(await asyncio.gather(count(), count()))
+
+    assert run(work) == 20
+
+
+def test_submitting_needs_a_running_loop() -> None:
+    engine = fr.AsyncEngine(TABLE)
+    with pytest.raises(fr.InputError, match="running event loop"):
+        engine.submit([1])
+    asyncio.run(engine.close())
+
+
+def test_options_of_a_drafter_without_one_are_noted() -> None:
+    async def work(engine: fr.AsyncEngine) -> Any:
+        return await engine.submit([1], **HOW)
+
+    assert run(work, tree=4).stats.notes == ["no drafter, so tree did nothing"]
 
 
 def test_bad_requests_are_refused_at_once() -> None:
@@ -153,6 +212,12 @@ def test_bad_requests_are_refused_at_once() -> None:
             ({"max_new_tokens": 0}, "max_new_tokens"),
             ({"resume": [1] * 200}, "nothing left"),
             ({"logprobs_of": "nobody"}, "logprobs_of is not known"),
+            ({"priority": "high"}, "priority is no whole number"),
+            ({"timeout": float("nan")}, "deadline has passed"),
+            ({"sampling": {"temperature": 0.5}}, "Write Sampling"),
+            ({"max_new_tokens": 2.5}, "max_new_tokens has a wrong type"),
+            ({"resume": None}, "resume does not fit"),
+            ({"resume": [[1, 2]]}, "resume does not fit"),
         ):
             with pytest.raises(fr.InputError, match=message):
                 engine.submit([1], **options)

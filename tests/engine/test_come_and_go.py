@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -19,8 +21,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
 from forerun.engine.pacing import FIRST, SLOWER, Pacing
 from forerun.engine.request import Request
-from forerun.engine.seats import common_prefix
 from forerun.models import TableModel
+from forerun.models.base import shared_prefix
 
 MODEL = Architecture("llama", "crop", {"max_position_embeddings": 512}).build()
 TARGET = fr.wrap(MODEL)
@@ -283,7 +285,7 @@ def test_a_row_is_taken_over_while_its_request_is_busy() -> None:
     assert second.output == plain(TARGET, second.prompt, 2)
 
 
-def test_common_prefix() -> None:
+def test_shared_prefix() -> None:
     generator = np.random.default_rng(5)
     for _ in range(300):
         one, other = (generator.integers(2, size=int(generator.integers(9))) for _ in range(2))
@@ -291,7 +293,7 @@ def test_common_prefix() -> None:
         pairs = zip(one[:limit], other[:limit], strict=False)
         expected = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
         shortest = min(limit, len(one), len(other))
-        found = common_prefix(one.tolist(), other.tolist(), limit)
+        found = shared_prefix(one.tolist(), other.tolist(), limit)
         assert found == (shortest if expected is None else expected)
 
 
@@ -371,15 +373,38 @@ def test_a_pass_has_a_limit_also_where_nobody_waits(
     assert [out.tokens for out in outs] == [plain(TARGET, one, 3, 9) for one in prompts]
 
 
+def paced(pacing: Pacing, fixed: float, slope: float, rounds: int) -> list[int]:
+    """Parts of a prompt, where a round takes 10 ms and a part adds `fixed + slope * tokens`."""
+    parts = []
+    for _ in range(rounds):
+        pacing.learn(0.010, 0)
+        parts.append(pacing.num_tokens())
+        pacing.learn(0.010 + fixed + slope * parts[-1], parts[-1])
+    return parts
+
+
 def test_pacing_settles_on_what_fits() -> None:
     pacing = Pacing()
     assert pacing.num_tokens() == FIRST
-    for _ in range(30):
-        pacing.learn(0.010, 0)
-        pacing.learn(0.010 + 0.0005 * pacing.num_tokens(), pacing.num_tokens())
-    assert pacing.num_tokens() == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
+    parts = paced(pacing, 0.0, 0.0005, 30)
+    assert parts[-1] == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
+    assert max(parts) <= parts[-1] + 1
     pacing.learn(10.0, 0)  # one interruption
-    assert pacing.num_tokens() == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
+    assert pacing.num_tokens() == pytest.approx(parts[-1], abs=1)
+    assert paced(Pacing(), 0.002, 0.0005, 40)[-1] == pytest.approx(8, abs=1)
+
+
+def test_where_short_parts_cost_as_much_as_long_ones_they_are_long() -> None:
+    """A model that reads each row in a pass of its own used to get one token a round for ever."""
+    parts = paced(Pacing(), 0.010, 0.0001, 20)
+    assert parts[-1] >= 64
+
+
+def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
+    pacing = Pacing()
+    for _ in range(8):
+        pacing.learn(0.02, pacing.num_tokens())
+    assert pacing.num_tokens() == 32
 
 
 # --- order, deadlines, limits ------------------------------------------------------------------
@@ -416,10 +441,89 @@ def test_a_deadline_ends_a_request_where_it_is(still_clock: StillClock) -> None:
 
 
 def test_a_full_engine_says_so() -> None:
+    """Two may wait beside the one for which a row is free."""
     engine = engine_of(TABLE, num_rows=1, max_waiting=2)
-    for _ in range(2):
-        engine.submit(request_of(TABLE, [1]))
-    with pytest.raises(fr.EngineFullError, match="2 waiting requests"):
+    for _ in range(3):
+        engine.submit(request_of(TABLE, [1], max_new_tokens=1))
+    with pytest.raises(fr.EngineFullError, match="more than the 2 that may wait"):
         engine.submit(request_of(TABLE, [1]))
     engine.step()
     engine.submit(request_of(TABLE, [1]))
+
+
+def test_models_that_store_nothing_share_passes_all_the_same() -> None:
+    """Four equal prompts of 40 tokens: nothing can be taken over, so nobody waits for it long."""
+    engine = engine_of(TABLE, num_rows=4)
+    requests = [request_of(TABLE, [3, 1] * 20, seed, max_new_tokens=10) for seed in range(4)]
+    for request in requests:
+        engine.submit(request)
+    rounds = 0
+    while engine.busy:
+        engine.step()
+        rounds += 1
+    assert rounds <= 12
+    assert [one.output for one in requests] == [plain(TABLE, [3, 1] * 20, s, 10) for s in range(4)]
+
+
+def test_drafting_goes_on_while_prompts_are_read(still_clock: StillClock) -> None:
+    """Rounds that cannot be timed neither switch drafting off nor count as time passed."""
+    knowing = Counting(TARGET)
+    engine = engine_of(knowing, Model(MODEL), num_rows=2, is_paced=True, draft_length="auto")
+    engine.submit(request_of(knowing, [1, 2], 1, max_new_tokens=400))
+    for _ in range(30):
+        still_clock.pass_by(1e-3)
+        engine.step()
+    engine._schedule.learn = lambda plan, seconds: None  # type: ignore[method-assign]
+    engine._schedule._pacing.num_tokens = lambda: 1  # type: ignore[union-attr, method-assign]
+    long = request_of(knowing, np.random.default_rng(1).integers(60, size=90).tolist(), 2)
+    engine.submit(long)
+    drafted = []
+    while long.num_output == 0 and engine.running:
+        before = engine.running[0].stats.drafted
+        engine.step()
+        drafted.append(engine.running[0].stats.drafted - before)
+    assert sum(count > 0 for count in drafted[-30:]) >= 10
+
+
+def test_a_tokenizer_that_raises_ends_its_own_request() -> None:
+    class Picky:
+        def decode(self, tokens: Any, **_: Any) -> str:
+            if 3 in tokens:
+                raise UnicodeError("three")
+            return "x" * len(tokens)
+
+    class WithTokenizer(TableModel):
+        tokenizer = Picky()
+
+    target = WithTokenizer(7, 2, TABLE.table)
+    how: dict[str, Any] = {"sampling": fr.Sampling(seed=1), "max_new_tokens": 12}
+    outs = fr.generate(target, [[1, 2], [1, 1]], errors="return", **how)
+    whole = fr.generate(TABLE, [[1, 2], [1, 1]], **how)
+    for out, expected in zip(outs, whole, strict=True):
+        if 3 in expected.tokens:
+            assert out.finish_reason == "error"
+            assert "UnicodeError('three')" in (out.error or "")
+            assert out.tokens == expected.tokens[: len(out.tokens)]
+        else:
+            assert out.tokens == expected.tokens
+    assert {out.finish_reason for out in outs} >= {"error"}
+
+
+def test_a_stream_that_is_never_read_puts_back_what_it_took() -> None:
+    target, drafter = TableModel.random(50, 1, seed=3), Suffix(remember=True)
+    how: dict[str, Any] = {"drafter": drafter, "max_new_tokens": 30, "draft_length": 4}
+    first = fr.generate(target, [1], sampling=fr.Sampling(seed=1), **how)
+    fr.stream(target, [1], **how).close()
+    fr.stream(target, [1], **how)  # and one that is simply dropped
+    again = fr.generate(target, [1], sampling=fr.Sampling(seed=1), **how)
+    assert again.stats.accepted > first.stats.accepted
+
+
+def test_what_was_learned_keeps_no_draft_model_alive() -> None:
+    for _ in range(3):
+        drafter = Model(noisy_copy(MODEL, 0.1))
+        kept = ref(drafter)
+        fr.generate(TARGET, [1, 2], drafter=drafter, max_new_tokens=4)
+        del drafter
+        gc.collect()
+        assert kept() is None

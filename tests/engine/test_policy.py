@@ -14,7 +14,7 @@ from drafting import Quiet
 import forerun as fr
 from clocks import StillClock
 from forerun.drafters import Guess
-from forerun.engine.policy import POLICIES, PayingPolicy
+from forerun.engine.policy import POLICIES, PayingPolicy, policy_key
 from forerun.engine.proposal import Proposal
 
 PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}
@@ -22,7 +22,7 @@ PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9
 
 def left_by(target: Any, drafter: Any, *, num_rows: int = 1, rule: str | None = None) -> Any:
     """What the last engine of that pair has learned; a policy that knows nothing if none did."""
-    key = (drafter, num_rows, False, rule)
+    key = policy_key(drafter, num_rows, False, rule)
     policy = POLICIES.take(target, key) or PayingPolicy()
     POLICIES.put(policy, target, key)
     assert isinstance(policy, PayingPolicy)

@@ -13,7 +13,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
-from forerun.engine.policy import POLICIES
+from forerun.engine.policy import POLICIES, policy_key
 from forerun.models import TableModel
 from forerun.shelf import Shelf
 
@@ -81,7 +81,7 @@ def test_what_one_engine_learns_is_not_another_s() -> None:
     next(second)
     policies = [stream._run.engine._drafting._policy for stream in (first, second)]
     assert policies[0] is not policies[1]
-    key = (drafter, 1, False, None)
+    key = policy_key(drafter, 1, False, None)
     first.close()
     assert POLICIES.take(target, key) is policies[0]
     second.close()

@@ -27,7 +27,8 @@ class _State:
 class Forced:
     """What the grammar forces, and elsewhere what another drafter guesses, if there is one.
 
-    `generate` and `stream` put it around their drafter where a request has a grammar.
+    `generate` and `stream` put it around their drafter where a request has a grammar, and
+    `AsyncEngine` always.
     """
 
     inner: Drafter | None = None
@@ -35,6 +36,11 @@ class Forced:
     @property
     def name(self) -> str:
         return "forced" if self.inner is None else self.inner.name
+
+    @property
+    def steered_as(self) -> Any:
+        """The drafter whose acceptance decides how far to draft."""
+        return "forced" if self.inner is None else self.inner
 
     @property
     def num_successors(self) -> int:

@@ -72,9 +72,10 @@ class Suffix:
     max_match: the longest match looked for, and so the steps that a new token costs at most.
     worth: a guess is proposed while the chance that it survives is at least this.
     max_nodes: memory, some 200 bytes each: half of it is dropped, the older, when it is full.
-    remember: keep the outputs of one call for the calls that follow with the same target.  Without
-        it, only the requests of one call learn from each other.  Texts of one user then shape the
-        timing of another's, so a server keeps one drafter for each.
+    remember: keep the outputs of one engine for the engines that follow with the same target.
+        Without it, only the requests of one engine learn from each other: those of one call of
+        `generate`, or all of an `AsyncEngine`.  What one user wrote then shows in the timing of
+        another's answers, so users who must not learn of each other need engines of their own.
     """
 
     max_match: int = 16

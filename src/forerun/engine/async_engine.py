@@ -16,6 +16,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 from forerun import rules
@@ -23,13 +24,21 @@ from forerun.clock import now
 from forerun.drafters.base import Drafter
 from forerun.drafters.forced import Forced
 from forerun.drafters.verbs import check_verbs
-from forerun.engine.checks import check_choice, check_counts
+from forerun.engine.checks import (
+    check_choice,
+    check_counts,
+    given_of,
+    idle_options,
+    limits_of,
+    samplings_of,
+)
 from forerun.engine.engine import Engine
 from forerun.engine.generate import GREEDY, piece_of
 from forerun.engine.intake import make_samples
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, LogprobsOf, Piece
-from forerun.errors import EngineFullError, GenerationError, InputError, explain
+from forerun.engine.schedule import check_room
+from forerun.errors import GenerationError, InputError, explain
 from forerun.models.load import wrap
 from forerun.rules.base import Rule
 from forerun.sampling import Sampling
@@ -43,7 +52,7 @@ class Answer(AsyncIterator[Piece]):
     def __init__(self, engine: AsyncEngine, request: Request) -> None:
         self.request = request
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop()
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._end: asyncio.Future[None] = self._loop.create_future()
 
@@ -52,8 +61,9 @@ class Answer(AsyncIterator[Piece]):
         return self.request.generation()
 
     async def __anext__(self) -> Piece:
-        piece = None if self._pieces.empty() and self._end.done() else await self._pieces.get()
+        piece = await self._pieces.get()
         if piece is None:
+            self._pieces.put_nowait(None)  # for whoever else iterates
             self._end.result()  # raises what ended the request, if anything did
             raise StopAsyncIteration
         return piece
@@ -80,7 +90,7 @@ class Answer(AsyncIterator[Piece]):
         self._pieces.put_nowait(None)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the owner's loop is closed: there is nobody to tell
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
@@ -89,7 +99,7 @@ class AsyncEngine:
 
     target, drafter, draft_length, tree, rule: as for `generate`.
     max_batch: requests that share a pass.  max_waiting: requests that may wait for a row; one more
-    is refused with `EngineFullError`.
+    is refused with `EngineFullError`.  Close it, or use it with `async with`: its thread keeps it.
     """
 
     def __init__(
@@ -103,9 +113,10 @@ class AsyncEngine:
         max_batch: int = 8,
         max_waiting: int = 1024,
     ) -> None:
-        check_counts(draft_length, None, max_batch)
+        check_counts(draft_length, max_batch=max_batch, max_waiting=max_waiting)
         if drafter is not None:
             check_verbs(drafter)
+        self._note = idle_options(draft_length, tree) if drafter is None else None
         self.target = wrap(target)
         self._max_waiting = max_waiting
         self._engine = Engine(
@@ -148,36 +159,34 @@ class AsyncEngine:
         it is, with finish_reason "deadline".
         """
         check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
-        check_counts("auto", logprobs, 1)
-        if timeout is not None and timeout <= 0:
+        check_counts("auto", logprobs=logprobs)
+        if timeout is not None and not timeout > 0:
             cure = "Pass the seconds that the request may take, or None."
             raise InputError(explain("The deadline has passed already.", timeout, cure))
-        if sampling.n != 1:
+        (options,), (limit,) = samplings_of(sampling, 1), limits_of(max_new_tokens, 1)
+        if options.n != 1:
             cure = "Submit each sample as a request of its own, with a seed of its own."
-            raise InputError(explain("A request has one answer.", f"n={sampling.n}", cure))
+            raise InputError(explain("A request has one answer.", f"n={options.n}", cure))
+        (given,) = given_of(resume, 1, is_one=True)
         (request,) = make_samples(
             self.target,
             prompt,
-            sampling,
-            max_new_tokens=max_new_tokens,
+            options,
+            max_new_tokens=limit,
             stop=stop,
             stop_tokens=stop_tokens,
             ignore_eos=ignore_eos,
             num_logprobs=logprobs,
             logprobs_of=logprobs_of,
-            given=[int(token) for token in resume],
+            given=given,
             priority=priority,
             deadline=None if timeout is None else now() + timeout,
         )
+        request.stats.notes += [] if self._note is None else [self._note]
         answer = Answer(self, request)
         with self._lock:
             self._check_open()
-            num_waiting = len(self._new) + self._engine.num_waiting
-            if num_waiting >= self._max_waiting:
-                cure = "Try again when others have finished, or raise max_waiting."
-                raise EngineFullError(
-                    explain("The engine is full.", f"{num_waiting} waiting requests", cure)
-                )
+            check_room(len(self._new) + self._engine.num_waiting, self._max_waiting)
             self._new.append(answer)
             self._lock.notify()
         return answer
@@ -218,15 +227,21 @@ class AsyncEngine:
                     self._report(request, gained)
         except Exception as error:  # of the model itself: nobody's request can go on
             self._failure = error
-        finally:
-            with self._lock:
-                self._is_closing = True
-                unheard = [*self._answers.values(), *self._new]
-                self._new.clear()
+        try:
             self._engine.close()
-            for answer in unheard:
-                answer.request.finish_reason = answer.request.finish_reason or "cancelled"
-                answer._finish(self._failure)
+        except Exception as error:
+            self._failure = self._failure or error
+        with self._lock:
+            self._is_closing = True
+            unheard = [*self._answers.values(), *self._new]
+            self._new.clear()
+        for answer in unheard:
+            request = answer.request
+            if self._failure is None:
+                request.finish_reason = "cancelled"
+            else:
+                request.fail(f"with the engine: {self._failure!r}.", self._failure)
+            self._end(answer)
 
     def _take_in(self) -> bool:
         """Wait for something to do; false when the engine is to end."""
@@ -235,11 +250,11 @@ class AsyncEngine:
                 self._lock.wait()
             if self._is_closing:
                 return False
-            new, aborted = list(self._new), self._aborted
-            self._new.clear()
-            self._aborted = []
-        for answer in new:
-            self._answers[self._engine.submit(answer.request)] = answer
+            while self._new:
+                answer = self._new[0]
+                self._answers[self._engine.submit(answer.request)] = answer
+                self._new.popleft()
+            aborted, self._aborted = self._aborted, []
         for answer in aborted:
             if answer.request.number in self._answers:
                 self._engine.abort(answer.request.number)
@@ -248,12 +263,26 @@ class AsyncEngine:
 
     def _report(self, request: Request, gained: int) -> None:
         """Tell a request's owner what a round gave it."""
-        answer = self._answers[request.number]
+        if request.finish_reason is None:
+            self._answers[request.number]._tell(piece_of(request, gained))
+        else:
+            self._end(self._answers.pop(request.number), gained)
+
+    def _end(self, answer: Answer, gained: int = 0) -> None:
+        """Tell a request's owner the last of it."""
+        request, error = answer.request, None
         answer._tell(piece_of(request, gained))
-        if request.finish_reason is not None:
-            del self._answers[request.number]
-            error = None
-            if request.error is not None:
-                error = GenerationError(f"The request failed {request.error}", request.generation())
-                error.__cause__ = request.cause
-            answer._finish(error)
+        if request.error is not None:
+            message = f"The request failed {request.error}"
+            error = GenerationError(message, request.generation())
+            error.__cause__ = request.cause
+        answer._finish(error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        cure = "Call submit in a coroutine; without asyncio use fr.generate or fr.stream."
+        wrong = "An answer belongs to a running event loop."
+        raise InputError(explain(wrong, "none in this thread", cure)) from error

@@ -14,13 +14,14 @@ from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
+LEAST = {"draft_length": 0, "logprobs": 0, "batch_size": 1, "max_batch": 1, "max_waiting": 0}
 
-def check_counts(draft_length: DraftLength, logprobs: int | None, batch_size: int) -> None:
-    for name, value, least in (
-        ("draft_length", None if draft_length == "auto" else draft_length, 0),
-        ("logprobs", logprobs, 0),
-        ("batch_size", batch_size, 1),
-    ):
+
+def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
+    """Refuse what is no whole number, or too small; None stands for what was left out."""
+    given = None if draft_length == "auto" else draft_length
+    for name, value in {"draft_length": given, **counts}.items():
+        least = LEAST[name]
         if value is not None and (not isinstance(value, int) or value < least):
             also = ', or "auto"' if name == "draft_length" else ""
             cure = f"Use a whole number from {least} on{also}."
@@ -85,16 +86,18 @@ def limits_of(value: Any, count: int) -> list[int]:
     return [int(each) for each in found]
 
 
-def given_of(value: Sequence[Any], count: int, *, is_one: bool) -> list[list[int]]:
+def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
     """Output that exists already, for each prompt."""
-    if is_one:
-        return [[int(token) for token in value]]
-    if len(value) == 0:
-        return [[] for _ in range(count)]
-    if len(value) != count or not all(isinstance(one, Sequence) for one in value):
+    lists = [value] if is_one else list(value) or [()] * count
+    for tokens in lists:
+        is_list = isinstance(tokens, Sequence) and not isinstance(tokens, str)
+        if not is_list or not all(isinstance(one, int | np.integer) for one in tokens):
+            cure = "Pass output tokens: a list of ids, for several prompts one list for each."
+            raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
+    if len(lists) != count:
         cure = f"Pass a list of {count} lists of tokens, empty ones included."
         raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
-    return [[int(token) for token in one] for one in value]
+    return [[int(token) for token in tokens] for tokens in lists]
 
 
 def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:

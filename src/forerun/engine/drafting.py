@@ -15,7 +15,7 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
-from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy
+from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy, policy_key
 from forerun.engine.proposal import NOTHING, Proposal, cut, fits
 from forerun.engine.request import Request
 from forerun.errors import ForerunError, InputError, UnsupportedError, explain, warn
@@ -91,7 +91,7 @@ class Drafting:
             # say what another does.
             is_tree, has_coins = self.tree is not None, self.rule.needs_draft_probs
             rule = self.rule.name if has_coins else None
-            self._policy_key = (self.drafter, num_rows, is_tree, rule)
+            self._policy_key = policy_key(self.drafter, num_rows, is_tree, rule)
             self._policy = POLICIES.take(self.target, self._policy_key) or PayingPolicy(
                 has_coins=has_coins, is_tree=is_tree
             )
@@ -168,14 +168,15 @@ class Drafting:
         requests: Sequence[Request],
         drafts: Sequence[Proposal],
         paths: Sequence[Sequence[int]],
-        spent: Sequence[float],
+        spent: Sequence[float] | None,
     ) -> None:
-        """A round is over: what was accepted of each draft, and the seconds by stage."""
+        """A round is over: what was accepted of each draft, and the seconds by stage, None if the
+        pass also read part of a prompt."""
         if self._policy is None or self.drafter is None:
             return
         self._policy.learn(rows, requests, drafts, paths, spent)
         plain = self._policy.plain_seconds(len(rows))
-        if plain is None or any(request.stats.rounds == 1 for request in requests):
+        if spent is None or plain is None or any(one.stats.rounds == 1 for one in requests):
             return  # a pass that reads a prompt is compared with nothing
         for request in requests:
             request.stats.compare_to_plain(plain, sum(spent))

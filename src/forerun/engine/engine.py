@@ -69,7 +69,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._schedule.waiting)
+        """Requests that wait, beyond those for which a row is free."""
+        return len(self._schedule.waiting) - self._seats.num_free
 
     def submit(self, request: Request) -> int:
         """Queue a request; gives its number, by which it can be aborted."""
@@ -93,10 +94,12 @@ class Engine:
     def close(self) -> None:
         """Give up what is not finished; what was generated so far stays in the requests."""
         self._schedule.waiting.clear()
-        for row, request in enumerate(self._seats.occupants):
-            if request is not None:
-                self._leave(row)
-        self._drafting.close()
+        try:
+            for row, request in enumerate(self._seats.occupants):
+                if request is not None:
+                    self._leave(row)
+        finally:
+            self._drafting.close()
 
     def step(self) -> list[tuple[Request, int]]:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
@@ -109,9 +112,8 @@ class Engine:
         gained = self._commit(plan, decision)
         spent = [later - sooner for sooner, later in pairwise([*decision.times, now()])]
         answered = [span.request for span in plan.answering]
-        if not plan.reading:
-            rows = [span.row for span in plan.answering]
-            self._drafting.learn(rows, answered, decision.drafts, decision.paths, spent)
+        rows, timed = [span.row for span in plan.answering], None if plan.reading else spent
+        self._drafting.learn(rows, answered, decision.drafts, decision.paths, timed)
         self._schedule.learn(plan, sum(spent))
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)
@@ -129,7 +131,12 @@ class Engine:
             logits, fault = decision.laws.settle(index, path)
             if fault is not None:
                 tokens = tokens[: fault.num_sound]
-            count = request.commit(tokens, len(path), refused, logits)
+            before = request.num_output
+            try:
+                request.commit(tokens, len(path), refused, logits)
+            except Exception as error:  # of a tokenizer: it ends this request alone
+                request.fail(f"at output position {request.num_output - 1}: {error!r}.", error)
+            count = request.num_output - before
             if fault is not None and request.finish_reason is None:
                 request.fail(fault.message, fault.error)
             accepted, refused = min(len(path), count), refused and count > len(path)

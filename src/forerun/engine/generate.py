@@ -130,6 +130,10 @@ class Stream(Iterator[Piece]):
 
     def close(self) -> None:
         self._pieces.close()
+        self._run.engine.close()  # a stream that was never read has not begun
+
+    def __del__(self) -> None:
+        self.close()
 
     def results(self) -> Any:
         """What `generate` would have returned, as far as it got; this ends the stream."""
@@ -186,7 +190,7 @@ class _Run:
         is_paced: bool = False,
     ) -> None:
         model = wrap(target)
-        check_counts(draft_length, logprobs, batch_size)
+        check_counts(draft_length, logprobs=logprobs, batch_size=batch_size)
         check_choice("errors", errors, ("raise", "return"))
         check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
         self.raises = errors == "raise"

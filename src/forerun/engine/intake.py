@@ -88,6 +88,8 @@ def make_request(
         received = f"{len(prompt)} tokens for a context of {model.max_context}"
         cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
+    if not isinstance(priority, int):
+        raise InputError(explain("priority is no whole number.", repr(priority), "Use 0, 1, ..."))
     refuse_processors(sampling)
     check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:

@@ -1,7 +1,10 @@
 """How much of a long prompt may share a round with requests that are being answered.
 
 A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round a little
-longer: by at most `SLOWER` times what rounds usually take, which is measured.
+longer.  What a part adds is measured as a fixed cost and a cost per token, and a part is as long as
+keeps a round within `SLOWER` times a usual one.  Where the fixed cost alone is more than that, as
+for models that read each row in a pass of its own, short parts would gain nothing, so they are
+long.
 """
 
 from __future__ import annotations
@@ -13,32 +16,49 @@ from statistics import median
 SLOWER = 1.6  # times a usual round that a round with part of a prompt may take
 FIRST = 4  # tokens of the first part, before anything was measured
 GROWTH = 2.0  # times the last part that the next one may be at most
-SMOOTHING = 0.3  # weight of the newest measurement
+LONG = 64  # tokens of a part at least, where short parts take as long as long ones
+UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 15  # latest rounds without prompts, of which the median counts
+NUM_PARTS = 24  # latest parts, from which their cost is estimated
 
 
 @dataclass
 class Pacing:
-    """Learns what a prompt token costs in a round, and says how many fit."""
+    """Learns what a part of a prompt adds to a round, and says how long the next one may be."""
 
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
-    per_token: float | None = None  # seconds that a prompt token adds to a round
-    last: int = 0  # tokens of the last part
+    parts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
+    """Tokens of the latest parts, and the seconds of their rounds."""
 
     def num_tokens(self) -> int:
         """Prompt tokens for the next round, 1 at least."""
-        if self.per_token is None or not self.usual:
-            return FIRST
-        fitting = (SLOWER - 1) * median(self.usual) / max(self.per_token, 1e-9)
-        return max(1, int(min(fitting, GROWTH * max(self.last, FIRST))))
+        last = self.parts[-1][0] if self.parts else 0
+        most = max(FIRST, int(GROWTH * last))
+        if not self.parts or not self.usual:
+            return min(most, UNMEASURED)
+        allowed = (SLOWER - 1) * median(self.usual)
+        fixed, slope = self._costs()
+        if fixed >= allowed:
+            return min(most, max(LONG, int(fixed / max(slope, 1e-9))))
+        return max(1, int(min(most, (allowed - fixed) / max(slope, 1e-9))))
 
     def learn(self, seconds: float, num_read: int) -> None:
         """A round took so long, in which so many prompt tokens were read beside other rows."""
-        if num_read == 0:
+        if num_read:
+            self.parts.append((num_read, seconds))
+        else:
             self.usual.append(seconds)
-            return
-        self.last = num_read
-        if self.usual:
-            cost = max(0.0, seconds - median(self.usual)) / num_read
-            before = cost if self.per_token is None else self.per_token
-            self.per_token = before + SMOOTHING * (cost - before)
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds that a part adds whatever its length, and seconds per token: a line through the
+        medians of the shorter and the longer half; through zero where all are alike."""
+        usual = median(self.usual)
+        parts = sorted((size, max(0.0, seconds - usual)) for size, seconds in self.parts)
+        half = len(parts) // 2
+        shorter, longer = parts[: half or 1], parts[half:]
+        low, high = (median(size for size, _ in side) for side in (shorter, longer))
+        less, more = (median(cost for _, cost in side) for side in (shorter, longer))
+        if high < 1.5 * low:
+            return 0.0, more / high
+        slope = max(0.0, (more - less) / (high - low))
+        return max(0.0, less - slope * low), slope

@@ -1,7 +1,7 @@
 """What a round is going to do, decided before anything is computed.
 
-A plan names rows and parts of texts and holds no array.  Whoever executes it, on this host or on
-several devices that must do the same, needs no clock and takes no decision of its own.
+A plan names rows and parts of texts and holds no array.  How far to draft is decided when it is
+executed, by the policy of the engine's drafter.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ The policy reads no clock: the engine passes the seconds of each stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 from forerun.drafters.base import Prices
 from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
@@ -67,9 +68,10 @@ class DraftPolicy(Protocol):
         requests: Sequence[Request],
         drafts: Sequence[Proposal],
         paths: Sequence[Sequence[int]],
-        spent: Sequence[float],
+        spent: Sequence[float] | None,
     ) -> None:
-        """A round is over: the accepted nodes of each draft; seconds of draft, score and others."""
+        """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
+        None where they say nothing because the pass also read part of a prompt."""
         ...
 
     def plain_seconds(self, num_rows: int) -> float | None:
@@ -82,7 +84,16 @@ class DraftPolicy(Protocol):
 
 
 POLICIES: Shelf[DraftPolicy] = Shelf()
-"""Policies of engines that are done, by target and (drafter, rows, tree, rule with coins)."""
+"""Policies of engines that are done, by target and `policy_key`."""
+
+
+def policy_key(drafter: Any, num_rows: int, is_tree: bool, coin_rule: str | None) -> Hashable:
+    """What a policy was learned for.  A drafter known by its identity is referred to weakly: a
+    policy must not keep a draft model alive."""
+    drafter = getattr(drafter, "steered_as", drafter)
+    hashing: Any = type(drafter).__hash__
+    known_as = ref(drafter) if hashing is object.__hash__ else drafter
+    return known_as, num_rows, is_tree, coin_rule
 
 
 class PayingPolicy:
@@ -98,7 +109,8 @@ class PayingPolicy:
         self.known = Knowledge()
         self._has_coins, self._is_tree = has_coins, is_tree
         self._requests: dict[int, Experience] = {}  # by row
-        self._repeated: set[int] = set()  # rows whose coins were met before
+        self._seeds: dict[int, int] = {}  # by row, under a rule with coins
+        self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
         self._depth: int | None = None  # of this round's longest draft; None: nothing was asked
         self._is_long_due = False  # a draft of full length is to be tried
         self._is_trial = False  # this round drafts although that does not seem to pay
@@ -108,13 +120,15 @@ class PayingPolicy:
             is_known = request.seed in self.known.seeds
             if not self._requests and (is_known or len(self.known.seeds) >= MOST_SEEDS):
                 self.known = Knowledge()
-            elif is_known:
-                self._repeated.add(row)
+            elif is_known:  # its twins too: when one of them leaves depends on the same coins
+                self._repeated |= {row, *(r for r, s in self._seeds.items() if s == request.seed)}
             self.known.seeds.add(request.seed)
+            self._seeds[row] = request.seed
         self._requests[row] = Experience()
 
     def leave(self, row: int) -> None:
         self._requests.pop(row, None)
+        self._seeds.pop(row, None)
         self._repeated.discard(row)
 
     def choose(
@@ -154,7 +168,7 @@ class PayingPolicy:
         requests: Sequence[Request],
         drafts: Sequence[Proposal],
         paths: Sequence[Sequence[int]],
-        spent: Sequence[float],
+        spent: Sequence[float] | None,
     ) -> None:
         known, depth, is_trial = self.known, self._depth, self._is_trial
         self._depth, self._is_trial = None, False
@@ -162,6 +176,9 @@ class PayingPolicy:
             return
         num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
         num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
+        if spent is None:
+            known.last_plain += 1  # a round that cannot be timed brings no timing nearer
+            return
         if num_drafted and not known.has_drafted:
             known.has_drafted = True  # the first draft compiles and allocates
             return
@@ -170,7 +187,8 @@ class PayingPolicy:
             extra = max(0.0, draft_seconds - known.drafting(depth))
             known.reading.learn(1, extra / num_read)
         if any(request.stats.rounds == 1 for request in requests):
-            return  # a pass that reads a prompt says nothing about rounds to come
+            known.last_plain += 1  # a pass that reads a prompt says nothing about rounds to come
+            return
         known.passes.learn(num_rows + num_drafted, sum(spent[1:]))
         if not num_drafted:
             known.num_plain, known.last_plain = known.num_plain + 1, known.rounds

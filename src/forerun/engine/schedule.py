@@ -19,10 +19,19 @@ MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
 
 
+def check_room(num_waiting: int, most: int | None) -> None:
+    """Refuse one more request where as many wait as may; free rows do not count."""
+    if most is not None and num_waiting >= most:
+        cure = "Try again when others have finished, or raise max_waiting."
+        received = f"one request more than the {most} that may wait"
+        raise EngineFullError(explain("The engine is full.", received, cure))
+
+
 class Schedule:
     """Requests on their way into rows, and the plans of the rounds they take part in.
 
-    is_paced: prompts are read in parts that keep rounds short for the others; otherwise whole.
+    is_paced: prompts are read in parts that keep rounds short for the others; otherwise in parts
+        of `MOST_TOKENS`.
     max_waiting: requests beyond these are refused.
     """
 
@@ -37,10 +46,7 @@ class Schedule:
         self._stores_parts = True  # until a model turns out to store nothing
 
     def submit(self, request: Request) -> None:
-        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
-            cure = "Try again when others have finished, or raise max_waiting."
-            wrong = "The engine is full."
-            raise EngineFullError(explain(wrong, f"{len(self.waiting)} waiting requests", cure))
+        check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
         place = len(self.waiting)
         while place and self.waiting[place - 1].priority < request.priority:
             place -= 1
@@ -50,7 +56,7 @@ class Schedule:
         """Let waiting requests into free rows.  One whose beginning another row is just reading
         waits until it can take that over."""
         for request in list(self.waiting):
-            if self._seats.is_full:
+            if not self._seats.num_free:
                 return
             if not self._seats.is_being_read(request):
                 self.waiting.remove(request)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.engine.request import Request
-from forerun.models.base import LanguageModel, Prefixes
+from forerun.models.base import LanguageModel, Prefixes, shared_prefix
 
 WORTH_TAKING = 16
 """Shared tokens below which a request is simply fed: copying them gains nothing."""
@@ -29,8 +29,8 @@ class Seats:
         self._can_share = isinstance(target, Prefixes)
 
     @property
-    def is_full(self) -> bool:
-        return not self._free
+    def num_free(self) -> int:
+        return len(self._free)
 
     def enter(self, request: Request) -> int:
         """Give a request a row, with as much of its text as another row already stores."""
@@ -64,13 +64,16 @@ class Seats:
 
     def is_being_read(self, request: Request) -> bool:
         """Whether a row is on the way to store more of this text than any does now."""
-        if not self._can_share:
-            return False
+        if not self._can_share or any(
+            other is not None and other.stats.rounds and not self._state.lengths[row]
+            for row, other in enumerate(self.occupants)
+        ):
+            return False  # the model stores nothing
         _, stored = self._best_source(request.tokens)
         shared = (
-            common_prefix(other.tokens, request.tokens, len(request.tokens) - 1)
-            for row, other in enumerate(self.occupants)
-            if other is not None and self._state.lengths[row] < len(other.tokens) - 1
+            shared_prefix(other.tokens, request.tokens, len(request.tokens) - 1)
+            for other in self.occupants
+            if other is not None and other.stats.rounds == 0
         )
         return max(shared, default=0) - stored >= WORTH_TAKING
 
@@ -83,22 +86,7 @@ class Seats:
                 text = self._texts[row] if other is None else other.tokens
                 limit = min(self._state.lengths[row], len(tokens) - 1)
                 if limit > most:
-                    length = common_prefix(text, tokens, limit)
+                    length = shared_prefix(text, tokens, limit)
                     if length > most:
                         best, most = row, length
         return best, most
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """How many leading tokens two texts share, `limit` at most, by bisection: comparing slices is
-    much faster than comparing tokens one by one."""
-    low, high = 0, min(limit, len(one), len(other))
-    if list(one[:high]) == list(other[:high]):
-        return high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if list(one[low:middle]) == list(other[low:middle]):
-            low = middle
-        else:
-            high = middle
-    return low

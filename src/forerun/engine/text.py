@@ -34,9 +34,9 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Take one more token; true if it completed a stop string."""
-        self._tokens.append(token)
         before = self._decode(self._tokens[self._context : self._decoded])
-        after = self._decode(self._tokens[self._context :])
+        after = self._decode([*self._tokens[self._context :], token])
+        self._tokens.append(token)  # only now: a token that cannot be decoded is no text
         if not after.endswith(UNFINISHED) and len(after) > len(before):
             self._extend(after[len(before) :])
             self._context, self._decoded = self._decoded, len(self._tokens)

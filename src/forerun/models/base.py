@@ -233,10 +233,17 @@ def room(stored: int, needed: int, hint: int) -> int:
 
 
 def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:
-    """How many leading tokens two sequences share, counting at most `most`."""
-    count = 0
-    for ours, theirs in zip(old, new[:most], strict=False):
-        if ours != theirs:
-            break
-        count += 1
-    return count
+    """How many leading tokens two sequences share, counting at most `most`.
+
+    By bisection: comparing slices is much faster than comparing tokens one by one.
+    """
+    low, high = 0, min(most, len(old), len(new))
+    if list(old[:high]) == list(new[:high]):
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if list(old[low:middle]) == list(new[low:middle]):
+            low = middle
+        else:
+            high = middle
+    return low
