@@ -10,13 +10,13 @@ import pytest
 
 from forerun.cli import main
 from forerun.clock import timed_by
-from forerun.measure import costs
+from forerun.measure import round_costs
 
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rounds of each length will do."""
-    monkeypatch.setattr(costs, "TIMED_TOKENS", 32)
+    monkeypatch.setattr(round_costs, "TIMED_TOKENS", 32)
 
 
 @pytest.fixture

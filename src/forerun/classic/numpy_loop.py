@@ -26,7 +26,7 @@ from forerun.classic.numpy_verify import fresh_seed
 from forerun.classic.rows import as_table
 from forerun.errors import InputError, explain
 from forerun.noise import Purpose, draw, uniform
-from forerun.theory.checks import as_count, as_law
+from forerun.theory.arguments import as_count, as_law
 from forerun.types import Draft
 from forerun.verification import verify
 

@@ -13,7 +13,7 @@ from forerun.cli.loading import load_drafter, load_target
 from forerun.cli.terminal import waiting_for
 from forerun.errors import InputError, explain
 from forerun.measure.exports import exports
-from forerun.measure.planner import RULES, Plan, plan
+from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
 from forerun.measure.sweep import as_chat
 
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(found: Plan, about: str) -> str:
+def render(found: SpeculationPlan, about: str) -> str:
     """What was asked, the best of each drafter and rule, the advice, and how to follow it."""
     how = "greedy" if found.temperature == 0 else f"temperature {found.temperature:g}"
     lines = [f"{found.target}, {about}, {how}, batch {found.batch}", ""]
@@ -105,7 +105,7 @@ def render(found: Plan, about: str) -> str:
     return "\n".join(lines)
 
 
-def as_dict(found: Plan) -> dict[str, Any]:
+def as_dict(found: SpeculationPlan) -> dict[str, Any]:
     return {
         "target": found.target,
         "batch": found.batch,

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
-from forerun.drafters.model import Drafting, Model
+from forerun.drafters.model import Model, ModelDraftState
 from forerun.models.base import LanguageModel
 
 
@@ -18,7 +18,7 @@ class Made:
     """The drafter made for one engine's target, and its state."""
 
     drafter: Model
-    drafting: Drafting
+    model_state: ModelDraftState
 
 
 class FromTarget(ABC):
@@ -39,10 +39,10 @@ class FromTarget(ABC):
         return Made(drafter, drafter.start(target, num_rows, capacity, rows))
 
     def propose(self, state: Made, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        return state.drafter.propose(state.drafting, turns, shared_noise=shared_noise)
+        return state.drafter.propose(state.model_state, turns, shared_noise=shared_noise)
 
     def observe(self, state: Made, outcomes: Sequence[Outcome]) -> None:
-        state.drafter.observe(state.drafting, outcomes)
+        state.drafter.observe(state.model_state, outcomes)
 
     def release(self, state: Made, row: int) -> None:
-        state.drafter.release(state.drafting, row)
+        state.drafter.release(state.model_state, row)

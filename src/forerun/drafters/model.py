@@ -29,7 +29,7 @@ Row = np.ndarray[Any, Any]
 
 
 @dataclass
-class Drafting:
+class ModelDraftState:
     """The drafting model's rows, and the draft of each since its last commit."""
 
     rows: State
@@ -68,13 +68,15 @@ class Model:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Drafting:
+    ) -> ModelDraftState:
         check_same_vocabulary(target, self.model)
         limit = self.model.max_context
         capacity = capacity if limit is None else min(capacity, limit)
-        return Drafting(self.model.start(num_rows, capacity), target.vocab_size)
+        return ModelDraftState(self.model.start(num_rows, capacity), target.vocab_size)
 
-    def propose(self, state: Drafting, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+    def propose(
+        self, state: ModelDraftState, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
         # A model may have to be tried out to tell whether it scores trees: not for chains.
         is_tree = not all(turn.is_chain for turn in turns)
         one_line = not (is_tree and getattr(self.model, "scores_trees", False))
@@ -95,7 +97,7 @@ class Model:
         drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
         return [growth.guess(drawn) for growth in growths]
 
-    def observe(self, state: Drafting, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
         """Keep what was fed and turned out right; a last guess was never fed."""
         there = [outcome for outcome in outcomes if outcome.row in state.growths]
         if there:
@@ -103,7 +105,7 @@ class Model:
             self.model.commit(state.rows, [outcome.row for outcome in there], kept)
             state.growths = {}
 
-    def release(self, state: Drafting, row: int) -> None:
+    def release(self, state: ModelDraftState, row: int) -> None:
         self.model.release(state.rows, row)
         state.growths.pop(row, None)
 
@@ -114,7 +116,7 @@ class Model:
         limit = self.model.max_context
         return turn.height if limit is None else min(turn.height, limit - len(turn.tokens) + 1)
 
-    def _score(self, state: Drafting, growths: Sequence[Growth]) -> list[Row]:
+    def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[Row]:
         """The drafting model's logits after each frontier node, (nodes, V) for each growth."""
         rows, feeds, parents = [], [], []
         for growth in growths:

@@ -56,7 +56,7 @@ class Lists:
 
 
 @dataclass
-class Memory:
+class SuccessorMemory:
     """Lists of all rows together and of each alone, and how much of each text was read."""
 
     shared: Lists
@@ -84,16 +84,18 @@ class Recycling:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Memory:
-        return Memory(Lists(), [Lists() for _ in range(num_rows)])
+    ) -> SuccessorMemory:
+        return SuccessorMemory(Lists(), [Lists() for _ in range(num_rows)])
 
-    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+    def propose(
+        self, state: SuccessorMemory, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
         return [
             self._guess(state.shared if shared_noise else state.own[turn.row], turn)
             for turn in turns
         ]
 
-    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, state: SuccessorMemory, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             text = outcome.tokens
             start = state.num_read.get(outcome.row, len(text) - 1)
@@ -102,7 +104,7 @@ class Recycling:
                 lists.learn(pairwise(text[start - 1 :]), self.num_successors)
                 lists.successors.update(outcome.successors)
 
-    def release(self, state: Memory, row: int) -> None:
+    def release(self, state: SuccessorMemory, row: int) -> None:
         state.own[row] = Lists()
         state.num_read.pop(row, None)
 

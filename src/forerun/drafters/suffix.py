@@ -57,7 +57,7 @@ class Row:
 
 
 @dataclass
-class Memory:
+class SuffixMemory:
     """All rows, and the outputs of earlier requests in two generations, the younger one last."""
 
     target: LanguageModel
@@ -92,18 +92,20 @@ class Suffix:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Memory:
+    ) -> SuffixMemory:
         fresh = [Row(self._trie()) for _ in range(num_rows)]
         past = self._shelf.take(target) if self.remember else None
-        return Memory(target, fresh, past or [self._trie(), self._trie()])
+        return SuffixMemory(target, fresh, past or [self._trie(), self._trie()])
 
-    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+    def propose(
+        self, state: SuffixMemory, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
         return [self._guess(state, turn, shared_noise) for turn in turns]
 
-    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, state: SuffixMemory, outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn: the text itself is read at the next proposal."""
 
-    def release(self, state: Memory, row: int) -> None:
+    def release(self, state: SuffixMemory, row: int) -> None:
         """The request is over: its output becomes part of the past."""
         done = state.rows[row]
         state.rows[row] = Row(self._trie())
@@ -113,14 +115,14 @@ class Suffix:
         if young.num_nodes > self.max_nodes // 2:
             state.past = [young, self._trie()]
 
-    def close(self, state: Memory) -> None:
+    def close(self, state: SuffixMemory) -> None:
         if self.remember:
             self._shelf.put(state.past, state.target)
 
     def _trie(self) -> SuffixTrie:
         return SuffixTrie(self.max_match)
 
-    def _guess(self, state: Memory, turn: Turn, use_past: bool) -> Guess:
+    def _guess(self, state: SuffixMemory, turn: Turn, use_past: bool) -> Guess:
         row = state.rows[turn.row]
         row.text, row.num_prompt = turn.tokens, turn.num_prompt
         if row.own.num_nodes > self.max_nodes:

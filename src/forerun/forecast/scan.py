@@ -9,7 +9,7 @@ from typing import Any
 from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel
 from forerun.forecast.simulator import Simulation, draw_accepted, price
-from forerun.theory.checks import as_count
+from forerun.theory.arguments import as_count
 
 
 @dataclass(frozen=True)

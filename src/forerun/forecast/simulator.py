@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel, PassCost
-from forerun.theory.checks import as_count, as_rates
+from forerun.theory.arguments import as_count, as_rates
 from forerun.theory.rounds import beta_parameters, conditional_rates
 
 Z_95 = 1.959964

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from forerun.drafters.base import Drafter
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
-from forerun.measure.planner import Plan
+from forerun.measure.planner import SpeculationPlan
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Export:
     notes: tuple[str, ...] = ()
 
 
-def exports(plan: Plan) -> list[Export]:
+def exports(plan: SpeculationPlan) -> list[Export]:
     """The plan for every engine we know."""
     return [for_forerun(plan), for_vllm(plan), for_sglang(plan)]
 
 
-def for_forerun(plan: Plan) -> Export:
+def for_forerun(plan: SpeculationPlan) -> Export:
     """Flags of `forerun generate`."""
     if plan.choice is None or plan.drafter_name is None:
         return Export("forerun generate", "--drafter none")
@@ -41,7 +41,7 @@ def for_forerun(plan: Plan) -> Export:
     return Export("forerun generate", shlex.join(words))
 
 
-def for_vllm(plan: Plan) -> Export:
+def for_vllm(plan: SpeculationPlan) -> Export:
     """The argument of `--speculative-config`, which is also `LLM(speculative_config=...)`."""
     if plan.choice is None:
         return Export("vllm serve", "", ("Leave --speculative-config out.",))
@@ -71,7 +71,7 @@ def for_vllm(plan: Plan) -> Export:
     return Export("vllm serve", f"--speculative-config '{json.dumps(config)}'", tuple(notes))
 
 
-def for_sglang(plan: Plan) -> Export:
+def for_sglang(plan: SpeculationPlan) -> Export:
     """Flags of `python -m sglang.launch_server`."""
     if plan.choice is None:
         return Export("sglang", "", ("Leave --speculative-algorithm out.",))
@@ -113,7 +113,7 @@ MEASURED_HERE = (
 NO_MATCH = "It has no rule like `match`: the law is kept, the text of a seed is not."
 
 
-def _nothing(engine: str, plan: Plan) -> Export:
+def _nothing(engine: str, plan: SpeculationPlan) -> Export:
     return Export(engine, None, (f"It has no drafter like {_name(plan.drafter)}.",))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.measure.records import Answer, Cell, Interval, Run
+from forerun.measure.records import AnswerRecord, Cell, Interval, Run
 
 NUM_RESAMPLES = 1000
 STAGES = ("draft", "score", "verify", "commit")
@@ -64,7 +64,7 @@ def is_plain(cell: Cell) -> bool:
     return cell.drafter is None
 
 
-def seconds_per_token(answer: Answer) -> float:
+def seconds_per_token(answer: AnswerRecord) -> float:
     """Of one request, after the round that read its prompt."""
     tokens = answer.new_tokens - answer.first_tokens
     return (answer.seconds - answer.first_seconds) / tokens if tokens > 0 else float("nan")
@@ -96,7 +96,7 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     )
 
 
-def _by_prompt(runs: Sequence[Run], figure: Callable[[Answer], float]) -> dict[str, float]:
+def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> dict[str, float]:
     """A figure of each prompt: the median over its repeats."""
     found: dict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -106,7 +106,7 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[Answer], float]) -> dict[s
     return {prompt: median(values) for prompt, values in found.items()}
 
 
-def _count_ratio(answers: Sequence[Answer], above: str, below: str) -> Interval:
+def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
     """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
     counts: dict[str, Floats] = defaultdict(lambda: np.zeros(2))
     for each in answers:
@@ -148,7 +148,7 @@ def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:
     return Interval(mean, min(float(low), mean), max(float(high), mean))
 
 
-def _by_position(answers: Sequence[Answer]) -> list[float]:
+def _by_position(answers: Sequence[AnswerRecord]) -> list[float]:
     longest = max((len(each.reached_by_position) for each in answers), default=0)
     reached, accepted = np.zeros(longest), np.zeros(longest)
     for each in answers:
@@ -157,7 +157,7 @@ def _by_position(answers: Sequence[Answer]) -> list[float]:
     return [_ratio(a, r) for a, r in zip(accepted.tolist(), reached.tolist(), strict=True)]
 
 
-def _length_shares(answers: Sequence[Answer]) -> list[float]:
+def _length_shares(answers: Sequence[AnswerRecord]) -> list[float]:
     lengths = [length for each in answers for length in each.accepted_by_round]
     if not lengths:
         return []

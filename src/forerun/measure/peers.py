@@ -17,7 +17,7 @@ from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
 from forerun.engine.intake import ending_tokens
 from forerun.errors import UnsupportedError, explain
-from forerun.measure.records import Answer, Cell, Run
+from forerun.measure.records import AnswerRecord, Cell, Run
 from forerun.measure.running import Question, digest
 
 PEERS = ("transformers",)
@@ -141,12 +141,12 @@ def _answer(
     start: float,
     seconds: float,
     num_rows: int,
-) -> Answer:
+) -> AnswerRecord:
     if num_rows == 1:
         gained = steps.counts[1:]
     else:  # a token each step, until its own end
         gained, seconds = [1] * len(output), steps.times[len(output)] - start
-    return Answer(
+    return AnswerRecord(
         prompt=question.id,
         group=question.group,
         prompt_tokens=len(question.tokens),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.drafters.base import Drafter
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
-from forerun.measure.probe import Probe, look_at, try_out
+from forerun.measure.probe import DrafterProbe, look_at, try_out
+from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
 """The lossless rules for chains; the first is preferred where it is about as fast."""
@@ -19,7 +20,7 @@ ABOUT_AS_FAST = 0.02
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpeculationPlan:
     """The best setting found, everything it was compared with, and how sure that is."""
 
     target: str
@@ -61,7 +62,7 @@ def plan(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
-) -> Plan:
+) -> SpeculationPlan:
     """Probe the drafters and choose what is predicted to be fastest on this machine.
 
     drafters: one, or several by name.  prompts: like those of `generate`; plan with those you
@@ -89,13 +90,13 @@ def plan(
 
 
 def choose(
-    probes: Mapping[str, Probe],
+    probes: Mapping[str, DrafterProbe],
     drafters: Mapping[str, Drafter],
     *,
     batch: int,
     temperature: float,
     rules: Sequence[str] = RULES,
-) -> Plan:
+) -> SpeculationPlan:
     """The fastest setting that probes know of; plain decoding if nothing beats it."""
     found: dict[Forecast, str] = {}
     for name, probe in probes.items():
@@ -111,7 +112,7 @@ def choose(
     preferred = min(close, key=lambda each: (rules.index(each.rule), -each.speedup.mean))
     pays = preferred.speedup.mean > 1
     chosen = found[preferred] if pays else None
-    return Plan(
+    return SpeculationPlan(
         target=next(iter(probes.values())).subject.target.name,
         drafter=None if chosen is None else drafters[chosen],
         drafter_name=chosen,
@@ -122,7 +123,7 @@ def choose(
     )
 
 
-def _different_rules(probe: Probe, temperature: float, rules: Sequence[str]) -> list[str]:
+def _different_rules(probe: DrafterProbe, temperature: float, rules: Sequence[str]) -> list[str]:
     """Rules that the probe knows; greedy, or for guesses without a law, all do the same."""
     known = [rule for rule in rules if rule in probe.rules(temperature)]
     own = {rule: probe.traces[temperature, rule] for rule in known}
@@ -137,3 +138,7 @@ def _draft(found: Forecast) -> str:
 
 def _words(found: Forecast) -> str:
     return f"{found.speedup.mean:.2f}x [{found.speedup.low:.2f}, {found.speedup.high:.2f}]"
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Plan": "SpeculationPlan"})

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.measure.costs import TargetCosts
 from forerun.measure.figures import ratio_interval
-from forerun.measure.probe import Probe
+from forerun.measure.probe import DrafterProbe
 from forerun.measure.records import Interval
+from forerun.measure.round_costs import TargetCosts
 from forerun.measure.traces import Trace
 
 Floats = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ class Forecast:
 
 
 def forecast(
-    probe: Probe,
+    probe: DrafterProbe,
     *,
     draft_length: int,
     tree: int | None = None,
@@ -112,7 +112,12 @@ def _widened(interval: Interval, doubt: float) -> Interval:
 
 
 def _check(
-    probe: Probe, draft_length: int, tree: int | None, batch: int, temperature: float, rule: str
+    probe: DrafterProbe,
+    draft_length: int,
+    tree: int | None,
+    batch: int,
+    temperature: float,
+    rule: str,
 ) -> None:
     deepest = probe.subject.max_draft_length
     known: dict[str, tuple[object, Sequence[object]]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from forerun.drafters.base import Drafter, Guess
 from forerun.drafters.model import Model
 from forerun.engine.prompts import encode, is_one
 from forerun.errors import InputError, explain
-from forerun.measure.costs import DraftCosts, TargetCosts, time_drafter, time_target
 from forerun.measure.rehearsal import Overheard
+from forerun.measure.round_costs import DraftCosts, TargetCosts, time_drafter, time_target
 from forerun.measure.texts import Text, write_texts
 from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
-from forerun.theory.checks import as_count
+from forerun.renamed import renamed
+from forerun.theory.arguments import as_count
 from forerun.types import Drawn
 
 Key = TypeVar("Key")
@@ -42,7 +43,7 @@ class Subject:
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class DrafterProbe:
     """A drafter before a subject: seconds of its drafts, and the fate of drafts along the texts."""
 
     subject: Subject
@@ -78,7 +79,7 @@ def probe(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
-) -> Probe:
+) -> DrafterProbe:
     """Time what a round is made of, and compute what would become of drafts.
 
     prompts: like those of `generate`, best the ones you care about; their answers are written
@@ -135,7 +136,7 @@ def look_at(
     return Subject(model, texts, costs, sizes, max_draft_length, grown)
 
 
-def try_out(subject: Subject, drafter: Drafter) -> Probe:
+def try_out(subject: Subject, drafter: Drafter) -> DrafterProbe:
     """The drafter's half of a probe."""
     texts = next(iter(subject.texts.values()))
     costs = time_drafter(
@@ -160,7 +161,7 @@ def try_out(subject: Subject, drafter: Drafter) -> Probe:
         for temperature, own in subject.texts.items()
         for nodes in subject.trees
     }
-    return Probe(subject, drafter.name, costs, found, grown)
+    return DrafterProbe(subject, drafter.name, costs, found, grown)
 
 
 def _from_laws(subject: Subject, drafter: Model, texts: list[Text]) -> dict[str, list[Trace]]:
@@ -207,3 +208,7 @@ def _overheard(
     )
     trace = trace_of_guesses(again, listener.guesses, subject.max_draft_length)
     return trace, listener.guesses
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Probe": "DrafterProbe"})

@@ -40,7 +40,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerRecord:
     """One prompt's part of a run: counts, and the wall clock of the rounds it took part in."""
 
     prompt: str  # its id in the prompt set
@@ -68,7 +68,7 @@ class Run:
     cell: Cell
     repeat: int
     seconds: float
-    answers: list[Answer]
+    answers: list[AnswerRecord]
     notes: list[str] = field(default_factory=list)  # what the engine had to say, a failed drafter
     read_prompts: bool = True  # False: a prompt was remembered, so first rounds show no reading
 

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.drafters.base import Drafter
 from forerun.engine.generate import generate
 from forerun.engine.results import Generation
-from forerun.measure.records import Answer, Cell, Run, Sample, Token
+from forerun.measure.records import AnswerRecord, Cell, Run, Sample, Token
 from forerun.sampling import Sampling
 
 
@@ -88,10 +88,10 @@ def _answers(
     return found
 
 
-def _answer(question: Question, found: Generation) -> Answer:
+def _answer(question: Question, found: Generation) -> AnswerRecord:
     stats = found.stats
     first = stats.accepted_by_round[0] + 1
-    return Answer(
+    return AnswerRecord(
         prompt=question.id,
         group=question.group,
         prompt_tokens=len(found.prompt_tokens),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_count, as_law, as_laws
+from forerun.theory.arguments import Floats, as_count, as_law, as_laws
 
 
 def acceptance(target_probs: Any, draft_probs: Any) -> Floats:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_count, as_rates
+from forerun.theory.arguments import Floats, as_count, as_rates
 
 
 def conditional_rates(acceptance: Any, draft_length: int | None = None) -> Floats:

@@ -8,19 +8,20 @@ verifying; K = 0 is plain decoding and pays exactly 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_cost, as_count, as_floats, as_rates
+from forerun.renamed import renamed
+from forerun.theory.arguments import Floats, as_cost, as_count, as_floats, as_rates
 from forerun.theory.rounds import survival
 
 TargetCost = float | Sequence[float] | np.ndarray[Any, Any] | Callable[[int], float]
 """Cost of a pass over m tokens: one for all m >= 2, a list for m = 1, 2, ..., or a function."""
 
 
-class Choice(NamedTuple):
+class BestDraftLength(NamedTuple):
     """The draft length to use and what it gains; 0 says: do not speculate."""
 
     draft_length: int
@@ -45,7 +46,7 @@ def best_draft_length(
     overhead: float = 0.0,
     *,
     max_draft_length: int = 64,
-) -> Choice:
+) -> BestDraftLength:
     """The fastest K from 0 to `max_draft_length`, the shorter one on a tie.
 
     Every K is tried, because measured costs have steps that a climb would stop at.  Listed rates
@@ -58,7 +59,7 @@ def best_draft_length(
         longest = min(longest, max(costs[0] - 1, 0))
     gains = _speedups(acceptance, longest, draft_cost, target_cost, overhead)
     best = int(np.argmax(gains))
-    return Choice(best, float(gains[best]))
+    return BestDraftLength(best, float(gains[best]))
 
 
 def extension_pays(
@@ -126,3 +127,7 @@ def _speedups(
         raise InputError(explain("acceptance describes many drafters at once.", received, cure))
     reached = survival(acceptance, draft_length)
     return (1.0 + np.concatenate([[0.0], np.cumsum(reached)])) / costs
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from forerun.drafters.heads.design import Design
-from forerun.train.held_out import LENGTHS, Figures
+from forerun.train.held_out import LENGTHS, HeldOutFigures
 from forerun.train.training import Progress
 
 
@@ -13,7 +13,7 @@ def card(
     target: str,
     design: Design,
     progress: Progress,
-    figures: Sequence[Figures],
+    figures: Sequence[HeldOutFigures],
     facts: Mapping[str, str],
 ) -> str:
     """Markdown; `facts` are further lines of the first table."""

@@ -25,7 +25,7 @@ MOST_TOKENS = 16_384  # of one pass, padding included
 
 
 @dataclass(frozen=True)
-class Figures:
+class HeldOutFigures:
     """Tokens per round by task group, for each draft length, at one temperature."""
 
     temperature: float
@@ -40,7 +40,7 @@ class Figures:
         return {"temperature": self.temperature, "lengths": list(LENGTHS), "groups": groups}
 
 
-def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[Figures]:
+def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
     """One set of figures per temperature among the texts."""
     found = []
     for temperature in sorted({each.temperature for each in spoken}):
@@ -54,7 +54,7 @@ def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> lis
             group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in own)
             for group, own in sorted(counts.items())
         }
-        found.append(Figures(temperature, by_group))
+        found.append(HeldOutFigures(temperature, by_group))
     return found
 
 

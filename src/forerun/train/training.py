@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.drafters.heads.network import Network
 from forerun.errors import InputError, explain
 from forerun.train.batches import epoch
-from forerun.train.held_out import Figures, autocast, measure
+from forerun.train.held_out import HeldOutFigures, autocast, measure
 from forerun.train.interrupts import held_back
 from forerun.train.objectives import Objective
 from forerun.train.optimiser import Optimiser
@@ -146,7 +146,7 @@ class Training:
         finally:
             self.save()
 
-    def note(self, held_out: Sequence[Spoken]) -> list[Figures]:
+    def note(self, held_out: Sequence[Spoken]) -> list[HeldOutFigures]:
         """Measure on held-out texts and remember what was found."""
         figures = measure(self.network, self.teacher, held_out)
         row: dict[str, float] = {

@@ -9,7 +9,7 @@ from forerun.measure.figures import Figures
 from forerun.measure.naming import Setting, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
 from forerun.measure.plots.results import Results
-from forerun.measure.records import Answer
+from forerun.measure.records import AnswerRecord
 from forerun.prompts import GROUPS
 
 READING = (
@@ -41,8 +41,8 @@ def over_time(results: Results, setting: Setting) -> Plot | None:
     return plot
 
 
-def _one_of_each_group(results: Results, each: Figures) -> list[Answer]:
-    found: dict[str, Answer] = {}
+def _one_of_each_group(results: Results, each: Figures) -> list[AnswerRecord]:
+    found: dict[str, AnswerRecord] = {}
     for run in results.records.runs:
         if run.cell == each.cell:
             for answer in run.answers:
@@ -50,7 +50,7 @@ def _one_of_each_group(results: Results, each: Figures) -> list[Answer]:
     return [found[group] for group in results.groups if group in found]
 
 
-def _strip(plot: Plot, axes: Any, answer: Answer, colour: str) -> None:
+def _strip(plot: Plot, axes: Any, answer: AnswerRecord, colour: str) -> None:
     drafted, accepted = answer.drafted_by_round, answer.accepted_by_round
     numbers = range(1, len(drafted) + 1)
     pale = axes.bar(numbers, drafted, 0.9, color=colour, alpha=0.28)

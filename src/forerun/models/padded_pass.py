@@ -15,7 +15,7 @@ from forerun.models.feed import Feed
 
 
 @dataclass(frozen=True)
-class Piece:
+class FeedPart:
     """The tokens from `begin` to `end` of what a row is fed."""
 
     row: int
@@ -42,52 +42,52 @@ class Piece:
         return self.stored + self.feed.offsets(self.begin, self.end)
 
 
-def plan(pieces: Sequence[Piece], width: int) -> NDArray[np.int64]:
+def plan(parts: Sequence[FeedPart], width: int) -> NDArray[np.int64]:
     """Ids, positions, slots and rows as one array (4, R, N), so one copy reaches the device.
 
     Padding repeats the position of the row's last token, which a learned table surely has, but
     is written to the slots that follow it.
     """
-    made = np.zeros((4, len(pieces), width), np.int64)
-    for index, piece in enumerate(pieces):
-        positions = piece.positions
-        made[0, index, : len(piece)] = piece.tokens
+    made = np.zeros((4, len(parts), width), np.int64)
+    for index, part in enumerate(parts):
+        positions = part.positions
+        made[0, index, : len(part)] = part.tokens
         made[1, index] = positions[-1]
-        made[1, index, : len(piece)] = positions
-        made[2, index] = piece.slot + np.arange(width)
-        made[3, index] = piece.row
+        made[1, index, : len(part)] = positions
+        made[2, index] = part.slot + np.arange(width)
+        made[3, index] = part.row
     return made
 
 
-def branches(pieces: Sequence[Piece], width: int, end: int, device: Any) -> Branches | None:
+def branches(parts: Sequence[FeedPart], width: int, end: int, device: Any) -> Branches | None:
     """The trees of a pass whose keys end at `end`; None where all rows are chains."""
-    most = max(len(piece.feed.tree) for piece in pieces)
+    most = max(len(part.feed.tree) for part in parts)
     if most == 0:
         return None
-    first = np.full((len(pieces), 1), end)
-    positions = np.zeros((len(pieces), most), np.int64)
-    is_seen = np.zeros((len(pieces), width, most), bool)
-    for index, piece in enumerate(pieces):
-        trunk, tree = piece.feed.trunk, piece.feed.tree
+    first = np.full((len(parts), 1), end)
+    positions = np.zeros((len(parts), most), np.int64)
+    is_seen = np.zeros((len(parts), width, most), bool)
+    for index, part in enumerate(parts):
+        trunk, tree = part.feed.trunk, part.feed.tree
         if len(tree) > 0:
-            first[index] = piece.stored + trunk
-            positions[index, : len(tree)] = piece.stored + trunk + np.array(tree.depths)
-            nodes = np.minimum(np.arange(piece.begin, piece.begin + width), piece.end - 1) - trunk
+            first[index] = part.stored + trunk
+            positions[index, : len(tree)] = part.stored + trunk + np.array(tree.depths)
+            nodes = np.minimum(np.arange(part.begin, part.begin + width), part.end - 1) - trunk
             in_tree = nodes >= 0  # padding repeats what the last token sees
             is_seen[index, in_tree, : len(tree)] = tree.ancestors[nodes[in_tree]]
-    return Branches(*(torch.from_numpy(part).to(device) for part in (first, positions, is_seen)))
+    return Branches(*(torch.from_numpy(x).to(device) for x in (first, positions, is_seen)))
 
 
-def columns(pieces: Sequence[Piece]) -> tuple[int | list[int], list[list[int]] | None]:
+def columns(parts: Sequence[FeedPart]) -> tuple[int | list[int], list[list[int]] | None]:
     """Which columns of a padded pass to project, and where each row's logits are among them.
 
     Only columns some row asked for are projected: the vocabulary is the widest axis by far. The
     second result (R, max N) is None when the projected columns already are the answer.
     """
-    counts = [len(piece) for piece in pieces]
-    num_logits = [piece.num_logits for piece in pieces]
+    counts = [len(part) for part in parts]
+    num_logits = [part.num_logits for part in parts]
     width, most = max(counts), max(num_logits)
-    firsts = [count - wanted for count, wanted in zip(counts, num_logits, strict=True)]
+    firsts = [count - asked for count, asked in zip(counts, num_logits, strict=True)]
     if min(firsts) == max(firsts):
         return width - firsts[0], None
     needed = sorted(
@@ -95,8 +95,8 @@ def columns(pieces: Sequence[Piece]) -> tuple[int | list[int], list[list[int]] |
     )
     where = {column: index for index, column in enumerate(needed)}
     at = [
-        [where[first + min(j, wanted - 1)] for j in range(most)]
-        for first, wanted in zip(firsts, num_logits, strict=True)
+        [where[first + min(j, asked - 1)] for j in range(most)]
+        for first, asked in zip(firsts, num_logits, strict=True)
     ]
     is_suffix = needed[0] == width - len(needed)
     return (len(needed) if is_suffix else needed), at
