@@ -17,7 +17,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.engine.generate import GREEDY
 from forerun.engine.intake import ending_tokens, make_request
 from forerun.engine.prompts import encode
@@ -32,7 +32,6 @@ XP = compat.array_namespace(np.empty(0))
 TRIALS = 64
 EXCUSED = 8.0
 """A tie may be this many times wider than the difference seen between passes."""
-Row = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def diagnose(
     )
 
 
-def _choose(request: Request, logits: Row) -> int:
+def _choose(request: Request, logits: HostArray) -> int:
     """The token plain decoding picks from these logits."""
     law = request.law(logits, (), request.processors)[None, :]
     position = np.array([request.num_output])
@@ -138,7 +137,7 @@ def _choose(request: Request, logits: Row) -> int:
 
 
 def _gap(
-    request: Request, logits: Row, tokens: tuple[int | None, int | None], start: float
+    request: Request, logits: HostArray, tokens: tuple[int | None, int | None], start: float
 ) -> float:
     """The smallest size of random changes, doubling from `start`, under which both are chosen."""
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from forerun import rules
 from forerun.addresses import Address, Addressing, Purpose, by_round
+from forerun.arrays import HostArray
 from forerun.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, every_path
 from forerun.children import Children, next_law
 from forerun.errors import InputError, UnsupportedError, explain
@@ -28,7 +29,7 @@ from forerun.types import Draft
 from forerun.verification import prepare
 
 Prefix = tuple[int, ...]
-Model = Callable[[Prefix], np.ndarray[Any, Any]]
+Model = Callable[[Prefix], HostArray]
 """The next token's probabilities (V,) after a prefix."""
 Emission = Mapping[tuple[Prefix, Memory], float]
 """The tokens a round emits, with what is then known of later rounds' numbers, and how likely."""
@@ -42,14 +43,14 @@ Step = Callable[[Prefix, Shape, Memory], Emission]
 
 def law(
     rule: str | Rule,
-    target: Model | np.ndarray[Any, Any],
-    draft: Model | np.ndarray[Any, Any],
+    target: Model | HostArray,
+    draft: Model | HostArray,
     *,
     draft_length: Shapes | None = None,
     length: int | None = None,
     drawn: str = "sampled",
     addressing: Addressing = by_round,
-) -> np.ndarray[Any, Any]:
+) -> HostArray:
     """The joint law of the first `length` tokens that rounds under `rule` emit, (V,) * length.
 
     target, draft: models, or arrays (N, V) of one row per position (a draft of (K, V) sets K).
@@ -77,7 +78,7 @@ def law(
     return found
 
 
-def target_law(target: Model | np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+def target_law(target: Model | HostArray, length: int) -> HostArray:
     """The joint law of `length` tokens sampled plainly from the target, (V,) * length."""
     model = as_model(target, "target")
     plain: Step = lambda prefix, *_: {  # noqa: E731
@@ -88,8 +89,8 @@ def target_law(target: Model | np.ndarray[Any, Any], length: int) -> np.ndarray[
 
 def expected_accepted(
     rule: str | Rule,
-    target: Model | np.ndarray[Any, Any],
-    draft: Model | np.ndarray[Any, Any],
+    target: Model | HostArray,
+    draft: Model | HostArray,
     draft_length: Shape,
     drawn: str = "sampled",
 ) -> float:
@@ -187,12 +188,12 @@ class Drafted:
     """One draft that can occur: its tokens, the law of each, and the chance of all together."""
 
     tokens: Prefix
-    laws: tuple[np.ndarray[Any, Any], ...]
+    laws: tuple[HostArray, ...]
     chance: float
     known: Mapping[Address, Span]
     """Where the numbers lie that drew it, or drew earlier drafts."""
 
-    def followed(self, law: np.ndarray[Any, Any], address: Address) -> Iterator[Drafted]:
+    def followed(self, law: HostArray, address: Address) -> Iterator[Drafted]:
         """The draft with one more token, drawn from law (V,) by the number at an address."""
         tokens, laws = np.flatnonzero(law > 0).tolist(), (*self.laws, law)
         if len(tokens) == 1:  # certain: its number says nothing
@@ -225,11 +226,11 @@ def as_tree(shape: Shape) -> Tree:
     return shape if isinstance(shape, Tree) else Tree.chain(shape)
 
 
-def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarray[Any, Any]:
+def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray:
     """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
-    known: dict[tuple[Prefix, Memory], np.ndarray[Any, Any]] = {}
+    known: dict[tuple[Prefix, Memory], HostArray] = {}
 
-    def after(prefix: Prefix, memory: Memory) -> np.ndarray[Any, Any]:
+    def after(prefix: Prefix, memory: Memory) -> HostArray:
         left = length - len(prefix)
         if left == 0:
             return np.ones(())
@@ -245,7 +246,7 @@ def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarra
     return after((), ())
 
 
-def as_model(rows: Model | np.ndarray[Any, Any], name: str) -> Model:
+def as_model(rows: Model | HostArray, name: str) -> Model:
     """A model as it is; an array (N, V) as the model that reads its rows by position."""
     if callable(rows):
         return rows

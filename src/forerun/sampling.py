@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
@@ -29,7 +30,6 @@ NUMBERS = (
 )
 """The fields of `Sampling` that are any real number."""
 
-Row = np.ndarray[Any, Any]
 Mask = Callable[[Sequence[int]], Any]
 """Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids.
 
@@ -131,12 +131,12 @@ class Bans:
 
 def weights(
     sampling: Sampling,
-    logits: Row,
+    logits: HostArray,
     prompt: Sequence[int],
     output: Sequence[int],
     bans: Bans,
     processors: Sequence[Any] = (),
-) -> Row:
+) -> HostArray:
     """The law after prompt + output, (V,), unnormalised and largest at 1.
 
     Raises ValueError where no token is possible or a logit is NaN.
@@ -165,7 +165,7 @@ def weights(
     return np.asarray(law)
 
 
-def _nucleus(law: Row, top_p: float) -> Row:
+def _nucleus(law: HostArray, top_p: float) -> HostArray:
     """Keep the fewest likeliest tokens that hold top_p of the mass, ties at the edge included.
 
     Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
@@ -180,12 +180,12 @@ def _nucleus(law: Row, top_p: float) -> Row:
 
 def _adjusted(
     sampling: Sampling,
-    logits: Row,
+    logits: HostArray,
     prompt: Sequence[int],
     output: Sequence[int],
     bans: Bans,
     processors: Sequence[Any],
-) -> Row:
+) -> HostArray:
     """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
     scores = logits.astype(np.float32 if logits.dtype == np.float16 else logits.dtype, copy=True)
     if sampling.logit_bias:
@@ -217,9 +217,7 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
     return tuple(tail) == word
 
 
-def _allowed(
-    grammar: Mask | Grammar, output: Sequence[int], vocab_size: int
-) -> np.ndarray[Any, Any]:
+def _allowed(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
     """Which tokens a grammar allows after an output, (V,)."""
     assert callable(grammar), "a Grammar is bound to its request by then"
     allowed = _as_row(grammar(output), vocab_size)
@@ -228,7 +226,7 @@ def _allowed(
     return allowed
 
 
-def _as_row(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
+def _as_row(answer: Any, vocab_size: int) -> HostArray:
     """A grammar's answer as a boolean row."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
@@ -247,8 +245,8 @@ def _as_row(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
 
 
 def _processed(
-    processors: Sequence[Any], scores: Row, prompt: Sequence[int], output: Sequence[int]
-) -> Row:
+    processors: Sequence[Any], scores: HostArray, prompt: Sequence[int], output: Sequence[int]
+) -> HostArray:
     """What transformers' processors make of the scores; they want batches of tensors."""
     import torch
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.certification.broken import Row, sample
+from forerun.arrays import HostArray
+from forerun.certification.broken import sample
 from forerun.certification.certify import Drawer, draw_plainly
 from forerun.children import Children, draw_children
 from forerun.law import Model
 from forerun.tree import ROOT, Tree
 
 
-def owed(law: Row, drawn: Row) -> Row:
+def owed(law: HostArray, drawn: HostArray) -> HostArray:
     """(P - q)+ as a law, or P where nothing is left of it."""
     part = np.maximum(law - drawn, 0.0)
     return np.asarray(part / part.sum()) if part.sum() > 1e-12 else law
@@ -32,8 +33,8 @@ def descend(
     tree: Tree,
     *,
     order: Callable[[tuple[int, ...]], Iterable[int]] = tuple,
-    update: Callable[[Row, Row], Row] = owed,
-    correction: Callable[[Row, Row], Row] = lambda law, left: left,
+    update: Callable[[HostArray, HostArray], HostArray] = owed,
+    correction: Callable[[HostArray, HostArray], HostArray] = lambda law, left: left,
 ) -> list[int]:
     """The correct `siblings` rule, with each of its parts open to replacement."""
     node, kept = ROOT, list[int]()
@@ -61,7 +62,7 @@ def traverse(
 ) -> list[int]:
     """The correct `traversal` rule as it is usually written, and two mistakes one can make."""
 
-    def visit(node: int, debt: float) -> tuple[int, Row] | None:
+    def visit(node: int, debt: float) -> tuple[int, HostArray] | None:
         law = target[node + 1]
         for child in tree.children[node]:
             token = int(tokens[child])
@@ -88,7 +89,7 @@ def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
     )
 
 
-def owed_undivided(law: Row, drawn: Row) -> Row:
+def owed_undivided(law: HostArray, drawn: HostArray) -> HostArray:
     part = np.maximum(law - drawn, 0.0)
     return part if part.sum() > 1e-12 else law
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from forerun import rules
 from forerun.addresses import Addressing, by_round
+from forerun.arrays import HostArray
 from forerun.branches import CannotEnumerate, Memory, Path, every_path
 from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
@@ -251,7 +252,7 @@ def _one_round(
     return emitted
 
 
-def _bias(found: np.ndarray[Any, Any], case: Case) -> float:
+def _bias(found: HostArray, case: Case) -> float:
     """Total variation to the target's joint law; mass that went missing counts in full."""
     wanted = target_law(case.target, case.length)
     return float(np.abs(found - wanted).sum() / 2 + abs(found.sum() - 1) / 2)

@@ -9,6 +9,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.children import Children, draw_children
 from forerun.drafters.base import Turn
 from forerun.drafters.level_growth import Growth
@@ -17,7 +18,6 @@ from forerun.noise import Purpose, coin, draw, exponentials, race, seed_key
 from forerun.sampling import Bans, weights
 
 XP = compat.array_namespace(np.empty(0))
-Row = np.ndarray[Any, Any]
 
 NUM_RACERS = 64
 """Only so many likeliest tokens race to be children of a node in a tree."""
@@ -29,11 +29,11 @@ class Fork:
 
     growth: Growth
     node: int
-    law: Row
+    law: HostArray
 
 
 def fork(
-    growth: Growth, node: int, logits: Row, vocab_size: int, temperature: float | None = None
+    growth: Growth, node: int, logits: HostArray, vocab_size: int, temperature: float | None = None
 ) -> Fork | None:
     """A node under the law that its logits make by the request's options, (V of the target,).
 
@@ -65,7 +65,7 @@ def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
         growth, places = each.growth, each.growth.places_after(each.node)
         addresses = iter(places)
 
-        def choose(law: Row, turn: Turn = growth.turn, places: Any = addresses) -> int:
+        def choose(law: HostArray, turn: Turn = growth.turn, places: Any = addresses) -> int:
             return _draw(law, turn, next(places))
 
         tokens, laws = draw_children(how, each.law, len(places), choose)
@@ -99,14 +99,14 @@ def grow_racing(forks: Sequence[Fork]) -> None:
                     each.growth.add(each.node, token, place, share)
 
 
-def _draw(law: Row, turn: Turn, place: int) -> int:
+def _draw(law: HostArray, turn: Turn, place: int) -> int:
     """A token from a law (V,), by the round's number for one place in the draft."""
     key = seed_key(XP, [turn.seed], None)
     unit = coin(XP, key, np.array([turn.position]), [place], Purpose.DRAFT)[:, 0]
     return int(draw(XP, law[None, :], unit)[0])
 
 
-def _racing(forks: Sequence[Fork]) -> tuple[Row, Any, Row]:
+def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
     """Laws (F, V), keys and positions (F,) of the races for the children of some nodes."""
     turns = [each.growth.turn for each in forks]
     positions = [each.growth.turn.position + each.growth.level for each in forks]

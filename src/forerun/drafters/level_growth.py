@@ -9,15 +9,13 @@ is never worth less than its child and what is kept is a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
 from forerun.tree import ROOT, Tree
 from forerun.types import Drawn
-
-Row = np.ndarray[Any, Any]
 
 MOST_CHILDREN = 8
 """Of a node in a tree of no given shape."""
@@ -41,7 +39,7 @@ class Growth:
         self.parents: list[int] = []
         self.places: list[int] = []  # of each node in the shape
         self.values: list[float] = []
-        self.laws: list[Row] = []
+        self.laws: list[HostArray] = []
         self._num_pending = 0
         self._fed: list[int] = []  # nodes that the model was given, in that order
         self._kept_order: list[int] = []  # nodes of the guess
@@ -61,7 +59,7 @@ class Growth:
         return self.shape.children[ROOT if node == ROOT else self.places[node]]
 
     def add(
-        self, parent: int, token: int, place: int, share: float, law: Row | None = None
+        self, parent: int, token: int, place: int, share: float, law: HostArray | None = None
     ) -> None:
         """One more node; share is the chance that it is kept if its parent is."""
         before = 1.0 if parent == ROOT else self.values[parent]

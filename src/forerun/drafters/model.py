@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
@@ -24,8 +24,6 @@ from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
 from forerun.models.load import wrap
 from forerun.types import Drawn
-
-Row = np.ndarray[Any, Any]
 
 
 @dataclass
@@ -116,7 +114,7 @@ class Model:
         limit = self.model.max_context
         return turn.height if limit is None else min(turn.height, limit - len(turn.tokens) + 1)
 
-    def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[Row]:
+    def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[HostArray]:
         """The drafting model's logits after each frontier node, (nodes, V) for each growth."""
         rows, feeds, parents = [], [], []
         for growth in growths:

@@ -11,15 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.measure.records import AnswerRecord, Cell, Interval, Run
 
 NUM_RESAMPLES = 1000
 STAGES = ("draft", "score", "verify", "commit")
-Floats = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> 
 
 def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
     """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
-    counts: dict[str, Floats] = defaultdict(lambda: np.zeros(2))
+    counts: dict[str, HostArray] = defaultdict(lambda: np.zeros(2))
     for each in answers:
         counts[each.prompt] += (getattr(each, above), getattr(each, below))
     table = np.array(list(counts.values()))
@@ -134,7 +133,7 @@ def _with_prompt(runs: Sequence[Run]) -> float | None:
     return _ratio(tokens, sum(run.seconds for run in runs))
 
 
-def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:
+def ratio_interval(above: HostArray, below: HostArray, *, seed: int = 0) -> Interval:
     """sum(above) / sum(below) over units (N,), with the 95% interval from resampling units."""
     n = len(above)
     if n == 0 or below.sum() <= 0:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
 from forerun.measure.figures import ratio_interval
 from forerun.measure.probe import DrafterProbe
 from forerun.measure.records import Interval
 from forerun.measure.round_costs import TargetCosts
 from forerun.measure.traces import Trace
-
-Floats = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def forecast(
     )
 
 
-def _drafted_law(trace: Trace, draft_length: int, most: int) -> Floats:
+def _drafted_law(trace: Trace, draft_length: int, most: int) -> HostArray:
     """How many rounds would draft 0, 1, ..., `most` tokens, (most + 1,); not normalised."""
     num_tokens = len(trace.survival)
     drafted = np.minimum(trace.drafted, most)
@@ -91,7 +89,7 @@ def _drafted_law(trace: Trace, draft_length: int, most: int) -> Floats:
     return np.bincount(drafted, weights=trace.visits(draft_length), minlength=most + 1)
 
 
-def _pass_seconds(costs: TargetCosts, batch: int, law: Floats) -> float:
+def _pass_seconds(costs: TargetCosts, batch: int, law: HostArray) -> float:
     """The average pass if each of `batch` requests drafts 0, 1, ... tokens with this law."""
     if batch == 1:
         return float(sum(p * costs.pass_seconds(1, n + 1) for n, p in enumerate(law) if p))

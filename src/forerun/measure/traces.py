@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.drafters.base import Guess
 from forerun.measure.texts import Text
 from forerun.models.base import LanguageModel
@@ -30,7 +29,6 @@ from forerun.sampling import Bans, Sampling, weights
 from forerun.theory.overlap import acceptance, gumbel_acceptance
 from forerun.tree import ROOT, Tree
 
-Floats = np.ndarray[Any, Any]
 CHUNK = 64
 """Rows of logits to hold at once."""
 
@@ -39,11 +37,11 @@ CHUNK = 64
 class Trace:
     """One text of N tokens and drafts of up to K, under one rule."""
 
-    survival: Floats  # (N, K): chance, given the text, that a round starting here accepts > k
-    drafted: Floats  # (N,): tokens that would be drafted here if there were room for K
-    overlap: Floats | None = None  # (N,): acceptance here in closed form, over all tokens; if known
+    survival: HostArray  # (N, K): chance, given the text, that a round starting here accepts > k
+    drafted: HostArray  # (N,): tokens that would be drafted here if there were room for K
+    overlap: HostArray | None = None  # (N,): closed-form acceptance over all tokens, if known
 
-    def visits(self, draft_length: int) -> Floats:
+    def visits(self, draft_length: int) -> HostArray:
         """Expected number of rounds (0 to 1) that start at each place, (N,)."""
         num_tokens = len(self.survival)
         reach = np.concatenate([np.ones((num_tokens, 1)), self.survival[:, :draft_length]], axis=1)
@@ -58,7 +56,7 @@ class Trace:
         """Expected rounds to write this text."""
         return float(self.visits(draft_length).sum())
 
-    def reached_and_accepted(self, draft_length: int) -> tuple[Floats, Floats]:
+    def reached_and_accepted(self, draft_length: int) -> tuple[HostArray, HostArray]:
         """Expected times that each slot is reached, and accepted, (K,) each."""
         visits, survival = self.visits(draft_length), self.survival[:, :draft_length]
         num_tokens = len(visits)
@@ -104,7 +102,7 @@ def traces_of_laws(
     }
 
 
-def shared_hit(target_law: Floats, draft_law: Floats, token: int) -> float:
+def shared_hit(target_law: HostArray, draft_law: HostArray, token: int) -> float:
     """Chance that the drafter's race picks the token, given that the target's did."""
     p, q = target_law[token], draft_law[token]
     if q == 0:
@@ -139,7 +137,9 @@ def _agreement(guess: Guess, ahead: Sequence[int]) -> int:
     return depth
 
 
-def laws(model: LanguageModel, text: Text, sampling: Sampling, vocab_size: int) -> Iterator[Floats]:
+def laws(
+    model: LanguageModel, text: Text, sampling: Sampling, vocab_size: int
+) -> Iterator[HostArray]:
     """The model's law (vocab_size,) at each place of the text's output, from passes over it."""
     tokens, state = text.tokens, model.start(1, len(text.tokens))
     first = len(text.prompt)
@@ -155,17 +155,17 @@ def laws(model: LanguageModel, text: Text, sampling: Sampling, vocab_size: int) 
             yield law / law.sum(dtype=np.float64)
 
 
-def slot_by_slot(hits: Floats, most: int) -> Floats:
+def slot_by_slot(hits: HostArray, most: int) -> HostArray:
     """(N,) chances into their products along every draft, (N, K); none survives the text's end."""
     return np.cumprod(_windows(hits, most), axis=1)
 
 
-def block_wise(ratios: Floats, most: int) -> Floats:
+def block_wise(ratios: HostArray, most: int) -> HostArray:
     """(N,) ratios q / p into survival under `block` along every draft, (N, K)."""
     products = np.cumprod(_windows(ratios, most), axis=1)
     return np.minimum(np.minimum.accumulate(products, axis=1), 1.0)
 
 
-def _windows(values: Floats, most: int) -> Floats:
+def _windows(values: HostArray, most: int) -> HostArray:
     padded = np.concatenate([values, np.zeros(most)])
     return np.lib.stride_tricks.sliding_window_view(padded, most)[: len(values)]

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
 from forerun.renamed import renamed
 from forerun.theory.arguments import Floats, as_cost, as_count, as_floats, as_rates
 from forerun.theory.rounds import survival
 
-TargetCost = float | Sequence[float] | np.ndarray[Any, Any] | Callable[[int], float]
+TargetCost = float | Sequence[float] | HostArray | Callable[[int], float]
 """Cost of a pass over m tokens: one for all m >= 2, a list for m = 1, 2, ..., or a function."""
 
 

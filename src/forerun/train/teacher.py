@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.arrays import HostArray
 from forerun.models.forward import without_cudnn_attention
 from forerun.train.shards import Spoken
 
@@ -49,7 +50,7 @@ class Batch:
         return self.tokens[self.rows, self.places + 1]
 
 
-def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
+def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> HostArray:
     """How many flags in a row are set up to each place, (L,): 0 1 1 0 1 gives 0 1 2 0 1."""
     counts = np.cumsum(flags)
     return np.asarray(counts - np.maximum.accumulate(np.where(flags, 0, counts)))

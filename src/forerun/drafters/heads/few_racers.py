@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
@@ -20,13 +20,12 @@ from forerun.noise import Key, exponentials, seed_key
 from forerun.sampling import Sampling
 
 XP = compat.array_namespace(np.empty(0))
-Rows = np.ndarray[Any, Any]
 Node = tuple[Growth, int]
 
 NUM_RACERS = 32
 
 
-def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: Rows) -> None:
+def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: HostArray) -> None:
     """Add the first arrivals in the target's race, or the likeliest tokens, after nodes (N,).
 
     logits: (N, Vd).  draft_tokens: (Vd,), the target's ids.
@@ -56,7 +55,7 @@ def is_about_tokens(sampling: Sampling) -> bool:
     )
 
 
-def _likeliest(logits: Logits, count: int) -> tuple[Rows, Rows]:
+def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
     """Columns (N, count), the likeliest first, and their probabilities."""
     columns = logits.argmax(axis=1)[:, None] if count == 1 else likeliest(logits, count)
     found = np.take_along_axis(logits, columns, axis=1)
@@ -65,8 +64,8 @@ def _likeliest(logits: Logits, count: int) -> tuple[Rows, Rows]:
 
 
 def _first_arrivals(
-    growths: Sequence[Growth], logits: Logits, draft_tokens: Rows
-) -> tuple[Rows, Rows]:
+    growths: Sequence[Growth], logits: Logits, draft_tokens: HostArray
+) -> tuple[HostArray, HostArray]:
     """Columns (N, C) in the order they arrive, and the chance of each to be the target's first.
 
     Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
@@ -91,7 +90,7 @@ def _first_arrivals(
     return np.take_along_axis(columns, order, axis=1), np.take_along_axis(shares, order, axis=1)
 
 
-def _truncated(law: Rows, samplings: Sequence[Sampling]) -> Rows:
+def _truncated(law: HostArray, samplings: Sequence[Sampling]) -> HostArray:
     """Laws (N, C), the likeliest first and at 1, after top_k, top_p and min_p."""
     if all(s.top_k is None and s.top_p == 1 and s.min_p == 0 for s in samplings):
         return law
