@@ -43,10 +43,13 @@ def figures(runs: Sequence[Run], *, group: str | None = None) -> list[Figures]:
     """One entry per cell, in the order of their first runs; with `group`, of that task alone."""
     cells: dict[Cell, list[Run]] = defaultdict(list)
     for run in runs:
-        answers = [each for each in run.answers if group in (None, each.group)]
+        answers = [answer for answer in run.answers if group in (None, answer.group)]
         if answers:
             cells[run.cell].append(replace(run, answers=answers))
-    return [_figures(cell, own, cells.get(plain_of(cell), [])) for cell, own in cells.items()]
+    return [
+        _figures(cell, cell_runs, cells.get(plain_of(cell), []))
+        for cell, cell_runs in cells.items()
+    ]
 
 
 def groups(runs: Sequence[Run]) -> list[str]:
@@ -73,8 +76,8 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     answers = [answer for run in runs for answer in run.answers]
     pace, plain_pace = _by_prompt(runs, seconds_per_token), _by_prompt(plain, seconds_per_token)
     both = [prompt for prompt in pace if prompt in plain_pace]
-    own = np.array([pace[prompt] for prompt in both])
-    theirs = np.array([plain_pace[prompt] for prompt in both])
+    drafted_paces = np.array([pace[prompt] for prompt in both])
+    plain_paces = np.array([plain_pace[prompt] for prompt in both])
     spent = {
         stage: sum(each.seconds_by_stage.get(stage, 0.0) for each in answers) for stage in STAGES
     }
@@ -91,25 +94,25 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
         tokens_per_second=_throughput(runs),
         tokens_per_second_with_prompt=_with_prompt(runs),
         time_shares={stage: part / total for stage, part in spent.items()} if total else {},
-        speedup=ratio_interval(theirs, own) if both else None,
+        speedup=ratio_interval(plain_paces, drafted_paces) if both else None,
     )
 
 
 def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> dict[str, float]:
     """A figure of each prompt: the median over its repeats."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_prompt: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         for answer in run.answers:
             if (value := figure(answer)) == value:
-                found[answer.prompt].append(value)
-    return {prompt: median(values) for prompt, values in found.items()}
+                by_prompt[answer.prompt].append(value)
+    return {prompt: median(values) for prompt, values in by_prompt.items()}
 
 
 def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
     """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
     counts: dict[str, HostArray] = defaultdict(lambda: np.zeros(2))
-    for each in answers:
-        counts[each.prompt] += (getattr(each, above), getattr(each, below))
+    for answer in answers:
+        counts[answer.prompt] += (getattr(answer, above), getattr(answer, below))
     table = np.array(list(counts.values()))
     return ratio_interval(table[:, 0], table[:, 1])
 
@@ -118,9 +121,9 @@ def _throughput(runs: Sequence[Run]) -> Interval:
     """Tokens of the whole batch after its first round, per second of what came after it."""
     batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
-        tokens = sum(each.new_tokens - each.first_tokens for each in run.answers)
-        seconds = max(each.seconds - each.first_seconds for each in run.answers)
-        batches[tuple(each.prompt for each in run.answers)].append((tokens, seconds))
+        tokens = sum(answer.new_tokens - answer.first_tokens for answer in run.answers)
+        seconds = max(answer.seconds - answer.first_seconds for answer in run.answers)
+        batches[tuple(answer.prompt for answer in run.answers)].append((tokens, seconds))
     table = np.array([np.median(repeats, axis=0) for repeats in batches.values()])
     return ratio_interval(table[:, 0], table[:, 1])
 
@@ -148,16 +151,16 @@ def ratio_interval(above: HostArray, below: HostArray, *, seed: int = 0) -> Inte
 
 
 def _by_position(answers: Sequence[AnswerRecord]) -> list[float]:
-    longest = max((len(each.reached_by_position) for each in answers), default=0)
+    longest = max((len(answer.reached_by_position) for answer in answers), default=0)
     reached, accepted = np.zeros(longest), np.zeros(longest)
-    for each in answers:
-        reached[: len(each.reached_by_position)] += each.reached_by_position
-        accepted[: len(each.accepted_by_position)] += each.accepted_by_position
+    for answer in answers:
+        reached[: len(answer.reached_by_position)] += answer.reached_by_position
+        accepted[: len(answer.accepted_by_position)] += answer.accepted_by_position
     return [_ratio(a, r) for a, r in zip(accepted.tolist(), reached.tolist(), strict=True)]
 
 
 def _length_shares(answers: Sequence[AnswerRecord]) -> list[float]:
-    lengths = [length for each in answers for length in each.accepted_by_round]
+    lengths = [length for answer in answers for length in answer.accepted_by_round]
     if not lengths:
         return []
     shares: list[float] = (np.bincount(lengths) / len(lengths)).tolist()

@@ -76,10 +76,10 @@ def _threads() -> int:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = []
+    versions = []
     for package in PACKAGES:
         try:
-            found.append((package, metadata.version(package)))
+            versions.append((package, metadata.version(package)))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

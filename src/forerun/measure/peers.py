@@ -80,14 +80,14 @@ def run_transformers(
     torch.manual_seed(questions[0].seed)
     start = time.perf_counter()
     with torch.inference_mode():
-        found = model.generate(
+        sequences = model.generate(
             torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(masks, device=model.device),
             generation_config=_config(cell, drafter, endings, padding, max_new_tokens),
             streamer=steps,
             **_assistant(drafter, cell),
         )
-    outputs = found[:, longest:].tolist()
+    outputs = sequences[:, longest:].tolist()
     seconds = time.perf_counter() - start
     answers = [
         _answer(question, _until(output, endings), steps, start, seconds, len(questions))

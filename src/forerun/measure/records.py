@@ -158,8 +158,8 @@ def from_line(line: str) -> Record:
     row = json.loads(line)
     if not isinstance(row, dict) or row.get("kind") not in KINDS:
         raise ValueError(f"it is none of {', '.join(KINDS)}")
-    found: Record = build(KINDS[row.pop("kind")], row)
-    return found
+    record: Record = build(KINDS[row.pop("kind")], row)
+    return record
 
 
 def read_records(folder: str | Path, *, skip_corrupt: bool = False) -> Records:

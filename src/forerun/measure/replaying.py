@@ -43,11 +43,11 @@ def replayed(runs: Sequence[Run]) -> list[Replayed]:
     return [
         Replayed(
             cell,
-            tokens[cell] / len(own),
-            _replay(own, cell, cell),
+            tokens[cell] / len(accepted),
+            _replay(accepted, cell, cell),
             _replay(rounds[longest[_kind(cell)]], longest[_kind(cell)], cell),
         )
-        for cell, own in rounds.items()
+        for cell, accepted in rounds.items()
     ]
 
 
@@ -55,11 +55,11 @@ def _kind(cell: Cell) -> tuple[object, ...]:
     return cell.drafter, cell.batch, cell.temperature, cell.rule
 
 
-def _replay(accepted: list[int], recorded: Cell, wanted: Cell) -> float:
-    found = replay(
+def _replay(accepted: list[int], recorded: Cell, replayed_cell: Cell) -> float:
+    simulation = replay(
         accepted,
         recorded_length=int(recorded.draft_length),
-        draft_length=int(wanted.draft_length),
+        draft_length=int(replayed_cell.draft_length),
         draft_cost=0.0,
     )
-    return found.tokens_per_round.mean
+    return simulation.tokens_per_round.mean

@@ -150,25 +150,25 @@ class _Runner:
 
     def predict(self, cells: Sequence[Cell], questions: Sequence[Question], seed: int) -> None:
         """Probe every drafter whose cells have no prediction yet."""
-        known = {each.cell for each in self.log.records.predictions}
-        wanted = [cell for cell in cells if _is_predictable(cell) and cell not in known]
-        if not wanted:
+        known = {prediction.cell for prediction in self.log.records.predictions}
+        missing = [cell for cell in cells if _is_predictable(cell) and cell not in known]
+        if not missing:
             return
         subject = look_at(
             self.target,
             [question.tokens for question in questions],
-            temperatures=sorted({cell.temperature for cell in wanted}),
-            batches=sorted({cell.batch for cell in wanted}),
-            max_draft_length=max(int(cell.draft_length) for cell in wanted),
-            trees=sorted({cell.tree for cell in wanted if cell.tree is not None}),
+            temperatures=sorted({cell.temperature for cell in missing}),
+            batches=sorted({cell.batch for cell in missing}),
+            max_draft_length=max(int(cell.draft_length) for cell in missing),
+            trees=sorted({cell.tree for cell in missing if cell.tree is not None}),
             max_new_tokens=self.max_new_tokens,
             seed=seed,
         )
-        for name in dict.fromkeys(cell.drafter for cell in wanted):
+        for name in dict.fromkeys(cell.drafter for cell in missing):
             probe = try_out(subject, self.drafters[name or ""])
-            for cell in (cell for cell in wanted if cell.drafter == name):
+            for cell in (cell for cell in missing if cell.drafter == name):
                 if cell.rule in probe.rules(cell.temperature):
-                    found = forecast(
+                    expected = forecast(
                         probe,
                         draft_length=int(cell.draft_length),
                         tree=cell.tree,
@@ -176,18 +176,18 @@ class _Runner:
                         temperature=cell.temperature,
                         rule=cell.rule,
                     )
-                    self.log.add(Prediction(cell, found.tokens_per_round, found.speedup))
+                    self.log.add(Prediction(cell, expected.tokens_per_round, expected.speedup))
 
     def sample(self, cells: Sequence[Cell], questions: Sequence[Question]) -> None:
         """One generation of each drafter token by token, in the cell that was its fastest."""
         known = {each.cell.drafter for each in self.log.records.samples}
         alone = [cell for cell in cells if cell.peer is None and cell.batch == 1]
         measured = figures([run for run in self.log.records.runs if run.cell in alone])
-        speeds = {each.cell: each.tokens_per_second.mean for each in measured}
+        speeds = {entry.cell: entry.tokens_per_second.mean for entry in measured}
         for name in self.drafters:
-            own = [cell for cell in alone if cell.drafter == name]
-            if own and name not in known:
-                cell = max(own, key=lambda each: speeds.get(each, 0.0))
+            cells_of_drafter = [cell for cell in alone if cell.drafter == name]
+            if cells_of_drafter and name not in known:
+                cell = max(cells_of_drafter, key=lambda candidate: speeds.get(candidate, 0.0))
                 self.log.add(
                     sample_cell(
                         self.target,

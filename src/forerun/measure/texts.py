@@ -45,7 +45,7 @@ def write_texts(
 ) -> list[Text]:
     """The target's answers to prompts of token ids; a drafter may listen."""
     samplings = one_each(Sampling(temperature=temperature, seed=seed), len(prompts))
-    found: list[Generation] = generate(
+    generations: list[Generation] = generate(
         target,
         prompts,
         sampling=samplings,
@@ -55,10 +55,10 @@ def write_texts(
         draft_length=draft_length,
         tree=tree,
     )
-    check_drafted(found)
+    check_drafted(generations)
     return [
-        Text(each.prompt_tokens, each.tokens, sampling)
-        for each, sampling in zip(found, samplings, strict=True)
+        Text(generation.prompt_tokens, generation.tokens, sampling)
+        for generation, sampling in zip(generations, samplings, strict=True)
     ]
 
 
@@ -68,9 +68,9 @@ def one_each(sampling: Sampling, count: int) -> list[Sampling]:
     return [replace(sampling, seed=fold(sampling.seed or 0, index)) for index in range(count)]
 
 
-def check_drafted(found: Sequence[Generation]) -> None:
+def check_drafted(generations: Sequence[Generation]) -> None:
     """A drafter that failed was done without: what follows would be about plain decoding."""
-    notes = [note for each in found for note in each.stats.notes]
+    notes = [note for generation in generations for note in generation.stats.notes]
     if notes:
         cure = "Mend the drafter, or leave it out."
         raise UnsupportedError(explain("A drafter failed while it was probed.", notes[0], cure))

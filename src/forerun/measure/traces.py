@@ -146,9 +146,9 @@ def laws(
     for begin in range(first, len(tokens), CHUNK):
         end = min(begin + CHUNK, len(tokens))
         feed = tokens[state.lengths[0] : end - 1]
-        found = to_numpy(model.score(state, [0], [feed], [end - begin]))[0]
+        rows = to_numpy(model.score(state, [0], [feed], [end - begin]))[0]
         model.commit(state, [0], [len(feed)])
-        for place, logits in enumerate(found, start=begin):
+        for place, logits in enumerate(rows, start=begin):
             fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
             fitted[: len(logits)] = logits[:vocab_size]
             law = weights(sampling, fitted, text.prompt, tokens[first:place], Bans())

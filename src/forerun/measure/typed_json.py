@@ -28,10 +28,10 @@ def build(kind: Any, value: Any, where: str = "it") -> Any:
         return _checked(value in parts, value, f"one of {list(parts)}", where)
     if origin is list:
         _checked(isinstance(value, list), value, "a list", where)
-        return [build(parts[0], each, f"{where}[{i}]") for i, each in enumerate(value)]
+        return [build(parts[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _checked(isinstance(value, dict), value, "an object", where)
-        return {key: build(parts[1], each, f"{where}.{key}") for key, each in value.items()}
+        return {key: build(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind is float:
         fine = isinstance(value, int | float) and not isinstance(value, bool)
         return float(_checked(fine and math.isfinite(value), value, "a number", where))
@@ -42,11 +42,11 @@ def build(kind: Any, value: Any, where: str = "it") -> Any:
 def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     _checked(isinstance(value, dict), value, "an object", where)
     hints = _hints(kind)
-    wanted = set(hints)
+    known = set(hints)
     needed = {field.name for field in fields(kind) if not _has_default(field)}
     if missing := sorted(needed - set(value)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
-    if unknown := sorted(set(value) - wanted):
+    if unknown := sorted(set(value) - known):
         raise ValueError(f"{where} has unknown fields: {', '.join(unknown)}")
     return kind(**{name: build(hints[name], value[name], f"{where}.{name}") for name in value})
 
@@ -76,7 +76,7 @@ def _build_union(parts: tuple[Any, ...], value: Any, where: str) -> Any:
     raise ValueError(f"{where} is {value!r}, which fits none of its types")
 
 
-def _checked(fine: bool, value: Any, wanted: str, where: str) -> Any:
+def _checked(fine: bool, value: Any, expected: str, where: str) -> Any:
     if not fine:
-        raise ValueError(f"{where} is {str(value)[:40]!r} and not {wanted}")
+        raise ValueError(f"{where} is {str(value)[:40]!r} and not {expected}")
     return value

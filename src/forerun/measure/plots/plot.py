@@ -47,9 +47,9 @@ def look(results: Results, series: Series) -> dict[str, Any]:
         number = [name for name in results.drafters if name is not None].index(series.drafter)
         colour = PALETTE[number % len(PALETTE)]
     variants = [
-        each
-        for each in results.series()
-        if (each.drafter, each.peer) == (series.drafter, series.peer)
+        other
+        for other in results.series()
+        if (other.drafter, other.peer) == (series.drafter, series.peer)
     ]
     variant = variants.index(series) if series in variants else 0
     style = {"color": colour, "marker": MARKERS[(number + 3 * variant) % len(MARKERS)]}

@@ -61,9 +61,10 @@ def _switch(settings: Sequence[Setting]) -> str:
     if len(settings) < 2:
         return ""
     buttons = "".join(
-        f'<label><input type="radio" name="setting" value="{each.name}"'
-        f"{' checked' if each == settings[0] else ''}><span>{escape(each.words)}</span></label>"
-        for each in settings
+        f'<label><input type="radio" name="setting" value="{setting.name}"'
+        f"{' checked' if setting == settings[0] else ''}>"
+        f"<span>{escape(setting.words)}</span></label>"
+        for setting in settings
     )
     return f'<form id="settings" aria-label="batch size and temperature" hidden>{buttons}</form>'
 
@@ -78,10 +79,10 @@ def _setting(results: Results, setting: Setting, figures: Sequence[str]) -> str:
 
 
 def _checks(results: Results) -> str:
-    found = checks(summarise(results.records))
-    if not found:
+    paragraphs = checks(summarise(results.records))
+    if not paragraphs:
         return ""
-    return _section("checks", "Are we right?", f'<div class="card checks">{found}</div>')
+    return _section("checks", "Are we right?", f'<div class="card checks">{paragraphs}</div>')
 
 
 def _generation(results: Results) -> str:

@@ -24,8 +24,8 @@ def _predictions(summary: Summary) -> str:
     if not summary.misses:
         return words
     rows = [
-        [cell_words(each.cell), f"{each.predicted:.2f}×", f"{each.measured:.2f}×"]
-        for each in summary.misses
+        [cell_words(miss.cell), f"{miss.predicted:.2f}×", f"{miss.measured:.2f}×"]
+        for miss in summary.misses
     ]
     table = _table(["missed", "predicted", "measured"], rows)
     return f"{words}<details><summary>The others</summary>{table}</details>"
@@ -40,21 +40,21 @@ def _autos(autos: Sequence[Auto]) -> str:
     )
     rows = [
         [
-            f"{series_of(each.cell).label}, {setting_of(each.cell).words}",
-            f"{each.against_best:.2f}×",
-            length_words(each.best),
-            *_lowest(each),
+            f"{series_of(auto.cell).label}, {setting_of(auto.cell).words}",
+            f"{auto.against_best:.2f}×",
+            length_words(auto.best),
+            *_lowest(auto),
         ]
-        for each in autos
+        for auto in autos
     ]
     head = ["drafter", "against the best", "which is", "least gain", "in"]
     return words + _table(head, rows)
 
 
-def _lowest(each: Auto) -> tuple[str, str]:
-    if each.lowest is None:
+def _lowest(auto: Auto) -> tuple[str, str]:
+    if auto.lowest is None:
         return "–", "–"
-    return f"{each.by_group[each.lowest]:.2f}×", GROUPS.get(each.lowest, each.lowest)
+    return f"{auto.by_group[auto.lowest]:.2f}×", GROUPS.get(auto.lowest, auto.lowest)
 
 
 def _replay(summary: Summary) -> str:
