@@ -1,8 +1,8 @@
-"""A plan in the words of those who will run it: our own command, vLLM, SGLang.
+"""A plan as options of the engine that will run it: our own command, vLLM, SGLang.
 
-Names of options were read in vLLM's `vllm/config/speculative.py` and in SGLang's page on
-speculative decoding, both of summer 2026.  Neither has a counterpart for every drafter, nor for
-`match`: what is lost is said, and where nothing corresponds there is no export at all.
+The option names come from vLLM's `vllm/config/speculative.py` and SGLang's page on speculative
+decoding, both of summer 2026.  Neither engine has a counterpart for `match` or for every drafter.
+Notes say what differs; where nothing corresponds, there is no export.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.measure.planner import SpeculationPlan
 
 @dataclass(frozen=True)
 class Export:
-    """What to pass to an engine, and what to know about it; no arguments: it has no counterpart."""
+    """Arguments for an engine, and notes; `arguments` is None if it has no counterpart."""
 
     engine: str
     arguments: str | None
@@ -27,7 +27,7 @@ class Export:
 
 
 def exports(plan: SpeculationPlan) -> list[Export]:
-    """The plan for every engine we know."""
+    """The plan for each supported engine."""
     return [for_forerun(plan), for_vllm(plan), for_sglang(plan)]
 
 

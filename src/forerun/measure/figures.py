@@ -1,8 +1,7 @@
 """The figures of a sweep, each under the name and by the definition of docs/measuring.md.
 
-Repeats of a prompt are merged first, by their median, so that one slow minute counts little; then
-prompts are the unit: intervals come from resampling prompts, because it is other prompts that
-the next user will bring.
+The repeats of a prompt are merged first, by their median, so that one slow minute counts little.
+The 95% intervals then come from resampling prompts, because the next user brings other prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ STAGES = ("draft", "score", "verify", "commit")
 
 @dataclass(frozen=True)
 class Figures:
-    """What the runs of one cell came to; `speedup` is None where plain decoding was not run."""
+    """The figures of one cell; `speedup` is None where plain decoding was not run."""
 
     cell: Cell
     num_prompts: int
@@ -40,7 +39,7 @@ class Figures:
 
 
 def figures(runs: Sequence[Run], *, group: str | None = None) -> list[Figures]:
-    """One entry per cell, in the order of their first runs; with `group`, of that task alone."""
+    """One entry per cell, in the order of first runs; `group` restricts it to one task group."""
     cells: dict[Cell, list[Run]] = defaultdict(list)
     for run in runs:
         answers = [answer for answer in run.answers if group in (None, answer.group)]
@@ -58,7 +57,7 @@ def groups(runs: Sequence[Run]) -> list[str]:
 
 
 def plain_of(cell: Cell) -> Cell:
-    """The cell of plain decoding that this one is compared with; a peer's too: ours."""
+    """The plain-decoding cell that a cell is compared with: ours, for a peer's cell too."""
     return replace(cell, drafter=None, draft_length=0, tree=None, rule="match", peer=None)
 
 
@@ -67,7 +66,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def seconds_per_token(answer: AnswerRecord) -> float:
-    """Of one request, after the round that read its prompt."""
+    """Seconds per token of one request, without the round that read its prompt."""
     tokens = answer.new_tokens - answer.first_tokens
     return (answer.seconds - answer.first_seconds) / tokens if tokens > 0 else float("nan")
 
@@ -79,7 +78,8 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     drafted_paces = np.array([pace[prompt] for prompt in both])
     plain_paces = np.array([plain_pace[prompt] for prompt in both])
     spent = {
-        stage: sum(each.seconds_by_stage.get(stage, 0.0) for each in answers) for stage in STAGES
+        stage: sum(answer.seconds_by_stage.get(stage, 0.0) for answer in answers)
+        for stage in STAGES
     }
     total = sum(spent.values())
     return Figures(
@@ -99,7 +99,7 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
 
 
 def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> dict[str, float]:
-    """A figure of each prompt: the median over its repeats."""
+    """The figure of each prompt, as the median over its repeats."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         for answer in run.answers:
@@ -109,7 +109,7 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> 
 
 
 def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
-    """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
+    """Ratio of two counts; the repeats of a prompt are summed, since they are not independent."""
     counts: dict[str, HostArray] = defaultdict(lambda: np.zeros(2))
     for answer in answers:
         counts[answer.prompt] += (getattr(answer, above), getattr(answer, below))
@@ -118,7 +118,7 @@ def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Int
 
 
 def _throughput(runs: Sequence[Run]) -> Interval:
-    """Tokens of the whole batch after its first round, per second of what came after it."""
+    """Tokens per second of the whole batch, without its first round."""
     batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         tokens = sum(answer.new_tokens - answer.first_tokens for answer in run.answers)
@@ -129,7 +129,7 @@ def _throughput(runs: Sequence[Run]) -> Interval:
 
 
 def _with_prompt(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of whole calls, if they were whole."""
+    """Tokens per second of whole calls; None if a call took its prompt from memory."""
     if not all(run.read_prompts for run in runs):
         return None
     tokens = sum(answer.new_tokens for run in runs for answer in run.answers)

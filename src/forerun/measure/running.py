@@ -1,4 +1,4 @@
-"""One run of a sweep: a few prompts through one cell, timed."""
+"""One timed run of a sweep: a batch of prompts in one cell."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_cell(
     repeat: int,
     max_new_tokens: int,
 ) -> Run:
-    """Answer the questions together and keep the counts."""
+    """Answer the questions in one call, and record counts and seconds."""
     start = time.perf_counter()
     generations = _answers(target, drafter, cell, questions, max_new_tokens)
     seconds = time.perf_counter() - start
@@ -50,7 +50,7 @@ def run_cell(
 def sample_cell(
     target: Any, drafter: Drafter | None, cell: Cell, question: Question, *, max_new_tokens: int
 ) -> Sample:
-    """One answer token by token, with probabilities, which cost time: so never a timed one."""
+    """One answer token by token, with probabilities; they cost time, so it is not a timed run."""
     (generation,) = _answers(target, drafter, cell, [question], max_new_tokens, logprobs=0)
     tokenizer = getattr(target, "tokenizer", None)
     scored = zip(generation.tokens, generation.fates, generation.logprobs or (), strict=True)
@@ -62,7 +62,7 @@ def sample_cell(
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """A short name of a token sequence: equal ones have equal names."""
+    """A short hash of a token sequence; equal sequences have equal digests."""
     return hashlib.blake2b(",".join(map(str, tokens)).encode(), digest_size=8).hexdigest()
 
 

@@ -29,16 +29,16 @@ class Miss:
 
 @dataclass(frozen=True)
 class Auto:
-    """A cell with draft length "auto" against the fixed ones of the same drafter."""
+    """A cell with draft length "auto", compared with fixed lengths of the same drafter."""
 
     cell: Cell
-    best: Cell  # the fixed draft length with the most tokens per second, plain decoding included
-    against_best: float  # tokens per second over those of the best
-    by_group: dict[str, float]  # and over those of plain decoding, by task group
+    best: Cell  # the fastest cell of fixed draft length, plain decoding included
+    against_best: float  # tokens per second, divided by those of `best`
+    by_group: dict[str, float]  # speed-up over plain decoding by task group
 
     @property
     def lowest(self) -> str | None:
-        """The task group that gains least."""
+        """The task group with the smallest speed-up."""
         return min(self.by_group, key=self.by_group.__getitem__, default=None)
 
 
@@ -75,7 +75,9 @@ def predicted(
 ) -> list[tuple[Prediction, Figures]]:
     """Predictions whose cell was measured, plain decoding included."""
     known = {entry.cell: entry for entry in measured if entry.speedup is not None}
-    latest = {prediction.cell: prediction for prediction in predictions}  # a new probe counts
+    latest = {
+        prediction.cell: prediction for prediction in predictions
+    }  # the last prediction of a cell counts
     return [(prediction, known[cell]) for cell, prediction in latest.items() if cell in known]
 
 
@@ -86,7 +88,7 @@ def is_close(prediction: Prediction, entry: Figures) -> bool:
 
 
 def in_words(summary: Summary) -> list[str]:
-    """A line for each of the three questions that the sweep can answer, and one for each miss."""
+    """Text lines: predictions and each miss, the automatic draft length, the replay."""
     lines = []
     if summary.num_predicted:
         close = f"{summary.num_close} of {summary.num_predicted}"
@@ -112,7 +114,7 @@ def _least(auto: Auto) -> str:
 
 
 def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:
-    """Every chain of ours with draft length "auto" that has a fixed one beside it."""
+    """Every chain cell with draft length "auto" that has a cell of fixed length beside it."""
     cells = [entry.cell for entry in measured if _is_auto(entry.cell)]
     speeds = {entry.cell: entry.tokens_per_second.mean for entry in measured}
     compared = {*cells, *map(plain_of, cells)}
@@ -141,7 +143,7 @@ def _is_auto(cell: Cell) -> bool:
 
 
 def _is_fixed_of(cell: Cell, other: Cell) -> bool:
-    """Whether another cell is this one with a fixed draft length, or plain decoding."""
+    """Whether `other` equals `cell` except for a fixed draft length, or is plain decoding."""
     if other == plain_of(cell):
         return True
     kinds = ((x.drafter, x.tree, x.batch, x.temperature, x.rule, x.peer) for x in (cell, other))

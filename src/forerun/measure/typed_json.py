@@ -1,8 +1,8 @@
-"""JSON into dataclasses, strictly: what a line says must be what its type promises.
+"""Converts JSON to dataclasses and checks every type.
 
-A file that was cut, edited or written by another version should be told apart from a good one when
-it is read, not by a strange plot an hour later.  Only a field with a default may be missing: it is
-younger than the file.
+A file that was cut, edited or written by another version must fail when it is read, not in a
+strange plot an hour later.  Only a field with a default may be missing: it was added after the
+file was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 def build(kind: Any, value: Any, where: str = "it") -> Any:
     """`value` as a `kind`: a dataclass, a list, dict or union of such, or a plain value.
 
-    Raises ValueError that says where the two differ.
+    Raises ValueError that says where they differ.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
@@ -53,7 +53,7 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Types by field; looking them up takes longer than all the rest of a line."""
+    """Types by field, cached: looking them up takes longer than the rest of a line."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
