@@ -64,13 +64,13 @@ class Witness(PassingOn):
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         texts = [tuple(turn.tokens) for turn in turns]
-        found = super().propose(state, turns, shared_noise=shared_noise)
-        _promise(len(found) == len(turns), "gives one guess per turn", len(found), len(turns))
-        for turn, text, guess in zip(turns, texts, found, strict=True):
+        guesses = super().propose(state, turns, shared_noise=shared_noise)
+        _promise(len(guesses) == len(turns), "gives one guess per turn", len(guesses), len(turns))
+        for turn, text, guess in zip(turns, texts, guesses, strict=True):
             _promise(tuple(turn.tokens) == text, "leaves the text alone", turn.tokens, text)
             self._check(turn, guess, shared_noise)
             self.seen.append(Seen(turn, text, guess))
-        return found
+        return guesses
 
     def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
         count = len(guess.tokens)
@@ -91,12 +91,14 @@ class Witness(PassingOn):
         _promise(fair, "draws with noise of its own, unpruned", guess.drawn, "point or sampled")
         if guess.drawn is Drawn.SAMPLED and count:
             probs = np.asarray(guess.probs, dtype=np.float64)
-            wanted = (count, self.vocab_size)
-            _promise(probs.shape == wanted, "gives the law of each token", probs.shape, wanted)
+            shape = (count, self.vocab_size)
+            _promise(probs.shape == shape, "gives the law of each token", probs.shape, shape)
             is_law = (probs >= 0).all() and (abs(probs.sum(axis=1) - 1) < 1e-3).all()
             _promise(bool(is_law), "gives laws that sum to 1", probs.sum(axis=1), 1)
-            own = probs[range(count), guess.tokens]
-            _promise(bool((own > 0).all()), "draws what its law allows", own, "above 0")
+            token_probs = probs[range(count), guess.tokens]
+            _promise(
+                bool((token_probs > 0).all()), "draws what its law allows", token_probs, "above 0"
+            )
 
 
 @dataclass
@@ -146,8 +148,8 @@ class _Court:
             plain = generate(self.target, self.prompts, **how)
             for tree, length in ((None, 1), (None, 5), (8, 4), (TREE, 2)):
                 how |= {"tree": tree, "draft_length": length, "batch_size": 2}
-                found, _ = self._run(**how)
-                texts = [[answer.tokens for answer in each] for each in (found, plain)]
+                drafted, _ = self._run(**how)
+                texts = [[answer.tokens for answer in answers] for answers in (drafted, plain)]
                 _promise(texts[0] == texts[1], "changes no text under match", *texts)
 
     def bears_that_guesses_are_dropped(self) -> None:
@@ -159,15 +161,15 @@ class _Court:
         plain = generate(self.target, prompts, ignore_eos=True, **how)
         how |= {"draft_length": "auto", "batch_size": 2}
         for tree in (None, 8):
-            found, _ = self._run(prompts, Doubting, tree=tree, **how)
-            texts = [[answer.tokens for answer in each] for each in (found, plain)]
+            drafted, _ = self._run(prompts, Doubting, tree=tree, **how)
+            texts = [[answer.tokens for answer in answers] for answers in (drafted, plain)]
             _promise(texts[0] == texts[1], "bears that guesses are dropped", *texts)
 
     def survives_the_end_of_the_context(self) -> None:
         limit = self.target.max_context
         if limit is not None and limit <= 512:
-            found, _ = self._run(max_new_tokens=limit, sampling=Sampling(temperature=0.0))
-            reasons = [answer.finish_reason for answer in found]
+            answers, _ = self._run(max_new_tokens=limit, sampling=Sampling(temperature=0.0))
+            reasons = [answer.finish_reason for answer in answers]
             fine = set(reasons) <= {"context", "stop"}
             _promise(fine, "goes on to the end of the context", reasons, "context")
 
@@ -176,7 +178,7 @@ class _Court:
         for rule, length in (("match", 5), ("ratio", 5), ("match", "auto"), ("ratio", "auto")):
             how: dict[str, Any] = {"rule": rule, "draft_length": length}
             both = [self._run(sampling=Sampling(seed=5), **how)[1] for _ in range(2)]
-            answers = [[each.answer for each in seen] for seen in both]
+            answers = [[record.answer for record in seen] for seen in both]
             _promise(answers[0] == answers[1], "repeats itself", *answers)
 
     def keeps_requests_apart(self) -> None:
@@ -186,16 +188,16 @@ class _Court:
         alone: dict[Any, Any] = {}
         for prompt in self.prompts:
             _, seen = self._run([prompt], rule="ratio", sampling=Sampling(seed=7))
-            alone |= {each.text: each.answer for each in seen}
+            alone |= {record.text: record.answer for record in seen}
         for batch_size in (1, len(self.prompts)):
             _, seen = self._run(rule="ratio", sampling=samplings, batch_size=batch_size)
-            for each in seen:
-                if each.text in alone:
+            for record in seen:
+                if record.text in alone:
                     _promise(
-                        each.answer == alone[each.text],
+                        record.answer == alone[record.text],
                         "keeps requests apart under a rule that needs the draft's law",
-                        each.answer,
-                        alone[each.text],
+                        record.answer,
+                        alone[record.text],
                     )
 
     def draws_what_it_claims(self) -> None:
@@ -204,14 +206,14 @@ class _Court:
         prompts = [self.prompts[0]] * NUM_SEEDS
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 2, "batch_size": 50}
         _, seen = self._run(prompts, rule="ratio", **how)
-        first = [each for each in seen if each.turn.position == 0 and each.guess.tokens]
-        points = {each.answer for each in first if each.guess.drawn is Drawn.POINT}
+        first = [record for record in seen if record.turn.position == 0 and record.guess.tokens]
+        points = {record.answer for record in first if record.guess.drawn is Drawn.POINT}
         _promise(len(points) <= 1, "guesses by the text alone if not by a law", points, "one")
-        sampled = [each for each in first if each.guess.drawn is Drawn.SAMPLED]
+        sampled = [record for record in first if record.guess.drawn is Drawn.SAMPLED]
         if not sampled:
             return
-        laws = np.stack([np.asarray(each.guess.probs)[0] for each in sampled])
-        tokens = np.array([each.guess.tokens[0] for each in sampled])
+        laws = np.stack([np.asarray(record.guess.probs)[0] for record in sampled])
+        tokens = np.array([record.guess.tokens[0] for record in sampled])
         chances = laws.sum(axis=0)  # (V,): how often each should come
         spread = np.sqrt((laws * (1 - laws)).sum(axis=0))
         often = chances > 5
@@ -220,7 +222,7 @@ class _Court:
         is_certain = spread[often] < 1e-9
         worst = float(np.where(is_certain, 0.0, sigmas).max(initial=0.0))
         _promise(worst < MOST_SIGMAS, "draws from the law it claims", f"{worst:.1f} sigmas", "5")
-        key = seed_key(XP, [each.turn.seed for each in sampled], None)
+        key = seed_key(XP, [record.turn.seed for record in sampled], None)
         targets = race(XP, laws, key, np.zeros(len(sampled), dtype=np.int64))
         agreed = laws[range(len(sampled)), targets]
         spread_agreed = max(float(np.sqrt((agreed * (1 - agreed)).sum())), 1e-9)
@@ -238,13 +240,13 @@ class _Court:
         how = {"max_new_tokens": 8, "ignore_eos": True, "draft_length": DRAFT_LENGTH} | how
         with timed_by(ErraticClock(0)):
             witness = kind(self.make(), self.target.vocab_size)
-            found = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
-        notes = [note for answer in found for note in answer.stats.notes]
+            answers = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
+        notes = [note for answer in answers for note in answer.stats.notes]
         unasked = [note for note in notes if "cannot score trees" not in note]
         _promise(not unasked, "does not fail", unasked, "no notes")
-        return found, witness.seen
+        return answers, witness.seen
 
 
-def _promise(kept: bool, what: str, received: object, wanted: object) -> None:
+def _promise(kept: bool, what: str, received: object, expected: object) -> None:
     if not kept:
-        raise BrokenPromise(explain(f"A drafter {what}.", received, f"Wanted: {wanted}."))
+        raise BrokenPromise(explain(f"A drafter {what}.", received, f"Wanted: {expected}."))

@@ -66,9 +66,9 @@ def traverse(
         law = target[node + 1]
         for child in tree.children[node]:
             token = int(tokens[child])
-            found = visit(child, min(debt * law[token] / draft[child][token], 1.0))
-            if found:
-                return found
+            stop = visit(child, min(debt * law[token] / draft[child][token], 1.0))
+            if stop:
+                return stop
             missing = float(np.maximum(debt * law - draft[child], 0.0).sum())
             left = np.maximum((1.0 if token_residual else debt) * law - draft[child], 0.0)
             law = left / left.sum() if left.sum() > 1e-12 else law
@@ -76,7 +76,7 @@ def traverse(
         return (node, law) if node == ROOT or rng.random() < debt else None
 
     node, law = visit(ROOT, 1.0) or (ROOT, target[0])
-    return [*(int(tokens[each]) for each in tree.path(node)), sample(rng, law)]
+    return [*(int(tokens[step]) for step in tree.path(node)), sample(rng, law)]
 
 
 def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
@@ -131,5 +131,5 @@ def draw_and_prune(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any, 
     """Throw sampled tokens of low probability away, with all that follows them."""
     tokens, rows = draw_plainly(model, tree, rng)
     sure = [rows[node][token] >= 0.3 for node, token in enumerate(tokens)]
-    kept = [n for n in range(len(tree)) if all(sure[each] for each in tree.path(n))]
+    kept = [n for n in range(len(tree)) if all(sure[step] for step in tree.path(n))]
     return [tokens[node] for node in kept], rows[kept], tree.only(kept)

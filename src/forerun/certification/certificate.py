@@ -80,7 +80,7 @@ class Certificate:
 
     def samples_for(self, bias: float) -> int:
         """Samples per case with which a bias so large would have been caught in every case."""
-        needed = (each.samples * (each.detectable / bias) ** 2 for each in self.findings)
+        needed = (finding.samples * (finding.detectable / bias) ** 2 for finding in self.findings)
         return math.ceil(max(needed))
 
     def to_dict(self) -> dict[str, Any]:

@@ -107,11 +107,11 @@ def certify(
         rule = rules.get(subject)  # type: ignore[arg-type]
         if cases is None and rule.judges_trees:
             chosen += tree_cases(seed)
-        found = []
+        findings = []
         for done, case in enumerate(chosen):
             tell(case.name, done, len(chosen))
-            found += [_rule_finding(rule, case, way, addressing) for way in case.ways]
-        return Certificate(name or rule.name, tuple(found))
+            findings += [_rule_finding(rule, case, way, addressing) for way in case.ways]
+        return Certificate(name or rule.name, tuple(findings))
     if is_rule:
         cure = "Pass your own verifier function together with draw."
         raise InputError(explain("A rule is certified with its own way of drawing.", draw, cure))
@@ -126,11 +126,11 @@ def certify(
     drawer = draw or draw_plainly
     if method != "sampled":
         try:
-            found = []
+            findings = []
             for done, case in enumerate(chosen):
                 tell(case.name, done, len(chosen))
-                found.append(_exact_finding(function, drawer, case))
-            return Certificate(label, tuple(found))
+                findings.append(_exact_finding(function, drawer, case))
+            return Certificate(label, tuple(findings))
         except ForerunError:
             raise
         except Exception as reason:  # code that fails for another reason fails when sampled too
@@ -139,11 +139,11 @@ def certify(
                 wrong = "The function's outcomes cannot be listed."
                 raise InputError(explain(wrong, f"use of {reason}", cure)) from reason
     some = [case for case in chosen if case.sampled] or chosen
-    found = []
+    findings = []
     for number, case in enumerate(some):
         turns = _turns(tell, case, number * samples, samples, samples * len(some))
-        found.append(_sampled_finding(function, drawer, case, samples, seed, turns))
-    return Certificate(label, tuple(found))
+        findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
+    return Certificate(label, tuple(findings))
 
 
 def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
@@ -252,10 +252,10 @@ def _one_round(
     return emitted
 
 
-def _bias(found: HostArray, case: Case) -> float:
+def _bias(emitted: HostArray, case: Case) -> float:
     """Total variation to the target's joint law; mass that went missing counts in full."""
-    wanted = target_law(case.target, case.length)
-    return float(np.abs(found - wanted).sum() / 2 + abs(found.sum() - 1) / 2)
+    target = target_law(case.target, case.length)
+    return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)
 
 
 def _sampled_finding(

@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch,
             **shared,
         )[0]
-        found = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
-        ties += found is not None and found.is_near_tie
-        bugs += found is not None and not found.is_near_tie
-        verdict = "identical" if found is None else str(found)
+        difference = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
+        ties += difference is not None and difference.is_near_tie
+        bugs += difference is not None and not difference.is_near_tie
+        verdict = "identical" if difference is None else str(difference)
         if args.json:
-            row = {"prompt": number, "verdict": verdict, "identical": found is None}
+            row = {"prompt": number, "verdict": verdict, "identical": difference is None}
             print(json.dumps(row | {"stats": guessed.stats.to_dict()}), flush=True)
         else:
             per_round = guessed.stats.tokens_per_round

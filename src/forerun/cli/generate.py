@@ -152,13 +152,13 @@ def run(args: argparse.Namespace) -> int:
         interrupted = True
         if not args.json:
             screen.break_off()
-    found: list[Generation] = pieces.results()
+    generations: list[Generation] = pieces.results()
     if args.json:
-        for index, each in enumerate(found):
-            print(json.dumps(as_dict(each, index)))
+        for index, generation in enumerate(generations):
+            print(json.dumps(as_dict(generation, index)))
     if args.stats:
         print(_which_pass(target), file=sys.stderr)
-    failed = _report(found, with_stats=args.stats)
+    failed = _report(generations, with_stats=args.stats)
     return 130 if interrupted else int(failed)
 
 
@@ -207,17 +207,17 @@ def _which_pass(target: Any) -> str:
     return f"target: {target!r}" + (f"; not the lean CPU pass: {reason}" if reason else "")
 
 
-def _report(found: list[Generation], *, with_stats: bool) -> bool:
+def _report(generations: list[Generation], *, with_stats: bool) -> bool:
     """Statistics, if wanted; notes and failures always.  True if anything failed."""
-    for number, each in enumerate(found, start=1):
-        which = f"[{number}/{len(found)}] " if len(found) > 1 else ""
+    for number, generation in enumerate(generations, start=1):
+        which = f"[{number}/{len(generations)}] " if len(generations) > 1 else ""
         if with_stats:
-            print(which + summary(each), file=sys.stderr)
-        for note in each.stats.notes:
+            print(which + summary(generation), file=sys.stderr)
+        for note in generation.stats.notes:
             print(f"{which}note: {note}", file=sys.stderr)
-        if each.error is not None:
-            print(f"{which}failed: {each.error}", file=sys.stderr)
-    return any(each.error is not None for each in found)
+        if generation.error is not None:
+            print(f"{which}failed: {generation.error}", file=sys.stderr)
+    return any(generation.error is not None for generation in generations)
 
 
 def _flag(name: str) -> str:

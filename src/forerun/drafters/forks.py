@@ -53,50 +53,50 @@ def fork(
     size = min(vocab_size, len(logits))
     fitted[:size] = logits[:size]
     try:
-        found = weights(sampling, fitted, prompt, [*output, *growth.path(node)], Bans())
+        mass = weights(sampling, fitted, prompt, [*output, *growth.path(node)], Bans())
     except Exception:
         return None
-    return Fork(growth, node, np.asarray(found / found.sum(dtype=np.float64)))
+    return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)))
 
 
 def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
     """Children drawn with the drafter's own noise, each at an address of its own."""
-    for each in forks:
-        growth, places = each.growth, each.growth.places_after(each.node)
+    for parent in forks:
+        growth, places = parent.growth, parent.growth.places_after(parent.node)
         addresses = iter(places)
 
         def choose(law: HostArray, turn: Turn = growth.turn, places: Any = addresses) -> int:
             return _draw(law, turn, next(places))
 
-        tokens, laws = draw_children(how, each.law, len(places), choose)
+        tokens, laws = draw_children(how, parent.law, len(places), choose)
         for place, token, law in zip(places, tokens, laws, strict=True):
-            growth.add(each.node, token, place, float(law[token]), law)
+            growth.add(parent.node, token, place, float(law[token]), law)
 
 
 def grow_racing(forks: Sequence[Fork]) -> None:
     """The first arrivals in the target's own race, at the position of the nodes' children."""
-    chains = [each for each in forks if each.growth.is_chain]
-    trees = [each for each in forks if not each.growth.is_chain]
+    chains = [parent for parent in forks if parent.growth.is_chain]
+    trees = [parent for parent in forks if not parent.growth.is_chain]
     if chains:
         winners = race(XP, *_racing(chains)).tolist()
-        for each, token in zip(chains, winners, strict=True):
-            each.growth.add(each.node, token, each.growth.level, float(each.law[token]))
+        for parent, token in zip(chains, winners, strict=True):
+            parent.growth.add(parent.node, token, parent.growth.level, float(parent.law[token]))
     if trees:
         laws, key, positions = _racing(trees)
         racers = likeliest(laws, NUM_RACERS)  # (F, N)
         noise = exponentials(XP, key, positions, racers)
-        greedy = np.array([each.growth.turn.sampling.temperature == 0 for each in trees])
+        greedy = np.array([parent.growth.turn.sampling.temperature == 0 for parent in trees])
         speed = np.take_along_axis(laws, racers, axis=1) / np.where(greedy[:, None], 1.0, noise)
         # Were the target's logits the drafter's plus Gumbel noise, each racer would win with a
         # chance in proportion to its speed.
         shares = speed / speed.sum(axis=1, keepdims=True)
         order = np.argsort(-shares, axis=1, kind="stable")
-        for index, each in enumerate(trees):
-            places = each.growth.places_after(each.node)
+        for index, parent in enumerate(trees):
+            places = parent.growth.places_after(parent.node)
             for place, racer in zip(places, order[index], strict=False):
                 if shares[index, racer] > 0:
                     token, share = int(racers[index, racer]), float(shares[index, racer])
-                    each.growth.add(each.node, token, place, share)
+                    parent.growth.add(parent.node, token, place, share)
 
 
 def _draw(law: HostArray, turn: Turn, place: int) -> int:
@@ -108,7 +108,7 @@ def _draw(law: HostArray, turn: Turn, place: int) -> int:
 
 def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
     """Laws (F, V), keys and positions (F,) of the races for the children of some nodes."""
-    turns = [each.growth.turn for each in forks]
-    positions = [each.growth.turn.position + each.growth.level for each in forks]
+    turns = [parent.growth.turn for parent in forks]
+    positions = [parent.growth.turn.position + parent.growth.level for parent in forks]
     key = seed_key(XP, [turn.seed for turn in turns], None)
-    return np.stack([each.law for each in forks]), key, np.array(positions)
+    return np.stack([parent.law for parent in forks]), key, np.array(positions)

@@ -53,8 +53,8 @@ class Model:
         if temperature is not None and not 0 <= temperature < np.inf:
             cure = "Use 0 for greedy, more, or None to follow the request."
             raise InputError(explain("The draft temperature is out of range.", temperature, cure))
-        if children not in {*Children, *(each.value for each in Children)}:
-            cure = f"Use one of {', '.join(each.value for each in Children)}."
+        if children not in {*Children, *(kind.value for kind in Children)}:
+            cure = f"Use one of {', '.join(kind.value for kind in Children)}."
             raise InputError(explain("Children cannot be drawn like that.", repr(children), cure))
         self.model: LanguageModel = wrap(model)
         self.temperature = temperature
@@ -84,8 +84,8 @@ class Model:
             forks = []
             for growth, logits in zip(busy, self._score(state, busy), strict=True):
                 for node, row in zip(growth.frontier, logits, strict=True):
-                    found = fork(growth, node, row, state.vocab_size, self.temperature)
-                    forks += [found] if found else []
+                    parent = fork(growth, node, row, state.vocab_size, self.temperature)
+                    forks += [parent] if parent else []
             if shared_noise:
                 grow_racing(forks)
             else:
@@ -127,8 +127,8 @@ class Model:
             state.growths[row] = growth
         counts = [len(growth.frontier) for growth in growths]
         if any(tree is not None for tree in parents):
-            found = self.model.score(state.rows, rows, feeds, counts, parents)
+            logits = self.model.score(state.rows, rows, feeds, counts, parents)
         else:
-            found = self.model.score(state.rows, rows, feeds, counts)
-        host = to_numpy(found)
+            logits = self.model.score(state.rows, rows, feeds, counts)
+        host = to_numpy(logits)
         return [host[index, :count] for index, count in enumerate(counts)]

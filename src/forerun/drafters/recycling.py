@@ -60,7 +60,7 @@ class SuccessorMemory:
     """Lists of all rows together and of each alone, and how much of each text was read."""
 
     shared: Lists
-    own: list[Lists]
+    by_row: list[Lists]
     num_read: dict[int, int] = field(default_factory=dict)
 
 
@@ -91,7 +91,7 @@ class Recycling:
         self, state: SuccessorMemory, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         return [
-            self._guess(state.shared if shared_noise else state.own[turn.row], turn)
+            self._guess(state.shared if shared_noise else state.by_row[turn.row], turn)
             for turn in turns
         ]
 
@@ -100,12 +100,12 @@ class Recycling:
             text = outcome.tokens
             start = state.num_read.get(outcome.row, len(text) - 1)
             state.num_read[outcome.row] = len(text)
-            for lists in (state.shared, state.own[outcome.row]):
+            for lists in (state.shared, state.by_row[outcome.row]):
                 lists.learn(pairwise(text[start - 1 :]), self.num_successors)
                 lists.successors.update(outcome.successors)
 
     def release(self, state: SuccessorMemory, row: int) -> None:
-        state.own[row] = Lists()
+        state.by_row[row] = Lists()
         state.num_read.pop(row, None)
 
     def _guess(self, lists: Lists, turn: Turn) -> Guess:

@@ -46,10 +46,10 @@ class Reader:
 
 
 @dataclass
-class Row:
+class SuffixRow:
     """One request: the trie of its own text, and its place in the tries of earlier outputs."""
 
-    own: SuffixTrie
+    trie: SuffixTrie
     text: Sequence[int] = ()
     num_prompt: int = 0
     num_added: int = 0
@@ -61,7 +61,7 @@ class SuffixMemory:
     """All rows, and the outputs of earlier requests in two generations, the younger one last."""
 
     target: LanguageModel
-    rows: list[Row]
+    rows: list[SuffixRow]
     past: list[SuffixTrie]
 
 
@@ -93,7 +93,7 @@ class Suffix:
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> SuffixMemory:
-        fresh = [Row(self._trie()) for _ in range(num_rows)]
+        fresh = [SuffixRow(self._trie()) for _ in range(num_rows)]
         past = self._shelf.take(target) if self.remember else None
         return SuffixMemory(target, fresh, past or [self._trie(), self._trie()])
 
@@ -108,7 +108,7 @@ class Suffix:
     def release(self, state: SuffixMemory, row: int) -> None:
         """The request is over: its output becomes part of the past."""
         done = state.rows[row]
-        state.rows[row] = Row(self._trie())
+        state.rows[row] = SuffixRow(self._trie())
         young = state.past[-1]
         young.add(done.text[max(0, done.num_prompt - self.max_match) :])
         young.end_text()
@@ -125,12 +125,12 @@ class Suffix:
     def _guess(self, state: SuffixMemory, turn: Turn, use_past: bool) -> Guess:
         row = state.rows[turn.row]
         row.text, row.num_prompt = turn.tokens, turn.num_prompt
-        if row.own.num_nodes > self.max_nodes:
+        if row.trie.num_nodes > self.max_nodes:
             most = self.max_nodes // (2 * self.max_match)  # tokens that cannot fill it again
-            row.own, row.num_added = self._trie(), len(turn.tokens) - most
-        row.own.add(turn.tokens[row.num_added :])
+            row.trie, row.num_added = self._trie(), len(turn.tokens) - most
+        row.trie.add(turn.tokens[row.num_added :])
         row.num_added = len(turn.tokens)
-        known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.own, row.own.walkers)]
+        known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.trie, row.trie.walkers)]
         if use_past:
             if [reader.trie for reader in row.readers] != state.past:
                 row.readers = [Reader(trie) for trie in state.past]
@@ -195,10 +195,10 @@ class Start:
 
 def _starts(trie: SuffixTrie, cursors: Sequence[Cursor]) -> Iterator[Start]:
     """The longest matches that went on."""
-    found = 0
+    num_starts = 0
     for length in range(len(cursors), 0, -1):
-        if found < NUM_STARTS and trie.sequels(cursors[length - 1]):
-            found += 1
+        if num_starts < NUM_STARTS and trie.sequels(cursors[length - 1]):
+            num_starts += 1
             yield Start(trie, cursors[length - 1], length)
 
 

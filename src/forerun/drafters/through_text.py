@@ -85,8 +85,8 @@ class ThroughText:
         pending = ours[state.rows.lengths[row] :]
         drafted: list[int] = []
         while len(drafted) < budget:
-            found = self.model.score(state.rows, [row], [pending + drafted], [1])
-            drafted.append(int(np.argmax(to_numpy(found)[0, 0])))
+            logits = self.model.score(state.rows, [row], [pending + drafted], [1])
+            drafted.append(int(np.argmax(to_numpy(logits)[0, 0])))
         kept = max(0, len(pending) - LOOK_BEHIND)
         self.model.commit(state.rows, [row], [kept])
         state.stored[row] = ours[: state.rows.lengths[row]]

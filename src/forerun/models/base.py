@@ -184,21 +184,21 @@ def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept
     is a path that is no beginning, which only a model that scores trees can keep.
     """
     counts = []
-    for row, most, wanted in zip(rows, scored, kept, strict=True):
-        count = wanted if isinstance(wanted, int) else len(wanted)
+    for row, most, keeps in zip(rows, scored, kept, strict=True):
+        count = keeps if isinstance(keeps, int) else len(keeps)
         if not 0 <= count <= most:
             raise InputError(
                 explain(
                     f"Row {row} can keep at most the {most} tokens scored since its last commit.",
-                    f"kept {wanted}",
+                    f"kept {keeps}",
                     "Score before each commit and keep a prefix of what was scored.",
                 )
             )
-        if not isinstance(wanted, int) and list(wanted) != list(range(count)):
+        if not isinstance(keeps, int) and list(keeps) != list(range(count)):
             raise InputError(
                 explain(
                     f"Row {row} can keep only a beginning of what was scored.",
-                    f"kept {list(wanted)}",
+                    f"kept {list(keeps)}",
                     "Keep paths of a tree with a model whose `scores_trees` is true.",
                 )
             )

@@ -58,12 +58,12 @@ class Feed:
 
     def offsets(self, begin: int, end: int) -> NDArray[np.int64]:
         """How far after the stored text the tokens from `begin` to `end` stand, (end - begin,)."""
-        found = np.arange(begin, end)
-        is_node = found >= self.trunk
+        places = np.arange(begin, end)
+        is_node = places >= self.trunk
         if is_node.any():
             depths = np.asarray(self.tree.depths)
-            found[is_node] = self.trunk + depths[found[is_node] - self.trunk]
-        return found
+            places[is_node] = self.trunk + depths[places[is_node] - self.trunk]
+        return places
 
     def path(self, row: int, kept: Kept) -> Sequence[int]:
         """Indices of the tokens to keep; each must stand right after the one before it."""
@@ -92,4 +92,4 @@ def feeds(tokens: Sequence[Sequence[int]], parents: Sequence[Parents | None] | N
         wrong = "Parents must have one entry per scored row, None for a chain."
         received = f"{len(parents)} entries for {len(tokens)} rows"
         raise InputError(explain(wrong, received, "Pass None for all rows if none has a tree."))
-    return [Feed.of(*each) for each in zip(tokens, parents, strict=True)]
+    return [Feed.of(*row) for row in zip(tokens, parents, strict=True)]

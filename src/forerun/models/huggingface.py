@@ -159,8 +159,8 @@ class HuggingFaceModel:
             received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
             raise UnsupportedError(explain(wrong, received, "Use another drafter."))
         check_depth(self.name, self.num_layers, num_layers)
-        own = state.seen_by(Forward(truncated(self.model, num_layers)))
-        return FirstLayers(self, num_layers, state, own)
+        shared_rows = state.seen_by(Forward(truncated(self.model, num_layers)))
+        return FirstLayers(self, num_layers, state, shared_rows)
 
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, which shares everything else.
@@ -231,12 +231,12 @@ class HuggingFaceModel:
             )
         forward = self._forward
         kinds = layer_kinds(self.model.config) if forward.takes_positions else None
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         if kinds is not None and self._asked in ("auto", "crop"):
             refuse_attention(self.model)
-            found.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
+            candidates.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
         if forward.cache_argument:
-            found += [
+            candidates += [
                 Candidate(
                     "snapshot",
                     lambda f, n, _: SnapshotRows(f, n),
@@ -253,9 +253,11 @@ class HuggingFaceModel:
                 ),
             ]
         recompute = "has no cache that reproduces a fresh pass, so each score recomputes the text."
-        found.append(Candidate("recompute", lambda f, n, _: RecomputeRows(f, n), recompute))
-        found = [candidate for candidate in found if self._asked in ("auto", candidate.strategy)]
-        if not found:
+        candidates.append(Candidate("recompute", lambda f, n, _: RecomputeRows(f, n), recompute))
+        candidates = [
+            candidate for candidate in candidates if self._asked in ("auto", candidate.strategy)
+        ]
+        if not candidates:
             raise UnsupportedError(
                 explain(
                     f"The {self._asked} strategy does not fit the layers of this model.",
@@ -263,7 +265,7 @@ class HuggingFaceModel:
                     'Use strategy="auto".',
                 )
             )
-        return found
+        return candidates
 
     def _choice(self) -> Candidate:
         """The first candidate that holds on this model, tried out once."""

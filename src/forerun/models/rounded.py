@@ -46,8 +46,8 @@ class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
-        found = self.product(flat).view(*x.shape[:-1], -1)
-        return found if self.bias is None else found + self.bias
+        output = self.product(flat).view(*x.shape[:-1], -1)
+        return output if self.bias is None else output + self.bias
 
 
 class Int8Linear(RoundedLinear):
@@ -62,8 +62,8 @@ class Int8Linear(RoundedLinear):
     def product(self, x: Any) -> Any:
         if x.device.type == "cpu" and len(x) <= FEW:
             scales = self.scales.bfloat16()
-            found = torch._weight_int8pack_mm(x.bfloat16().contiguous(), self.codes, scales)
-            return found.to(x.dtype)
+            output = torch._weight_int8pack_mm(x.bfloat16().contiguous(), self.codes, scales)
+            return output.to(x.dtype)
         return linear(x, self.codes.to(x.dtype)) * self.scales
 
     @property
@@ -108,8 +108,8 @@ class Int4LinearOnCpu(RoundedLinear):
 
     def product(self, x: Any) -> Any:
         flat = x.bfloat16().contiguous()
-        found = torch._weight_int4pack_mm_for_cpu(flat, self.packed, BLOCK, self.scales)
-        return found.to(x.dtype)
+        output = torch._weight_int4pack_mm_for_cpu(flat, self.packed, BLOCK, self.scales)
+        return output.to(x.dtype)
 
     @property
     def weight(self) -> Any:

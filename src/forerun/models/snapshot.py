@@ -115,8 +115,8 @@ class SnapshotRows:
             now = slice(begin, begin + step)
             arguments = {"position_ids": positions[:, now]} if self._forward.takes_positions else {}
             mine.saves.append((len(mine.fed), save(mine.cache)))
-            wanted = min(num_logits, step)
-            done = self._forward(ids[:, now], wanted, mine.cache, **arguments)
+            num_columns = min(num_logits, step)
+            done = self._forward(ids[:, now], num_columns, mine.cache, **arguments)
             mine.cache = done.cache
             mine.fed += tokens[now]
             parts.append(done.logits)

@@ -79,20 +79,20 @@ def parse(text: str, name: str, *, bare_lines: bool = False) -> list[Prompt]:
     With `bare_lines`, what is no JSON object is a prompt as it stands.  `name` is what errors call
     the file.
     """
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         prompt = _prompt(line, number, name, bare_lines=bare_lines)
-        if prompt.id in found:
+        if prompt.id in prompts:
             wrong = f"Line {number} of {name} repeats an id."
             cure = "Give each prompt a question_id of its own, or leave them all out."
             raise InputError(explain(wrong, repr(prompt.id), cure))
-        found[prompt.id] = prompt
-    if not found:
+        prompts[prompt.id] = prompt
+    if not prompts:
         cure = 'Write one prompt per line, as {"prompt": "..."}.'
         raise InputError(explain("The list holds no prompt.", repr(name), cure))
-    return list(found.values())
+    return list(prompts.values())
 
 
 def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:

@@ -34,11 +34,11 @@ def _kind(spoken: Spoken) -> tuple[int, int]:
 def _packed(spoken: Sequence[Spoken], batch_tokens: int) -> Iterator[list[Spoken]]:
     batch: list[Spoken] = []
     longest = 0
-    for each in spoken:
-        longest = max(longest, len(each))
+    for text in spoken:
+        longest = max(longest, len(text))
         if batch and (len(batch) + 1) * longest > batch_tokens:
             yield batch
-            batch, longest = [], len(each)
-        batch.append(each)
+            batch, longest = [], len(text)
+        batch.append(text)
     if batch:
         yield batch

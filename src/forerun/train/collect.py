@@ -13,7 +13,7 @@ import numpy as np
 from forerun.errors import InputError, explain
 from forerun.train.chat import Chat
 from forerun.train.conversations import Author, Say, Script
-from forerun.train.sampler import Slots, Wanted
+from forerun.train.sampler import RowTask, Slots
 from forerun.train.shards import Spoken, list_shards, read, write_shard
 
 STRIDE = 32  # passes between two looks at the rows
@@ -31,9 +31,9 @@ class Talk:
     tokens: list[int] = field(default_factory=list)
     answers: list[tuple[int, int]] = field(default_factory=list)  # spans of tokens
 
-    def wanted(self, row: int) -> Wanted:
+    def task(self, row: int) -> RowTask:
         say = self.say
-        return Wanted(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
+        return RowTask(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
 
     def spoken(self) -> Spoken | None:
         """The conversation as it stands, if the model has answered anything."""
@@ -56,17 +56,17 @@ class Stage:
     def play(self) -> list[Spoken]:
         """Let all rows talk for a while; the conversations that ended."""
         ended: list[Spoken] = []
-        fresh: list[Wanted] = []
-        going_on: list[Wanted] = []
+        fresh: list[RowTask] = []
+        going_on: list[RowTask] = []
         for row, tokens in self.slots.done().items():
             talk = self.talks.get(row)
             if talk is not None and self._hear(talk, tokens):
-                going_on.append(talk.wanted(row))
+                going_on.append(talk.task(row))
                 continue
             if talk is not None and (spoken := talk.spoken()) is not None:
                 ended.append(spoken)
             self.talks[row] = self._begin()
-            fresh.append(self.talks[row].wanted(row))
+            fresh.append(self.talks[row].task(row))
         self.slots.put(going_on, fresh=False)
         self.slots.put(fresh, fresh=True)
         self.slots.advance(STRIDE)
@@ -182,10 +182,10 @@ def answer_each(
             if waiting:
                 playing[row], tokens = waiting.pop()
                 limit = len(tokens) + max_new_tokens
-                fresh.append(Wanted(row, tokens, temperature, limit))
+                fresh.append(RowTask(row, tokens, temperature, limit))
         slots.put(fresh, fresh=True)
         slots.advance(STRIDE if playing else 0)
 
 
 def count_answers(spoken: Sequence[Spoken]) -> int:
-    return int(sum(each.is_answer.sum() for each in spoken))
+    return int(sum(text.is_answer.sum() for text in spoken))

@@ -15,7 +15,7 @@ def check_trainable(model: Any) -> None:
     kinds = layer_kinds(model.config)
     kind = type(model).__name__
     cure = "Use a model of the Llama family."
-    if kinds is None or any(each.window is not None for each in kinds):
+    if kinds is None or any(layer.window is not None for layer in kinds):
         wrong = "Drafters are trained for models with full attention in every layer."
         raise UnsupportedError(explain(wrong, kind, cure))
     head = model.get_output_embeddings()

@@ -42,20 +42,20 @@ class HeldOutFigures:
 
 def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
     """One set of figures per temperature among the texts."""
-    found = []
-    for temperature in sorted({each.temperature for each in spoken}):
+    results = []
+    for temperature in sorted({text.temperature for text in spoken}):
         counts: dict[str, NDArray[np.float64]] = {}
-        for part in _parts([each for each in spoken if each.temperature == temperature]):
+        for part in _parts([text for text in spoken if text.temperature == temperature]):
             runs = right_guesses(network, teacher, part, temperature)
-            for row, each in enumerate(part):
-                own = counts.setdefault(each.group, np.zeros((len(LENGTHS), 2)))
-                own += [walk(runs[row], each.is_answer, length) for length in LENGTHS]
+            for row, text in enumerate(part):
+                totals = counts.setdefault(text.group, np.zeros((len(LENGTHS), 2)))
+                totals += [walk(runs[row], text.is_answer, length) for length in LENGTHS]
         by_group = {
-            group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in own)
-            for group, own in sorted(counts.items())
+            group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in totals)
+            for group, totals in sorted(counts.items())
         }
-        found.append(HeldOutFigures(temperature, by_group))
-    return found
+        results.append(HeldOutFigures(temperature, by_group))
+    return results
 
 
 def right_guesses(
@@ -118,10 +118,10 @@ def autocast(device: torch.device) -> torch.autocast:
 def _parts(spoken: Sequence[Spoken]) -> Iterator[list[Spoken]]:
     """Texts of similar length, as many as fit a pass."""
     part: list[Spoken] = []
-    for each in sorted(spoken, key=len):
-        if part and (len(part) + 1) * len(each) > MOST_TOKENS:
+    for text in sorted(spoken, key=len):
+        if part and (len(part) + 1) * len(text) > MOST_TOKENS:
             yield part
             part = []
-        part.append(each)
+        part.append(text)
     if part:
         yield part

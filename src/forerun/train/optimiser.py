@@ -17,9 +17,9 @@ class Optimiser:
 
     def __init__(self, network: Network, rate: float, *, muon: bool) -> None:
         self.rate = rate
-        own = dict(network.named_parameters())
-        inner = [p for name, p in own.items() if p.ndim == 2 and name != "head.weight"]
-        others = [p for name, p in own.items() if p.ndim != 2 or name == "head.weight"]
+        named = dict(network.named_parameters())
+        inner = [p for name, p in named.items() if p.ndim == 2 and name != "head.weight"]
+        others = [p for name, p in named.items() if p.ndim != 2 or name == "head.weight"]
         self.parts: list[Any] = []
         if muon and hasattr(torch.optim, "Muon"):
             self.parts.append(
@@ -28,7 +28,7 @@ class Optimiser:
         else:
             others += inner
         self.parts.append(torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.01))
-        self.parameters = list(own.values())
+        self.parameters = list(named.values())
 
     def step(self, share: float) -> None:
         """Apply the gradients, `share` of the budget being spent, and clear them."""

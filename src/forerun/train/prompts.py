@@ -30,19 +30,19 @@ def read_prompts(file: str) -> list[TrainingPrompt]:
         raise InputError(
             explain(f"Prompts cannot be read ({reason}).", repr(file), cure)
         ) from error
-    found = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         cure = 'Write one {"prompt": "..."} per line.'
         raise InputError(explain("The file holds no prompt.", repr(file), cure))
-    return found
+    return prompts
 
 
 def pick(prompts: Sequence[TrainingPrompt], per_group: int) -> list[TrainingPrompt]:
     """So many of each group, spread over it."""
     picked: list[TrainingPrompt] = []
     for group in dict.fromkeys(prompt.group for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.group == group]
-        picked += own[:: max(1, len(own) // per_group)][:per_group]
+        members = [prompt for prompt in prompts if prompt.group == group]
+        picked += members[:: max(1, len(members) // per_group)][:per_group]
     return picked
 
 

@@ -127,7 +127,7 @@ def _collect(model: Any, chat: Chat, endings: Sequence[int], options: TrainOptio
         write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, options, size)))
     scales = [Scale(options.num_rows, 512, 0.6), Scale(max(1, options.num_rows // 4), 1536, 0.4)]
     longest = getattr(model.config, "max_position_embeddings", None) or 1536
-    scales = [Scale(each.num_rows, min(each.context, longest), each.share) for each in scales]
+    scales = [Scale(scale.num_rows, min(scale.context, longest), scale.share) for scale in scales]
     total = options.num_answer_tokens
     with tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar:
         collect(
@@ -180,8 +180,15 @@ def _train(
     model: Any, fingerprint: Fingerprint, endings: Sequence[int], options: TrainOptions
 ) -> int:
     data = options.data / DATA
-    spoken = [each for file in list_shards(data) for each in read(file) if each.can_be_drafted]
-    held_out = [each for each in read(data / HELD_OUT) if each.can_be_drafted]
+    spoken = [
+        conversation
+        for file in list_shards(data)
+        for conversation in read(file)
+        if conversation.can_be_drafted
+    ]
+    held_out = [
+        conversation for conversation in read(data / HELD_OUT) if conversation.can_be_drafted
+    ]
     if not spoken or not held_out:
         wrong = "No answers have been collected."
         raise InputError(explain(wrong, repr(str(data)), "Collect some with --prompts."))
@@ -228,9 +235,10 @@ def _train(
     }
     text = card(fingerprint.name, design, training.progress, figures, facts)
     (options.out / "README.md").write_text(text, encoding="utf-8")
-    for each in figures:
-        rows = ", ".join(f"{name} {row[4]:.2f}" for name, row in each.by_group.items())
-        _tell(f"temperature {each.temperature:g}, K = 5: {each.mean(5):.3f} tokens/round ({rows})")
+    for entry in figures:
+        rows = ", ".join(f"{name} {row[4]:.2f}" for name, row in entry.by_group.items())
+        tokens_per_round = f"{entry.mean(5):.3f} tokens/round ({rows})"
+        _tell(f"temperature {entry.temperature:g}, K = 5: {tokens_per_round}")
     if not is_over:
         _tell("paused; the same command goes on")
     return 0
@@ -278,9 +286,9 @@ def _explained(option: str, value: int) -> Iterator[None]:
 
 def _endings(model: Any) -> list[int]:
     """The tokens that end a text."""
-    found = model.generation_config.eos_token_id if model.generation_config else None
-    found = model.config.eos_token_id if found is None else found
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    endings = model.generation_config.eos_token_id if model.generation_config else None
+    endings = model.config.eos_token_id if endings is None else endings
+    return [] if endings is None else [endings] if isinstance(endings, int) else list(endings)
 
 
 def _device(device: Any) -> str:

@@ -25,8 +25,8 @@ WARM_UP = 3  # passes before a graph is captured
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a row is to do next."""
+class RowTask:
+    """The text that a row continues, and how."""
 
     row: int
     tokens: Sequence[int]  # the text so far, of which the row may hold a beginning already
@@ -61,21 +61,21 @@ class Slots:
         """(rows,): where the token that is fed next stands."""
         return self._cache.position
 
-    def put(self, wanted: Sequence[Wanted], *, fresh: bool) -> None:
+    def put(self, tasks: Sequence[RowTask], *, fresh: bool) -> None:
         """Give rows their texts; fresh ones have nothing in common with what the rows hold."""
-        if not wanted:
+        if not tasks:
             return
         device = self._text.device
-        rows = torch.tensor([each.row for each in wanted], device=device)
-        table = torch.zeros((len(wanted), self.context), dtype=torch.long)
-        for index, each in enumerate(wanted):
-            table[index, : len(each.tokens)] = torch.tensor(each.tokens)
-        lengths = torch.tensor([len(each.tokens) for each in wanted])
+        rows = torch.tensor([task.row for task in tasks], device=device)
+        table = torch.zeros((len(tasks), self.context), dtype=torch.long)
+        for index, task in enumerate(tasks):
+            table[index, : len(task.tokens)] = torch.tensor(task.tokens)
+        lengths = torch.tensor([len(task.tokens) for task in tasks])
         self._text[rows] = table.to(device)
         self._known[rows] = lengths.to(device)
-        self._limit[rows] = torch.tensor([each.limit for each in wanted], device=device)
+        self._limit[rows] = torch.tensor([task.limit for task in tasks], device=device)
         self._temperature[rows] = torch.tensor(
-            [each.temperature for each in wanted], dtype=torch.float32, device=device
+            [task.temperature for task in tasks], dtype=torch.float32, device=device
         )
         self._is_done[rows] = False
         if fresh:
@@ -232,10 +232,10 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention that reads shared heads once instead of copying them for each query head."""
     if query.shape[2] > 1 or key.shape[2] == 1:
-        found = torch.nn.functional.scaled_dot_product_attention(
+        prompt_output = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-        return found.transpose(1, 2).contiguous(), None
+        return prompt_output.transpose(1, 2).contiguous(), None
     grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # one token per row
     scores = (grouped @ key.transpose(2, 3)).float() * scaling + attention_mask
     attended = scores.softmax(-1).to(value.dtype) @ value

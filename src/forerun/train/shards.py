@@ -47,17 +47,17 @@ def list_shards(folder: Path) -> list[Path]:
 
 def write(file: Path, spoken: Sequence[Spoken]) -> None:
     """One file, there only when complete."""
-    tokens = np.concatenate([each.tokens for each in spoken])
+    tokens = np.concatenate([text.tokens for text in spoken])
     is_small = tokens.size == 0 or tokens.max() < 1 << 16
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as out:
         np.savez(
             out,
             tokens=tokens.astype(np.uint16 if is_small else np.int32),
-            is_answer=np.packbits(np.concatenate([each.is_answer for each in spoken])),
-            lengths=np.array([len(each) for each in spoken], np.int32),
-            groups=np.array([each.group for each in spoken]),
-            temperatures=np.array([each.temperature for each in spoken], np.float32),
+            is_answer=np.packbits(np.concatenate([text.is_answer for text in spoken])),
+            lengths=np.array([len(text) for text in spoken], np.int32),
+            groups=np.array([text.group for text in spoken]),
+            temperatures=np.array([text.temperature for text in spoken], np.float32),
         )
     unfinished.replace(file)
 
@@ -71,7 +71,7 @@ def read(file: Path) -> list[Spoken]:
         cuts = np.cumsum(kept["lengths"])[:-1]
         columns = np.split(tokens, cuts), np.split(is_answer, cuts)
         details = kept["groups"].tolist(), kept["temperatures"].tolist()
-        return [Spoken(*each) for each in zip(*columns, *details, strict=True)]
+        return [Spoken(*fields) for fields in zip(*columns, *details, strict=True)]
     except (OSError, ValueError, LookupError, BadZipFile) as error:
         wrong = f"A file of collected answers cannot be read ({error})."
         cure = "Delete it; what it held is collected again by the same command."

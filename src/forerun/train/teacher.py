@@ -35,9 +35,9 @@ class Batch:
         longest = -(-max(map(len, spoken)) // MULTIPLE) * MULTIPLE
         tokens = np.zeros((len(spoken), longest), np.int64)
         reach = np.zeros((len(spoken), longest), np.int64)
-        for row, each in enumerate(spoken):
-            tokens[row, : len(each)] = each.tokens
-            reach[row, : len(each)] = run_lengths(each.is_answer)
+        for row, text in enumerate(spoken):
+            tokens[row, : len(text)] = text.tokens
+            reach[row, : len(text)] = run_lengths(text.is_answer)
         rows, places = np.nonzero((reach[:, :-1] > 0) & (reach[:, 1:] > 0))
         arrays = tokens, rows, places, reach[rows, places]
         ids, row, place, known = (torch.from_numpy(array).to(device) for array in arrays)
@@ -69,11 +69,11 @@ class Teacher:
     def watch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states after the watched layers (B, L, F), and after the last (B, L, D)."""
         with torch.no_grad(), without_cudnn_attention():
-            found = self.model.base_model(
+            output = self.model.base_model(
                 input_ids=tokens, use_cache=False, output_hidden_states=True
             )
-            hidden = torch.cat([found.hidden_states[layer] for layer in self.layers], -1)
-        return hidden, found.last_hidden_state
+            hidden = torch.cat([output.hidden_states[layer] for layer in self.layers], -1)
+        return hidden, output.last_hidden_state
 
     def laws(self, final: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Of final states (A, D): draft tokens' probabilities (A, Vd), which sum to 1 or less,

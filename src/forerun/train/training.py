@@ -153,7 +153,7 @@ class Training:
             "step": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
         }
-        row |= {f"temperature {each.temperature:g}": round(each.mean(5), 3) for each in figures}
+        row |= {f"temperature {entry.temperature:g}": round(entry.mean(5), 3) for entry in figures}
         self.progress.history.append(row)
         return figures
 

@@ -14,7 +14,7 @@ def likeliest_tokens(
     spoken: Sequence[Spoken], size: int, vocab_size: int, endings: Sequence[int]
 ) -> tuple[NDArray[np.int64], float]:
     """Ids (Vd,), ascending, and the share of all answer tokens that they cover."""
-    said = np.concatenate([each.tokens[each.is_answer] for each in spoken])
+    said = np.concatenate([text.tokens[text.is_answer] for text in spoken])
     counts = np.bincount(said, minlength=vocab_size)
     ranked = counts.copy()
     ranked[list(endings)] = counts.max() + 1  # a drafter that cannot end goes on for nothing

@@ -55,5 +55,5 @@ def layers_to_read(num_layers: int) -> tuple[int, ...]:
 
     Never the last layer, whose output some models hand out after their final norm.
     """
-    wanted = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
-    return tuple(sorted({max(1, layer) for layer in wanted}))
+    depths = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
+    return tuple(sorted({max(1, layer) for layer in depths}))

@@ -94,8 +94,8 @@ class Heads:
             if whole:
                 wide = np.full(vocab_size, -np.inf, np.float32)
                 wide[tokens] = row
-                found = fork(growth, node, wide, vocab_size)
-                forks += [found] if found else []
+                parent = fork(growth, node, wide, vocab_size)
+                forks += [parent] if parent else []
         if shared_noise:
             grow_racing(forks)
         else:

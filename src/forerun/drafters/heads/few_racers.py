@@ -36,10 +36,10 @@ def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: HostArray
     else:
         columns, shares = _first_arrivals([growth for growth, _ in nodes], logits, draft_tokens)
     tokens = draft_tokens[columns].tolist()
-    for (growth, node), own, guesses, chances in zip(
+    for (growth, node), free_places, guesses, chances in zip(
         nodes, places, tokens, shares.tolist(), strict=True
     ):
-        for place, token, share in zip(own, guesses, chances, strict=False):
+        for place, token, share in zip(free_places, guesses, chances, strict=False):
             if share > 0:
                 growth.add(node, token, place, share)
 
@@ -58,9 +58,9 @@ def is_about_tokens(sampling: Sampling) -> bool:
 def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
     """Columns (N, count), the likeliest first, and their probabilities."""
     columns = logits.argmax(axis=1)[:, None] if count == 1 else likeliest(logits, count)
-    found = np.take_along_axis(logits, columns, axis=1)
-    total = np.exp(logits - found[:, :1]).sum(axis=1, keepdims=True)
-    return columns, np.exp(found - found[:, :1]) / total
+    largest = np.take_along_axis(logits, columns, axis=1)
+    total = np.exp(logits - largest[:, :1]).sum(axis=1, keepdims=True)
+    return columns, np.exp(largest - largest[:, :1]) / total
 
 
 def _first_arrivals(
@@ -75,11 +75,11 @@ def _first_arrivals(
     samplings = [turn.sampling for turn in turns]
     positions = np.array([growth.turn.position + growth.level for growth in growths])
     columns = likeliest(logits, NUM_RACERS)
-    found = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
-    temperatures = np.array([[each.temperature] for each in samplings])
+    racers = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
+    temperatures = np.array([[sampling.temperature] for sampling in samplings])
     is_greedy = temperatures == 0
     with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
-        law = np.exp((found - found[:, :1]) / np.where(is_greedy, 1.0, temperatures))
+        law = np.exp((racers - racers[:, :1]) / np.where(is_greedy, 1.0, temperatures))
     law = np.where(is_greedy, law, _truncated(law, samplings))
     noise = exponentials(
         XP, _key(tuple(turn.seed for turn in turns)), positions, draft_tokens[columns]

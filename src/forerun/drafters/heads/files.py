@@ -140,15 +140,17 @@ def _check_sizes(
     from forerun.drafters.heads.network import Network
 
     with torch.device("meta"):  # sizes without numbers
-        wanted = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
-    found = {name: w.shape for name, w in weights.items()}
-    different = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        expected = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
+    shapes = {name: w.shape for name, w in weights.items()}
+    different = sorted(
+        name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name)
+    )
     is_sorted = bool((np.diff(tokens, prepend=-1) > 0).all())
     fits = len(tokens) == design.num_tokens and is_sorted and tokens[-1] < target.vocab_size
     if different or not fits:
         name = different[0] if different else "tokens"
         wrong = f"The drafter's weights do not fit {DESCRIPTION} beside them: {name} differs."
-        received = f"{found.get(name, len(tokens))} rather than {wanted.get(name, 'as stated')}"
+        received = f"{shapes.get(name, len(tokens))} rather than {expected.get(name, 'as stated')}"
         cure = f"Copy or download {str(folder)!r} again."
         raise InputError(explain(wrong, received, cure))
 

@@ -87,9 +87,9 @@ class Listening:
         drawn: dict[int, Guess] = {}
         if asked:
             rows = [turn.row for turn in asked]
-            logits, found = draw(self._rows, rows, *self._take(rows), asked, ids)
+            logits, drafts = draw(self._rows, rows, *self._take(rows), asked, ids)
             self._keep(rows, logits)
-            for row, (tokens, values) in zip(rows, found, strict=True):
+            for row, (tokens, values) in zip(rows, drafts, strict=True):
                 drawn[row] = Guess(tokens, Drawn.SHARED, values=values)
         return [drawn.get(turn.row, Guess()) for turn in turns]
 
@@ -117,9 +117,9 @@ class Listening:
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
         """What waited has been run, and gave logits (R, Vd)."""
-        for row, own in zip(rows, logits, strict=True):
+        for row, row_logits in zip(rows, logits, strict=True):
             heard = self._heard[row]
-            heard.waiting, heard.logits, heard.num_nodes = [], own.copy(), 0
+            heard.waiting, heard.logits, heard.num_nodes = [], row_logits.copy(), 0
 
 
 def _joined(parts: list[Any]) -> Any:

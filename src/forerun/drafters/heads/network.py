@@ -66,8 +66,8 @@ class Network(nn.Module):  # type: ignore[misc]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the draft vocabulary, (..., Vd)."""
-        found: Tensor = self.head(self.norm_head(hidden))
-        return found
+        output: Tensor = self.head(self.norm_head(hidden))
+        return output
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (..., d / 2) of positions (...)."""
