@@ -1,4 +1,4 @@
-"""Drafters that make their drafting model out of the target, once they know it."""
+"""Drafters that derive their drafting model from the target when an engine starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Made:
 
 
 class FromTarget(ABC):
-    """Everything but the making is left to `Model`, whose options these are."""
+    """Subclasses make the drafting model, and `Model` drafts with it; same options as `Model`."""
 
     def __init__(self, name: str, temperature: float | None, children: Children | str) -> None:
         self.name = name

@@ -1,9 +1,9 @@
-"""A second, smaller language model drafts, one pass per level of the draft for the whole batch.
+"""A second, smaller language model drafts: one pass per draft level for the whole batch.
 
-A chain has one guess per level.  Under `match` a tree takes as children of a node the tokens that
-arrive first in the race the target will run, and grows where its paths are likeliest to be kept.
-For rules that divide by the draft's law it fills the shape it is given, drawing every node's
-children with noise of its own.
+A chain has one guess per level.  Under `match`, the children of a tree node are the tokens that
+arrive first in the target's race, and the tree grows along the paths most likely to be accepted.
+For rules that need the draft's law, the drafter fills the given shape and draws the children of
+every node with its own noise.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from forerun.types import Drawn
 
 @dataclass
 class ModelDraftState:
-    """The drafting model's rows, and the draft of each since its last commit."""
+    """The drafting model's rows, and the current draft of each row, by row number."""
 
     rows: State
-    vocab_size: int  # the target's: draft laws are cut or padded to it
+    vocab_size: int  # of the target; draft laws are cut or padded to it
     growths: dict[int, Growth] = field(default_factory=dict)
 
 
 class Model:
     """Draft with a model that shares the target's tokenizer.
 
-    temperature: the drafter's own; None follows the request.  Anything is lossless; what counts
-    is how often the target agrees.
-    children: how a sampled tree draws the children of a node, for the rules that need their law.
+    temperature: of the drafter; None uses the request's.  Every value is lossless, but it changes
+        how often the target agrees.
+    children: how a sampled tree draws the children of a node, for rules that need their law.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Model:
     def propose(
         self, state: ModelDraftState, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
-        # A model may have to be tried out to tell whether it scores trees: not for chains.
+        # Asking `scores_trees` may run trial passes, so it is not asked for chains.
         is_tree = not all(turn.is_chain for turn in turns)
         one_line = not (is_tree and getattr(self.model, "scores_trees", False))
         growths = [Growth(turn, self._room(turn), one_line) for turn in turns]
@@ -96,7 +96,7 @@ class Model:
         return [growth.guess(drawn) for growth in growths]
 
     def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
-        """Keep what was fed and turned out right; a last guess was never fed."""
+        """Commit the accepted tokens that the model was fed; the last guess was never fed."""
         there = [outcome for outcome in outcomes if outcome.row in state.growths]
         if there:
             kept = [state.growths[outcome.row].kept(outcome.path) for outcome in there]
@@ -108,7 +108,8 @@ class Model:
         state.growths.pop(row, None)
 
     def _room(self, turn: Turn) -> int:
-        """How many tokens can follow: within the turn, the context, and the vocabulary."""
+        """Tokens that can be drafted within the turn's height and the context; 0 if the text has a
+        token outside the drafting model's vocabulary."""
         if max(turn.tokens) >= self.model.vocab_size:
             return 0
         limit = self.model.max_context
