@@ -1,4 +1,4 @@
-"""The crop strategy: attention caches, where forgetting a token is lowering a number.
+"""The crop strategy: attention caches, where dropping tokens only lowers a length.
 
 Rows with similar numbers of new tokens share a pass and are padded on the right. Padding writes
 land past a row's length, where nothing reads them and the next pass overwrites them.
@@ -52,7 +52,7 @@ class CropRows:
             end = len(feed.tokens)
             known = self._fed[row].shared(feed, end - count)
             parts.append(FeedPart(row, self.lengths[row], feed, known, end, count))
-            self.forget(row, known)  # nothing to build on if a pass is interrupted
+            self.forget(row, known)  # if the pass is interrupted, its scores must not be reused
         logits = self._score_groups(parts)
         for row, feed in zip(rows, fed, strict=True):
             self._fed[row] = feed
@@ -93,7 +93,7 @@ class CropRows:
         return other
 
     def watch_layers(self, layers: Sequence[int]) -> None:
-        """What was scored unwatched cannot be built on."""
+        """Start watching; scores made before that cannot be reused."""
         self.watch = Watch(layers, self.lengths)
         self._fed = [Feed()] * len(self.lengths)
 

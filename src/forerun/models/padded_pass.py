@@ -1,4 +1,4 @@
-"""How the tokens of several rows become one padded pass."""
+"""Combines the tokens of several rows into one padded pass."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from forerun.models.feed import Feed
 
 @dataclass(frozen=True)
 class FeedPart:
-    """The tokens from `begin` to `end` of what a row is fed."""
+    """Tokens `begin` to `end` of the feed of one row."""
 
     row: int
     stored: int  # tokens in the row, before the feed
     feed: Feed
     begin: int
     end: int
-    num_logits: int  # how many of the last tokens are asked for their logits
+    num_logits: int  # the last tokens whose logits are needed
 
     def __len__(self) -> int:
         return self.end - self.begin
 
     @property
     def slot(self) -> int:
-        """Where the first token is written."""
+        """The slot of the first token."""
         return self.stored + self.begin
 
     @property
@@ -45,8 +45,8 @@ class FeedPart:
 def plan(parts: Sequence[FeedPart], width: int) -> NDArray[np.int64]:
     """Ids, positions, slots and rows as one array (4, R, N), so one copy reaches the device.
 
-    Padding repeats the position of the row's last token, which a learned table surely has, but
-    is written to the slots that follow it.
+    Padding repeats the position of the row's last token, so it is valid for a learned position
+    table.  It is written to the slots after that token.
     """
     made = np.zeros((4, len(parts), width), np.int64)
     for index, part in enumerate(parts):
@@ -82,7 +82,7 @@ def columns(parts: Sequence[FeedPart]) -> tuple[int | list[int], list[list[int]]
     """Which columns of a padded pass to project, and where each row's logits are among them.
 
     Only columns some row asked for are projected: the vocabulary is the widest axis by far. The
-    second result (R, max N) is None when the projected columns already are the answer.
+    second result (R, max N) is None if every row needs exactly the projected columns.
     """
     counts = [len(part) for part in parts]
     num_logits = [part.num_logits for part in parts]

@@ -1,4 +1,4 @@
-"""Hidden states of what a row is fed, kept until it is known which tokens stay."""
+"""Hidden states of scored tokens, kept until a commit says which tokens stay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Watch:
             if not isinstance(path, range):
                 states = states[list(path)]
             elif len(path) < len(states):
-                states = states[: len(path)].clone()  # the refused ones need not stay
+                states = states[: len(path)].clone()  # frees the states of rejected tokens
             self._kept[row] = self._history.add(row, states)
         self._scored[row] = []
 

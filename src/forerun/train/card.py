@@ -16,7 +16,7 @@ def card(
     figures: Sequence[HeldOutFigures],
     facts: Mapping[str, str],
 ) -> str:
-    """Markdown; `facts` are further lines of the first table."""
+    """The card as Markdown; `facts` are extra rows of the first table."""
     rows = {
         "target": target,
         "reads the hidden states after layers": ", ".join(map(str, design.layers)),

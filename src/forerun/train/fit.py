@@ -1,4 +1,4 @@
-"""Whether a target is of the kind that a drafter can be trained for."""
+"""Checks that a drafter can be trained for a target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.models.attention import layer_kinds
 
 
 def check_trainable(model: Any) -> None:
-    """Full attention in every layer, and logits that are a linear map of the last state."""
+    """Requires full attention in every layer, and logits that are linear in the last state."""
     kinds = layer_kinds(model.config)
     kind = type(model).__name__
     cure = "Use a model of the Llama family."

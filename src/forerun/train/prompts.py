@@ -38,7 +38,7 @@ def read_prompts(file: str) -> list[TrainingPrompt]:
 
 
 def pick(prompts: Sequence[TrainingPrompt], per_group: int) -> list[TrainingPrompt]:
-    """So many of each group, spread over it."""
+    """At most `per_group` prompts of each group, evenly spaced."""
     picked: list[TrainingPrompt] = []
     for group in dict.fromkeys(prompt.group for prompt in prompts):
         members = [prompt for prompt in prompts if prompt.group == group]

@@ -1,4 +1,4 @@
-"""From prompts to a trained drafter: collect, train, measure, save; each resumed if stopped."""
+"""Trains a drafter from prompts: collect, train, measure, save; a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ HEAT = 0.8  # the second temperature that is measured
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How many prompts are kept to measure with, and how long their answers are."""
+    """The number of held-out prompts, and the length of their answers."""
 
     per_group: int
-    total: int  # of the prompts themselves, where there is no file of held-out ones
+    total: int  # taken from the training prompts if there is no held-out file
     num_tokens: int
 
     @classmethod
     def on(cls, device: Any) -> HeldOut:
-        """What takes seconds there: a CPU says dozens of tokens where a GPU says thousands."""
+        """Sizes that take seconds on this device: smaller ones on a CPU."""
         return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What was asked for on the command line, defaults filled in."""
+    """The options of the command line, with defaults filled in."""
 
     out: Path
-    data: Path  # the folder whose answers are used: `out`, or that of an earlier run
+    data: Path  # folder of the answers: `out`, or an earlier run's folder
     prompts: Sequence[TrainingPrompt]
     held_out: Sequence[TrainingPrompt]
     num_answer_tokens: int
@@ -74,7 +74,7 @@ class TrainOptions:
     seed: int
 
     def settings(self) -> dict[str, Any]:
-        """What must not change while a run is gone on with."""
+        """The options that must not change when a run resumes."""
         if self.data_only:
             return {"seed": self.seed}
         names = (
@@ -145,7 +145,7 @@ def _collect(model: Any, chat: Chat, endings: Sequence[int], options: TrainOptio
 
 
 def _taken_out(prompts: Sequence[TrainingPrompt], count: int) -> list[TrainingPrompt]:
-    """Some of the prompts, to measure with instead of training on."""
+    """Every n-th prompt, held out of training to measure with."""
     return list(prompts[:: max(2, len(prompts) // count)][:count])
 
 
@@ -265,7 +265,7 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
 def _figures_of_saved(
     folder: Path, teacher: Teacher, held_out: Sequence[Spoken]
 ) -> list[HeldOutFigures]:
-    """Measured as users will load it: in 8 bits."""
+    """Figures of the drafter as users load it, in 8 bits."""
     saved = load(folder)
     network = Network(saved.design)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in saved.weights.items()})
@@ -274,11 +274,13 @@ def _figures_of_saved(
 
 @contextmanager
 def _explained(option: str, value: int) -> Iterator[None]:
-    """Tell what to lower when memory runs out."""
+    """Turn an out-of-memory error into one that names the option to lower."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "memory" not in str(error):  # a CPU's own way to say it
+        if type(error) is RuntimeError and "memory" not in str(
+            error
+        ):  # how torch reports it on a CPU
             raise
         cure = f"Lower {option}; the same command then goes on where it was."
         raise InputError(explain("Memory ran out.", f"{option} {value}", cure)) from error

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was started with, so that it is gone on with and not mixed up."""
+"""The folder of a run, with its target and options, so that only the same run resumes in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN, DATA, HELD_OUT = "run.json", "data", "held-out.npz"
 
 
 def open_run(folder: Path, target: Fingerprint, settings: dict[str, Any]) -> None:
-    """Begin a run in an empty folder, or go on with the same one; refuse any other folder."""
+    """Begin a run in an empty folder, or resume the same run; refuse any other folder."""
     file = folder / RUN
     if not file.exists():
         if folder.is_dir() and any(folder.iterdir()):

@@ -1,8 +1,8 @@
-"""Many texts continued at once, for collecting a target's answers by the million.
+"""Continues many texts at once, to collect a target's answers by the million tokens.
 
-The engine keeps promises about each request, which costs Python per token.  Here nothing is
-promised but speed: all rows share one static cache and one pass, choosing tokens included, that a
-GPU replays as a captured graph; the host looks at the rows only once in a while.
+The engine runs Python code for each token of each request.  Here all rows share one static cache
+and one pass, token choice included, which a GPU replays as a captured graph.  The host checks the
+rows once every few passes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class RowTask:
     """The text that a row continues, and how."""
 
     row: int
-    tokens: Sequence[int]  # the text so far, of which the row may hold a beginning already
+    tokens: Sequence[int]  # the text so far; the row may already hold its beginning
     temperature: float
-    limit: int  # the text's length at which it stops even without an ending
+    limit: int  # length of the text at which the row stops
 
 
 class Slots:
-    """Rows of one target, each continuing a text of its own."""
+    """Rows of one target, each of which continues one text."""
 
     def __init__(
         self, model: Any, num_rows: int, context: int, endings: Sequence[int], seed: int
@@ -58,11 +58,11 @@ class Slots:
 
     @property
     def _position(self) -> Tensor:
-        """(rows,): where the token that is fed next stands."""
+        """Position of the next token to feed, (rows,)."""
         return self._cache.position
 
     def put(self, tasks: Sequence[RowTask], *, fresh: bool) -> None:
-        """Give rows their texts; fresh ones have nothing in common with what the rows hold."""
+        """Assign texts to rows; fresh: the texts do not extend what the rows hold."""
         if not tasks:
             return
         device = self._text.device
@@ -82,20 +82,20 @@ class Slots:
             self._prefill(rows, table, lengths)
 
     def advance(self, num_passes: int) -> None:
-        """Let every row that is not done write so many tokens at most."""
+        """Let every unfinished row write up to `num_passes` tokens."""
         with _attending(self.model):
             for _ in range(num_passes):
                 self._replay()
 
     def done(self) -> dict[int, list[int]]:
-        """Rows that have stopped, and their texts, the last token included."""
+        """Texts of the finished rows by row, last token included."""
         rows = self._is_done.nonzero()[:, 0]
         ends = (self._position[rows] + 2).tolist()
         texts = self._text[rows].tolist()
         return {row: text[:end] for row, text, end in zip(rows.tolist(), texts, ends, strict=True)}
 
     def _replay(self) -> None:
-        """One pass; on a GPU, once warm, as a single launch."""
+        """One pass; on a GPU a captured graph after WARM_UP passes."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -109,7 +109,7 @@ class Slots:
             # Capturing runs nothing, so no row has moved.
 
     def _pass(self) -> None:
-        """Feed each row's token, choose the next one, and write it unless it was given."""
+        """Feed one token per row, choose the next, and write it unless it is given."""
         at = self._position
         slots = torch.arange(self.context, device=at.device)
         mask = torch.zeros((self.num_rows, 1, 1, self.context), device=at.device)
@@ -210,7 +210,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and where each row stands."""
+    """All layers, and the position of each row."""
 
     def __init__(self, num_layers: int, num_rows: int, context: int, device: Any) -> None:
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
@@ -247,7 +247,7 @@ AttentionInterface.register(ATTENTION, grouped_attention)
 
 @contextmanager
 def _attending(model: Any) -> Iterator[None]:
-    """Have a model attend in our way for a while."""
+    """Switch a model to `grouped_attention` within the context."""
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = ATTENTION

@@ -1,4 +1,4 @@
-"""Collected texts on disk: numbered files, each written whole, so that a kill loses at most one."""
+"""Collected texts on disk, in numbered files; a killed run loses at most one file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Spoken:
 
     @property
     def can_be_drafted(self) -> bool:
-        """Whether an answer goes on after its first token, and there is something before it."""
+        """Whether an answer has a second token, and a token before the answer."""
         later = self.is_answer[1:] & self.is_answer[:-1]
         return bool(later.any()) and not self.is_answer[0]
 
 
 def write_shard(folder: Path, spoken: Sequence[Spoken]) -> Path:
-    """The next numbered file of a folder."""
+    """Write the next numbered file of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"shard-{len(list_shards(folder)):05d}.npz"
     write(file, spoken)
@@ -46,7 +46,7 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(file: Path, spoken: Sequence[Spoken]) -> None:
-    """One file, there only when complete."""
+    """Write one file, which appears only when complete."""
     tokens = np.concatenate([text.tokens for text in spoken])
     is_small = tokens.size == 0 or tokens.max() < 1 << 16
     unfinished = file.with_suffix(".part")

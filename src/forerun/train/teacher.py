@@ -1,4 +1,4 @@
-"""What the target says about its own texts: hidden states to draft from, and laws to draft for."""
+"""Runs the target on its own texts: hidden states as input, laws as training targets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from forerun.arrays import HostArray
 from forerun.models.forward import without_cudnn_attention
 from forerun.train.shards import Spoken
 
-MULTIPLE = 32  # of tokens that texts are padded to, so that memory is used again
-CHUNK = 8192  # positions whose whole vocabulary is held at once
+MULTIPLE = 32  # lengths are padded to multiples of this, so that memory is reused
+CHUNK = 8192  # positions whose full logits are held at once
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts side by side, padded on the right, where causal attention never looks."""
+    """Texts in rows, padded on the right, where causal attention does not reach."""
 
     tokens: Tensor  # (B, L)
     rows: Tensor  # (A,): with `places`, the tokens u inside an answer whose next one is as well
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def next_tokens(self) -> Tensor:
-        """(A,): what came after each place."""
+        """The token after each place, (A,)."""
         return self.tokens[self.rows, self.places + 1]
 
 
@@ -76,8 +76,11 @@ class Teacher:
         return hidden, output.last_hidden_state
 
     def laws(self, final: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Of final states (A, D): draft tokens' probabilities (A, Vd), which sum to 1 or less,
-        and the likeliest of all tokens (A,)."""
+        """Laws of final states (A, D).
+
+        Returns the probabilities of the draft tokens (A, Vd), which sum to 1 or less, and the
+        likeliest of all tokens (A,).
+        """
         probs, likeliest = [], []
         with torch.no_grad():
             head = self.model.get_output_embeddings()

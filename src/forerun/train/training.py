@@ -24,13 +24,13 @@ from forerun.train.teacher import Batch, Teacher
 from forerun.train.unroll import unroll
 
 STATE = "state.pt"
-DECAY = 0.8  # how much less the next step counts
+DECAY = 0.8  # weight of a step relative to the one before
 SAVE_EVERY = 60.0  # seconds
 
 
 @dataclass
 class Progress:
-    """How far a training run has got; all that is needed, with the weights, to go on."""
+    """The progress of a training run: with the weights, all that is needed to resume."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -42,14 +42,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run is over, and when this call of it pauses."""
+    """Limits that end a run, and the seconds after which this call pauses."""
 
     seconds: float | None
     steps: int | None
     pause_after: float | None = None
 
     def share(self, progress: Progress) -> float:
-        """How much of it is spent, from 0 to 1."""
+        """The share of the budget that is spent, 0 to 1."""
         shares = [0.0]
         if self.seconds is not None:
             shares.append(progress.seconds / self.seconds)
@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass
 class Training:
-    """One run, from wherever it stands."""
+    """One training run, new or resumed."""
 
     network: Network
     teacher: Teacher
@@ -74,7 +74,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
 
     def resume(self) -> bool:
-        """Go back to the saved state, if there is one."""
+        """Load the saved state; returns whether there was one."""
         file = self.folder / STATE
         if not file.exists():
             return False
@@ -147,7 +147,7 @@ class Training:
             self.save()
 
     def note(self, held_out: Sequence[Spoken]) -> list[HeldOutFigures]:
-        """Measure on held-out texts and remember what was found."""
+        """Measure on held-out texts, and append the figures to the history."""
         figures = measure(self.network, self.teacher, held_out)
         row: dict[str, float] = {
             "step": self.progress.steps,
@@ -158,14 +158,14 @@ class Training:
         return figures
 
     def _step(self, batch: Batch, share: float) -> Tensor:
-        """One update; its loss, still on the device."""
+        """One update; returns the loss on the device."""
         loss = self.loss(batch)
         loss.backward()
         self.optimiser.step(share)
         return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
-        """The objective at every place of every answer, for each step of the unrolled drafter."""
+        """The mean objective of each unrolled step over the answer tokens, weighted and summed."""
         hidden, final = self.teacher.watch(batch.tokens)
         probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
         best = self.teacher.to_draft[likeliest]

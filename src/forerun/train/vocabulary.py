@@ -1,4 +1,4 @@
-"""The tokens a drafter can guess: those the target says most."""
+"""The draft vocabulary: the tokens that the target emits most often."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def likeliest_tokens(
     said = np.concatenate([text.tokens[text.is_answer] for text in spoken])
     counts = np.bincount(said, minlength=vocab_size)
     ranked = counts.copy()
-    ranked[list(endings)] = counts.max() + 1  # a drafter that cannot end goes on for nothing
+    ranked[list(endings)] = counts.max() + 1  # always include the ending tokens
     chosen = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab_size)])
     return chosen, float(counts[chosen].sum() / counts.sum())

@@ -24,7 +24,7 @@ from forerun.types import Drawn
 
 
 class Heads:
-    """Draft with a network that was trained for this very target.
+    """Draft with a network that was trained for this target.
 
     source: a folder that `forerun train` wrote, or a name on the Hugging Face hub; None is the
     drafter that comes with Forerun, for its default model.

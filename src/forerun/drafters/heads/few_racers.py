@@ -45,7 +45,7 @@ def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: HostArray
 
 
 def is_about_tokens(sampling: Sampling) -> bool:
-    """Whether a request treats single tokens in a way of its own, so that all must be looked at."""
+    """Whether options change the logits of single tokens, so that all tokens must be considered."""
     return bool(
         sampling.logit_bias
         or sampling.grammar is not None
@@ -66,10 +66,10 @@ def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
 def _first_arrivals(
     growths: Sequence[Growth], logits: Logits, draft_tokens: HostArray
 ) -> tuple[HostArray, HostArray]:
-    """Columns (N, C) in the order they arrive, and the chance of each to be the target's first.
+    """Columns (N, C) in the order of arrival, and the chance that each is the target's choice.
 
-    Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
-    proportion to its speed.
+    If the target's logits were the drafter's plus Gumbel noise, the chance of each token to win
+    would be proportional to its speed.
     """
     turns = [growth.turn for growth in growths]
     samplings = [turn.sampling for turn in turns]
@@ -78,7 +78,7 @@ def _first_arrivals(
     racers = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
     temperatures = np.array([[sampling.temperature] for sampling in samplings])
     is_greedy = temperatures == 0
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
+    with np.errstate(over="ignore"):  # a tiny temperature gives exp(-inf) for all but the best
         law = np.exp((racers - racers[:, :1]) / np.where(is_greedy, 1.0, temperatures))
     law = np.where(is_greedy, law, _truncated(law, samplings))
     noise = exponentials(

@@ -37,7 +37,7 @@ class Trained:
 
 
 def save(folder: Path, trained: Trained) -> None:
-    """Write both files, each whole or not at all."""
+    """Write both files; each is complete or absent."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,12 +134,12 @@ def _check_sizes(
     weights: Mapping[str, NDArray[np.float32]],
     tokens: NDArray[np.int64],
 ) -> None:
-    """Refuse weights that are not those of the network that is described beside them."""
+    """Refuse weights whose sizes differ from the description in the same folder."""
     import torch
 
     from forerun.drafters.heads.network import Network
 
-    with torch.device("meta"):  # sizes without numbers
+    with torch.device("meta"):  # shapes without data
         expected = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
     shapes = {name: w.shape for name, w in weights.items()}
     different = sorted(
@@ -156,7 +156,7 @@ def _check_sizes(
 
 
 def _download(name: str) -> Path:
-    """The two files from the hub, or what was downloaded earlier."""
+    """The two files from the hub, or from its local cache."""
     try:
         from huggingface_hub import hf_hub_download
 
