@@ -1,4 +1,4 @@
-"""The small worlds a verifier is tried in: each has its own way of going wrong.
+"""The cases a verifier is tested on; each exposes a different kind of bug.
 
 Rows differ from position to position and depend on what was emitted (a row off by one shows),
 some tokens are impossible, laws coincide, have nothing in common, or are point masses, and the
@@ -132,5 +132,5 @@ def tree_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def once(tree: Tree) -> Shapes:
-    """A tree for the first round; the target goes on alone."""
+    """A tree in the first round, then plain decoding."""
     return lambda prefix: Tree.chain(0) if prefix else tree

@@ -1,4 +1,4 @@
-"""Is this verifier lossless?  Exactly where its outcomes can be listed, else by a powered test.
+"""Certifies that a verifier is lossless: by enumeration if possible, else by a powered test.
 
 A round is lossless when its emitted tokens, followed by whatever rounds come next, have the
 target's joint law.  That joint law is what is compared, so a correct first token with a wrong
@@ -147,7 +147,7 @@ def certify(
 
 
 def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
-    """The numbers of a case's samples, told of every now and then."""
+    """The sample numbers of a case; reports progress now and then."""
     for done in range(samples):
         if done % TOLD_EVERY == 0:
             tell(case.name, before + done, total)
@@ -197,7 +197,7 @@ def _exact_finding(function: Verifier, draw: Drawer, case: Case) -> Finding:
 
 
 class InvalidEmission(Exception):
-    """The function returned something that is no emission at all."""
+    """The function returned something that is not a list of emitted tokens."""
 
 
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
@@ -253,7 +253,7 @@ def _one_round(
 
 
 def _bias(emitted: HostArray, case: Case) -> float:
-    """Total variation to the target's joint law; mass that went missing counts in full."""
+    """Total variation distance to the target's joint law; missing mass counts in full."""
     target = target_law(case.target, case.length)
     return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)
 

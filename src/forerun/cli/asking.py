@@ -1,4 +1,4 @@
-"""What `plan` and `sweep` are asked about: a target, drafters, and prompts."""
+"""Arguments shared by `plan` and `sweep`: a target, drafters, and prompts."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ QUICK = (
     "top-k tree as sampled",
     "greedy + 1, whole row",
 )
-"""Known bugs of several kinds that are caught soon."""
+"""Known bugs of several kinds that are caught quickly."""
 
 BAR_DELAY = 1
-"""Seconds before a bar is shown: what is done sooner needs none."""
+"""Seconds before a progress bar appears."""
 
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
-    """Every rule and mutant, a line as each is done; status 1 if any verdict is unexpected."""
+    """Certify every rule and mutant, one line each; status 1 if any verdict is unexpected."""
     rows, wrong = [], 0
     if not as_json:
         print(f"{'':2}{'subject':<26}{'verdict':<22}{'bias (TV)':>10}   worst case / what is wrong")
@@ -118,7 +118,7 @@ def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
 
 
 def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certificate, bool, str]]:
-    """(kind, certificate, whether it should be lossless, story) of everything there is."""
+    """Yields (kind, certificate, whether it should be lossless, story) for all rules and bugs."""
     for name in rules.names(lossless=True):
         certificate = certify(name, seed=seed)
         yield (

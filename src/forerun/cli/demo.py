@@ -38,7 +38,7 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """A generation, and how long it took from asking to the last token."""
+    """A generation, and the seconds from the call to the last token."""
 
     generation: Generation
     seconds: float
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
-    """Answer one prompt both ways; status 1 if the texts differ for no good reason."""
+    """Answer one prompt both ways; status 1 if the texts differ, unless by a near-tie."""
     print(f"\n{title}\n\nprompt: {prompt}")
     print("\nplain:")
     plain = _answer(target, prompt, None)

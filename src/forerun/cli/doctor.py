@@ -1,4 +1,4 @@
-"""`forerun doctor`: is speculation on this model the same text as plain decoding?"""
+"""`forerun doctor`: checks that speculation on a model gives the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rule(name: str, sampling: Sampling) -> rules.Rule:
-    """Only a rule that promises the very text can be held to it."""
+    """The rule; refuses rules that do not promise the exact text of plain decoding."""
     rule = rules.get(name)
     if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
         wrong = "This rule does not promise the text of plain decoding."

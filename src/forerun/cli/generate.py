@@ -1,4 +1,4 @@
-"""`forerun generate`: the answer on standard output, what is to say about it on standard error."""
+"""`forerun generate`: the answer on standard output, notes and statistics on standard error."""
 
 from __future__ import annotations
 
@@ -163,12 +163,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draft_length(text: str) -> DraftLength:
-    """What the flag says: a number, or "auto"."""
+    """The value of the flag: a number, or "auto"."""
     return "auto" if text == "auto" else int(text)
 
 
 def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
-    """Refuse what can be refused before a model is loaded."""
+    """Check the arguments before a model is loaded."""
     sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
     rule = rules.get(args.rule)
     for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
@@ -208,7 +208,7 @@ def _which_pass(target: Any) -> str:
 
 
 def _report(generations: list[Generation], *, with_stats: bool) -> bool:
-    """Statistics, if wanted; notes and failures always.  True if anything failed."""
+    """Print statistics if asked, and all notes and failures.  True if anything failed."""
     for number, generation in enumerate(generations, start=1):
         which = f"[{number}/{len(generations)}] " if len(generations) > 1 else ""
         if with_stats:

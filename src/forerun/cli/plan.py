@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(advice: SpeculationPlan, about: str) -> str:
-    """What was asked, the best of each drafter and rule, the advice, and how to follow it."""
+    """The question, the best setting of each drafter and rule, the advice, and its exports."""
     how = "greedy" if advice.temperature == 0 else f"temperature {advice.temperature:g}"
     lines = [f"{advice.target}, {about}, {how}, batch {advice.batch}", ""]
     lines += [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]

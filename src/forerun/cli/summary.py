@@ -1,4 +1,4 @@
-"""What speculation did for a generation, in three lines or in JSON."""
+"""Statistics of a generation, as three lines of text or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.engine.results import Generation
 
 
 def summary(generation: Generation) -> str:
-    """Rounds and speed; the draft's fortune, if anything was drafted; and where time went."""
+    """Rounds and speed; acceptance, if anything was drafted; and time by stage."""
     stats, total = generation.stats, generation.stats.seconds.total
     speed = f"{stats.emitted / total:.1f} tokens/s" if total else "no time at all"
     lines = [
@@ -33,7 +33,7 @@ def summary(generation: Generation) -> str:
 
 
 def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str, Any]:
-    """The generation for other programs to read: which prompt's, and which of its samples."""
+    """The generation as a dictionary, with the index of its prompt and of its sample."""
     report: dict[str, Any] = {
         "index": index,
         "sample": sample,

@@ -134,7 +134,7 @@ def draft_lengths(text: str) -> list[DraftLength]:
 
 
 def render(records: Records) -> str:
-    """A line per cell, and the speed-up by task group of each drafter's best."""
+    """One line per cell, and the speed-up by task group of each drafter's best cell."""
     head = f"{'drafter':<28} {'K':>4} {'batch':>5} {'temp':>5}  {'tokens/s':>8}  "
     lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up"]
     lines += [_line(entry) for entry in sorted(figures(records.runs), key=_order)]
@@ -190,7 +190,7 @@ def _best_of_group(runs: Sequence[Run], task: str) -> str:
 
 
 def _command() -> str:
-    """What was typed, without where the files lie on this machine."""
+    """The command line, with absolute paths cut to file names."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["forerun", *words])
 
@@ -201,7 +201,7 @@ def _check(
     trees: Sequence[int],
     temperatures: Sequence[float],
 ) -> None:
-    """Refuse what can be refused before a model is loaded."""
+    """Check the arguments before a model is loaded."""
     rules.get(args.rule)
     for temperature in temperatures:
         Sampling(temperature=temperature, seed=args.seed)

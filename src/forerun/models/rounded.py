@@ -161,7 +161,7 @@ def _linear(weight: Any, bias: Any, bits: Bits) -> Any:
 
 
 def _in_blocks(weight: Any) -> bool:
-    """Whether the sizes are multiples of what the products with rounded weights read at a time."""
+    """Whether the input size is a multiple of BLOCK, as products with rounded weights require."""
     return bool(weight.is_floating_point() and weight.shape[1] % BLOCK == 0)
 
 

@@ -1,4 +1,4 @@
-"""Closed forms: what a drafter is worth before anything is run.
+"""Closed forms for the gain of a drafter, without running it.
 
 * overlap: how often one drafted token survives, from whole rows of probabilities, per rule.
 * rounds: from survival at each position to tokens per round.

@@ -1,4 +1,4 @@
-"""From tokens per round and costs to a speed-up, and to the draft length worth using.
+"""Speed-up and best draft length from tokens per round and costs.
 
 Costs are relative to a target pass over one token, the price of a token in plain decoding.  A
 round of draft length K pays K draft steps, one target pass over K + 1 tokens and the overhead of
@@ -23,7 +23,7 @@ TargetCost = float | Sequence[float] | HostArray | Callable[[int], float]
 
 
 class BestDraftLength(NamedTuple):
-    """The draft length to use and what it gains; 0 says: do not speculate."""
+    """The best draft length and its speed-up; length 0 means: do not speculate."""
 
     draft_length: int
     speedup: float
@@ -50,8 +50,8 @@ def best_draft_length(
 ) -> BestDraftLength:
     """The fastest K from 0 to `max_draft_length`, the shorter one on a tie.
 
-    Every K is tried, because measured costs have steps that a climb would stop at.  Listed rates
-    and costs bound K too: nothing is extrapolated.
+    Every K is tried, because measured costs have steps at which hill climbing would stop.  Lists of
+    rates and costs limit K too: nothing is extrapolated.
     """
     longest = as_count("max_draft_length", max_draft_length)
     if rates := as_rates("acceptance", acceptance).shape:
@@ -70,10 +70,10 @@ def extension_pays(
     target_cost: TargetCost = 1.0,
     overhead: float = 0.0,
 ) -> bool:
-    """Whether drafting one token more is faster: its survival must beat the rate now earned.
+    """Whether drafting one more token is faster.
 
-    Extra tokens per extra cost, compared with tokens per cost so far.  An adaptive drafter can
-    ask this before each draft step.
+    It is, if the extra tokens per extra cost exceed the tokens per cost so far.  An adaptive
+    drafter can ask this before each draft step.
     """
     length = as_count("draft_length", draft_length)
     reached = survival(acceptance, length + 1)

@@ -1,4 +1,4 @@
-"""Latency against throughput as the batch grows: until where does it pay?"""
+"""Latency against throughput as the batch grows: up to which batch speculation pays."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _title(results: Results, setting: Setting) -> str:
 def _line(
     plot: Plot, axes: Any, series: Series, line: list[Figures], style: dict[str, Any]
 ) -> tuple[float, str, str]:
-    """Draws one way to decode; gives the height of its last mark, its name and its colour."""
+    """Draw one series; returns the height of its last mark, its name and its colour."""
     xs = [1e3 * figures.seconds_per_token.mean for figures in line]
     ys = [figures.tokens_per_second.mean for figures in line]
     axes.plot(xs, ys, **{**style, "marker": None})

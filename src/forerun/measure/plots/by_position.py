@@ -1,4 +1,4 @@
-"""Acceptance by position in the draft: how fast does a drafter lose the thread?"""
+"""Acceptance by position in the draft: how fast acceptance falls along the draft."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_position(results: Results, setting: Setting) -> Plot | None:
 
 
 def _line(plot: Plot, axes: Any, results: Results, figures: Figures) -> tuple[float, str, str]:
-    """Draws one drafter; gives where its line ends, its name and its colour."""
+    """Draw one drafter; returns the height of the line's end, its name and its colour."""
     series = series_of(figures.cell)
     style, reached = look(results, series), results.reached_by_position(figures.cell)
     shown = max(1, sum(count >= ENOUGH for count in reached))  # reached falls along the draft

@@ -1,4 +1,4 @@
-"""What the plots ask of a sweep: settings, lines, and which draft length is best."""
+"""A sweep as the plots need it: settings, series, and the best draft lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.measure.summary import predicted
 
 
 class Results:
-    """A sweep's figures, looked up by what they share."""
+    """The figures of a sweep, by setting and series."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -28,13 +28,13 @@ class Results:
         self.drafters = list(dict.fromkeys(entry.cell.drafter for entry in self.figures))
 
     def series(self, setting: Setting | None = None) -> list[Series]:
-        """What was drafted with, in the order of the sweep; plain decoding is not among them."""
+        """The series with a drafter, in the order of the sweep."""
         cells = (entry.cell for entry in self.figures if not is_plain(entry.cell))
         kept = (series_of(cell) for cell in cells if setting in (None, setting_of(cell)))
         return list(dict.fromkeys(kept))
 
     def plain_series(self) -> list[Series]:
-        """Plain decoding: ours, and that of each peer that was run."""
+        """The plain-decoding series: ours, and one per peer."""
         cells = (entry.cell for entry in self.figures if is_plain(entry.cell))
         plain_lines = dict.fromkeys(map(series_of, cells))
         return sorted(plain_lines, key=lambda series: series.peer or "")
@@ -66,20 +66,20 @@ class Results:
         return max(line, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def longest(self, setting: Setting) -> list[Figures]:
-        """The longest fixed draft of each drafter of ours: it shows the most of its fortune."""
+        """The longest fixed draft of each of our drafters: it covers the most positions."""
         lines = [
             self.fixed(setting, series) for series in self.series(setting) if series.peer is None
         ]
         return [line[-1] for line in lines if line and line[-1].acceptance_by_position]
 
     def winner(self, setting: Setting) -> Figures | None:
-        """The best cell of our own, if anything was drafted."""
+        """Our fastest cell with a drafter; None if there is none."""
         lines = [series for series in self.series(setting) if series.peer is None]
         cells = [self.best(setting, series) for series in lines]
         return max(cells, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def reached_by_position(self, cell: Cell) -> list[int]:
-        """In how many rounds of a cell each draft slot was judged."""
+        """The number of rounds of a cell in which each draft slot was reached."""
         answers = [a for run in self.records.runs if run.cell == cell for a in run.answers]
         columns = zip_longest(*(answer.reached_by_position for answer in answers), fillvalue=0)
         return [sum(column) for column in columns]
@@ -89,7 +89,7 @@ class Results:
 
     @property
     def sample(self) -> Sample | None:
-        """The generation to show: one with a drafter that is best in some setting, if there is."""
+        """The generation to show: of a drafter that is best in some setting, if recorded."""
         best = [entry.cell.drafter for setting in self.settings if (entry := self.winner(setting))]
         samples = self.records.samples
         fitting = [each for drafter in best for each in samples if each.cell.drafter == drafter]
@@ -102,7 +102,7 @@ class Results:
 
     @cached_property
     def same_text(self) -> tuple[int, int]:
-        """Answers equal to plain decoding's for their prompt and temperature, and compared."""
+        """Number of answers that equal plain decoding's, and number of answers compared."""
         plain: dict[tuple[str, float], str] = {}
         for run in self.records.runs:
             if is_plain(run.cell) and run.cell.peer is None:
@@ -151,7 +151,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def shares_in_words(shares: dict[str, float]) -> str:
-    """`a 10%, b 20%`; of many, the least and the greatest."""
+    """`a 10%, b 20%`; of more than three, only the smallest and the largest."""
     words = {name: f"{name} {share:.0%}" for name, share in shares.items()}
     if len(words) <= 3:
         return ", ".join(words.values())

@@ -1,4 +1,4 @@
-"""The sweep as one page that opens from disk: no network, nothing beside it."""
+"""The sweep as one HTML page, in a single file that needs no network."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _section(name: str, title: str, content: str) -> str:
 
 
 def _machine(results: Results) -> str:
-    """Where and with what, from the latest start of the sweep."""
+    """The machine and versions of the latest start of the sweep."""
     rows: list[tuple[str, str]] = []
     for header in results.records.headers[-1:]:
         machine = header.machine

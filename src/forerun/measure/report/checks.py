@@ -1,4 +1,4 @@
-"""What the sweep says about our own promises: predictions, the automatic K, the simulator."""
+"""Checks of our own claims by the sweep: predictions, the automatic K, the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.prompts import GROUPS
 
 
 def checks(summary: Summary) -> str:
-    """A paragraph for each promise that was put to the test, with a table where there are many."""
+    """One paragraph per checked claim, with a table where there are several values."""
     return _predictions(summary) + _autos(summary.autos) + _replay(summary)
 
 

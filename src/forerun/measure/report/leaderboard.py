@@ -60,7 +60,7 @@ def _speedup(figures: Figures | None) -> float | None:
 
 
 def _cell(value: float | None, column: Sequence[float | None]) -> str:
-    """A number on a ground that is the bluer the faster, and the redder the slower."""
+    """A table cell; the background is bluer for speed-ups above 1, redder below 1."""
     if value is None:
         return "<td>–</td>"
     top = max(other for other in column if other is not None)

@@ -1,4 +1,4 @@
-"""The answer first: does speculation pay here, and with what?"""
+"""The headline of the report: whether speculation pays, and with which setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def headline(results: Results) -> str:
 
 
 def tiles(results: Results) -> str:
-    """The few numbers to remember, from the first setting, and whether the texts agree."""
+    """Key figures of the first setting, and the share of texts equal to plain decoding."""
     setting = results.settings[0]
     best, plain = results.winner(setting), results.plain(setting)
     numbers: list[tuple[str, str, str]] = []
