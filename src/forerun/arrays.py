@@ -44,9 +44,9 @@ def device_of(**named: object) -> Any:
     """The one device behind the named arrays."""
     devices = {n: compat.device(v) for n, v in named.items() if compat.is_array_api_obj(v)}
     if len({str(device) for device in devices.values()}) > 1:
-        found = ", ".join(f"{name}: {device}" for name, device in devices.items())
+        received = ", ".join(f"{name}: {device}" for name, device in devices.items())
         cure = "Move them all to one device first."
-        raise InputError(explain("Arrays live on different devices.", found, cure))
+        raise InputError(explain("Arrays live on different devices.", received, cure))
     return next(iter(devices.values()), None)
 
 

@@ -84,5 +84,5 @@ def _likeliest(law: HostArray, count: int) -> list[int]:
         return []
     edge = np.partition(law, len(law) - count)[len(law) - count]
     above = np.flatnonzero(law > edge)
-    found = np.concatenate([above, np.flatnonzero(law == edge)[: count - len(above)]])
-    return list(found[np.argsort(-law[found], kind="stable")].tolist())
+    chosen = np.concatenate([above, np.flatnonzero(law == edge)[: count - len(above)]])
+    return list(chosen[np.argsort(-law[chosen], kind="stable")].tolist())

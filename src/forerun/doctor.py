@@ -99,7 +99,7 @@ def diagnose(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),
     )
-    tokens = tuple(each[index] if index < len(each) else None for each in (first, second))
+    tokens = tuple(text[index] if index < len(text) else None for text in (first, second))
     request = make_request(
         model,
         encode(model, prompt),
@@ -116,11 +116,11 @@ def diagnose(
     plain = passes[0].logits
     spread = max(distance(plain, suspect.logits) for suspect in passes)
     choices = {_choose(request, suspect.logits) for suspect in passes}
-    wanted = (tokens[0], tokens[1])
+    pair = (tokens[0], tokens[1])
     return Diagnosis(
         index,
-        wanted,
-        gap=_gap(request, plain, wanted, max(spread, 1e-12)),
+        pair,
+        gap=_gap(request, plain, pair, max(spread, 1e-12)),
         float_noise=spread,
         reproduced={tokens[0], tokens[1]} <= choices,
         worst_pass=passes[worst].name,
@@ -142,14 +142,14 @@ def _gap(
     """The smallest size of random changes, doubling from `start`, under which both are chosen."""
     rng = np.random.default_rng(0)
     size = start
-    wanted = {token for token in tokens if token is not None}
-    if len(wanted) < 2:
+    compared = {token for token in tokens if token is not None}
+    if len(compared) < 2:
         return float("inf")
     while size < 100:
         seen = {_choose(request, logits)}
         for _ in range(TRIALS):
             seen.add(_choose(request, logits + rng.uniform(-size, size, len(logits))))
-            if wanted <= seen:
+            if compared <= seen:
                 return size
         size *= 2
     return float("inf")

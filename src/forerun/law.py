@@ -69,13 +69,13 @@ def law(
     if length is None:
         length = as_tree(draft_length(()) if callable(draft_length) else draft_length).height + 1
     step = rule_step(rule, target, draft, drawn, addressing)
-    found = joint(step, len(target(())), length, draft_length)
+    emitted = joint(step, len(target(())), length, draft_length)
     raced = sorted(at.position for at in step.reused if at.purpose is Purpose.TARGET)
     if raced:
         wrong = "A position is raced twice with the same noise, which cannot be followed."
         cure = "Race a position only in the round that emits its token."
         raise UnsupportedError(explain(wrong, f"position {raced[0]}", cure))
-    return found
+    return emitted
 
 
 def target_law(target: Model | HostArray, length: int) -> HostArray:
@@ -122,21 +122,23 @@ class RuleStep:
     def __call__(self, prefix: Prefix, shape: Shape, memory: Memory = ()) -> Emission:
         tree, first = as_tree(shape), len(prefix)
         drafts = self._drafts(prefix, tree, memory)
-        tokens = np.array([each.tokens for each in drafts], dtype=np.int64)
+        tokens = np.array([drafted.tokens for drafted in drafts], dtype=np.int64)
         tokens = tokens.reshape(len(drafts), len(tree))
-        rows = np.array([tree_rows(self.target, prefix, each.tokens, tree) for each in drafts])
+        rows = np.array(
+            [tree_rows(self.target, prefix, drafted.tokens, tree) for drafted in drafts]
+        )
         made = Draft.point(tokens, tree=tree)
         if self.how is not Children.LIKELIEST and len(tree):
-            made = Draft.sampled(tokens, np.array([each.laws for each in drafts]), tree=tree)
+            made = Draft.sampled(tokens, np.array([drafted.laws for drafted in drafts]), tree=tree)
         trial = prepare(made, rows, None, 1.0, self.rule)
-        chances = np.array([each.chance for each in drafts])
+        chances = np.array([drafted.chance for drafted in drafts])
         met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
         def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 
-        last_drafted = max((at.position for each in drafts for at in each.known), default=-1)
+        last_drafted = max((at.position for drafted in drafts for at in drafted.known), default=-1)
         emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
         for reached, extra, noise in every_path(run):
             self.reused.update(noise.reused)
@@ -155,23 +157,23 @@ class RuleStep:
     def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
         """All drafts that can occur, node by node."""
         known = {at: span for at, span in memory if at.purpose is Purpose.DRAFT}
-        found = [Drafted((), (), 1.0, known)]
+        partial = [Drafted((), (), 1.0, known)]
         for node, parent in enumerate(tree.parents):
             place = self.addressing(Purpose.DRAFT, len(prefix), node)
             address = Address(Purpose.DRAFT, *place)
             before, siblings = tree.path(parent), tree.children[parent]
             earlier = siblings[: siblings.index(node)]
             longer: list[Drafted] = []
-            for each in found:
-                path = tuple(each.tokens[i] for i in before)
-                taken = [each.tokens[i] for i in earlier]
+            for shorter in partial:
+                path = tuple(shorter.tokens[i] for i in before)
+                taken = [shorter.tokens[i] for i in earlier]
                 law = next_law(self.how, self.draft(prefix + path), taken, len(siblings))
-                longer += each.followed(law, address)
-                is_used = address in each.known or address.position < len(prefix)
+                longer += shorter.followed(law, address)
+                is_used = address in shorter.known or address.position < len(prefix)
                 if is_used and law.max() < 1:
                     self.reused.add(address)
-            found = longer
-        return found
+            partial = longer
+        return partial
 
 
 def way_of_drawing(drawn: str) -> Children:

@@ -68,8 +68,8 @@ def rounding(model: Any, logits: HostArray, dtype: str) -> Rounding:
 def matters(logits: HostArray) -> HostArray:
     """Which tokens (V,) anything could choose."""
     with np.errstate(invalid="ignore"):  # all impossible: none
-        found: HostArray = logits > np.max(logits, initial=-np.inf) - MATTERING
-    return found
+        is_close: HostArray = logits > np.max(logits, initial=-np.inf) - MATTERING
+    return is_close
 
 
 def distance(one: HostArray, other: HostArray) -> float:

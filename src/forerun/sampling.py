@@ -193,8 +193,8 @@ def _adjusted(
         scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
     if sampling.repetition_penalty != 1:
         seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
-        found, penalty = scores[seen], sampling.repetition_penalty
-        scores[seen] = np.where(found < 0, found * penalty, found / penalty)
+        seen_scores, penalty = scores[seen], sampling.repetition_penalty
+        scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
     if output and (sampling.presence_penalty or sampling.frequency_penalty):
         counts = Counter(output)
         ids = np.fromiter(counts, dtype=np.int64)
@@ -230,17 +230,17 @@ def _as_row(answer: Any, vocab_size: int) -> HostArray:
     """A grammar's answer as a boolean row."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
-    found = np.asarray(answer)
-    if found.dtype == bool:
-        if found.shape != (vocab_size,):
+    array = np.asarray(answer)
+    if array.dtype == bool:
+        if array.shape != (vocab_size,):
             cure = f"Return {vocab_size} booleans, or the allowed ids."
-            raise InputError(explain("The grammar's mask has a wrong shape.", found.shape, cure))
-        return found
-    if found.size and not (found.min() >= 0 and found.max() < vocab_size):
+            raise InputError(explain("The grammar's mask has a wrong shape.", array.shape, cure))
+        return array
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
         cure = f"Ids must lie in 0 .. {vocab_size - 1}."
-        raise InputError(explain("The grammar allows unknown tokens.", found.tolist()[:5], cure))
+        raise InputError(explain("The grammar allows unknown tokens.", array.tolist()[:5], cure))
     allowed = np.zeros(vocab_size, dtype=bool)
-    allowed[found.astype(np.int64)] = True
+    allowed[array.astype(np.int64)] = True
     return allowed
 
 
@@ -251,10 +251,10 @@ def _processed(
     import torch
 
     ids = torch.tensor([[*prompt, *output]])
-    found = torch.from_numpy(scores)[None, :]
+    processed = torch.from_numpy(scores)[None, :]
     for processor in processors:
-        found = processor(ids, found)
-    return np.asarray(found[0].numpy(), dtype=scores.dtype)
+        processed = processor(ids, processed)
+    return np.asarray(processed[0].numpy(), dtype=scores.dtype)
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -116,8 +116,8 @@ def _stored(model: LanguageModel, text: list[int], num_rows: int, capacity: int)
 
 
 def _read(logits: Any, place: int) -> HostArray:
-    found: HostArray = to_numpy(logits)[0, place].astype(np.float64)
-    return found
+    row: HostArray = to_numpy(logits)[0, place].astype(np.float64)
+    return row
 
 
 def _pass_of(count: int) -> str:

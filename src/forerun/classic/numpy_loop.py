@@ -62,12 +62,12 @@ def _sample(row: HostArray, seed: int, first: int, slot: int) -> int:
 
 def _last_rows(model: ModelFunction, ids: HostArray, count: int, name: str) -> HostArray:
     """The last `count` rows of what a model says about ids, checked and normalised."""
-    found = np.asarray(model(ids))
-    if found.ndim != 2 or len(found) != len(ids):
+    laws = np.asarray(model(ids))
+    if laws.ndim != 2 or len(laws) != len(ids):
         wrong = f"{name} must return one row of probabilities per id."
         cure = f"For {len(ids)} ids that is ({len(ids)}, V), row i for the token after id i."
-        raise InputError(explain(wrong, f"shape {found.shape}", cure))
-    return np.asarray(as_law(name, found[-count:]))
+        raise InputError(explain(wrong, f"shape {laws.shape}", cure))
+    return np.asarray(as_law(name, laws[-count:]))
 
 
 def _prompt(x: HostArray) -> HostArray:

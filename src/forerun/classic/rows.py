@@ -23,8 +23,8 @@ def as_table(
         received = f"{len(rows)} rows that do not stack"
         raise InputError(explain(f"{name} is no table of numbers.", received, cure)) from error
     if table.ndim != 2 or vocab_size not in (None, table.shape[1]):
-        wanted = "(N, V)" if vocab_size is None else f"(N, {vocab_size})"
-        cure = f"Pass one row per position, {wanted} in all."
+        shape = "(N, V)" if vocab_size is None else f"(N, {vocab_size})"
+        cure = f"Pass one row per position, {shape} in all."
         raise InputError(explain(f"{name} has a wrong shape.", table.shape, cure))
     return table
 

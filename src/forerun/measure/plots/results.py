@@ -92,7 +92,9 @@ class Results:
         """The generation to show: of a drafter that is best in some setting, if recorded."""
         best = [entry.cell.drafter for setting in self.settings if (entry := self.winner(setting))]
         samples = self.records.samples
-        fitting = [each for drafter in best for each in samples if each.cell.drafter == drafter]
+        fitting = [
+            recorded for drafter in best for recorded in samples if recorded.cell.drafter == drafter
+        ]
         return next(iter([*fitting, *samples]), None)
 
     @cached_property
