@@ -17,6 +17,8 @@ from forerun.errors import InputError, explain
 
 Array = Any
 """An array of any supported library; shapes stand beside names instead of in the type."""
+HostArray = np.ndarray[Any, Any]
+"""A NumPy array on the host; its shape stands beside its name."""
 Namespace = Any
 
 BLOCK = 256
@@ -42,9 +44,9 @@ def device_of(**named: object) -> Any:
     """The one device behind the named arrays."""
     devices = {n: compat.device(v) for n, v in named.items() if compat.is_array_api_obj(v)}
     if len({str(device) for device in devices.values()}) > 1:
-        found = ", ".join(f"{name}: {device}" for name, device in devices.items())
+        received = ", ".join(f"{name}: {device}" for name, device in devices.items())
         cure = "Move them all to one device first."
-        raise InputError(explain("Arrays live on different devices.", found, cure))
+        raise InputError(explain("Arrays live on different devices.", received, cure))
     return next(iter(devices.values()), None)
 
 
@@ -92,7 +94,7 @@ def as_indices(xp: Namespace, values: Any, device: Any) -> Array:
     return xp.asarray(values, dtype=index_dtype(xp), device=device)
 
 
-def to_numpy(x: Array) -> np.ndarray[Any, Any]:
+def to_numpy(x: Array) -> HostArray:
     """A NumPy copy of any supported array, for counting and messages on the host."""
     if isinstance(x, np.ndarray):
         return x

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
-Law = np.ndarray[Any, Any]
+from forerun.arrays import HostArray
 
 
 class Children(Enum):
@@ -31,7 +30,7 @@ class Children(Enum):
     LIKELIEST = "point"
 
 
-def next_law(how: Children, law: Law, earlier: Sequence[int], count: int) -> Law:
+def next_law(how: Children, law: HostArray, earlier: Sequence[int], count: int) -> HostArray:
     """The law (V,) of the next of `count` children of a node whose draft law is law (V,)."""
     if how is Children.INDEPENDENT:
         return law
@@ -46,8 +45,8 @@ def next_law(how: Children, law: Law, earlier: Sequence[int], count: int) -> Law
 
 
 def draw_children(
-    how: Children, law: Law, count: int, choose: Callable[[Law], int]
-) -> tuple[list[int], Law]:
+    how: Children, law: HostArray, count: int, choose: Callable[[HostArray], int]
+) -> tuple[list[int], HostArray]:
     """The tokens of a node's children, and the law that each was drawn from, (count, V).
 
     choose: draws a token from a law (V,), with noise that nothing else has used.
@@ -60,7 +59,7 @@ def draw_children(
     return tokens, laws
 
 
-def _without(law: Law, tokens: Sequence[int]) -> Law:
+def _without(law: HostArray, tokens: Sequence[int]) -> HostArray:
     """The law without some tokens; where that leaves nothing, another token for certain.
 
     Any law does there, as long as it is chosen before the token is.
@@ -74,16 +73,16 @@ def _without(law: Law, tokens: Sequence[int]) -> Law:
     return _certain(len(law), next(free, 0))
 
 
-def _certain(size: int, token: int) -> Law:
+def _certain(size: int, token: int) -> HostArray:
     return np.asarray(np.eye(1, size, token)[0])
 
 
-def _likeliest(law: Law, count: int) -> list[int]:
+def _likeliest(law: HostArray, count: int) -> list[int]:
     """The ids of the largest entries, the largest first, the lowest id on ties."""
     count = min(count, len(law))
     if count == 0:
         return []
     edge = np.partition(law, len(law) - count)[len(law) - count]
     above = np.flatnonzero(law > edge)
-    found = np.concatenate([above, np.flatnonzero(law == edge)[: count - len(above)]])
-    return list(found[np.argsort(-law[found], kind="stable")].tolist())
+    chosen = np.concatenate([above, np.flatnonzero(law == edge)[: count - len(above)]])
+    return list(chosen[np.argsort(-law[chosen], kind="stable")].tolist())

@@ -17,7 +17,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.engine.generate import GREEDY
 from forerun.engine.intake import ending_tokens, make_request
 from forerun.engine.prompts import encode
@@ -32,7 +32,6 @@ XP = compat.array_namespace(np.empty(0))
 TRIALS = 64
 EXCUSED = 8.0
 """A tie may be this many times wider than the difference seen between passes."""
-Row = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def diagnose(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),
     )
-    tokens = tuple(each[index] if index < len(each) else None for each in (first, second))
+    tokens = tuple(text[index] if index < len(text) else None for text in (first, second))
     request = make_request(
         model,
         encode(model, prompt),
@@ -117,11 +116,11 @@ def diagnose(
     plain = passes[0].logits
     spread = max(distance(plain, suspect.logits) for suspect in passes)
     choices = {_choose(request, suspect.logits) for suspect in passes}
-    wanted = (tokens[0], tokens[1])
+    pair = (tokens[0], tokens[1])
     return Diagnosis(
         index,
-        wanted,
-        gap=_gap(request, plain, wanted, max(spread, 1e-12)),
+        pair,
+        gap=_gap(request, plain, pair, max(spread, 1e-12)),
         float_noise=spread,
         reproduced={tokens[0], tokens[1]} <= choices,
         worst_pass=passes[worst].name,
@@ -130,7 +129,7 @@ def diagnose(
     )
 
 
-def _choose(request: Request, logits: Row) -> int:
+def _choose(request: Request, logits: HostArray) -> int:
     """The token plain decoding picks from these logits."""
     law = request.law(logits, (), request.processors)[None, :]
     position = np.array([request.num_output])
@@ -138,19 +137,19 @@ def _choose(request: Request, logits: Row) -> int:
 
 
 def _gap(
-    request: Request, logits: Row, tokens: tuple[int | None, int | None], start: float
+    request: Request, logits: HostArray, tokens: tuple[int | None, int | None], start: float
 ) -> float:
     """The smallest size of random changes, doubling from `start`, under which both are chosen."""
     rng = np.random.default_rng(0)
     size = start
-    wanted = {token for token in tokens if token is not None}
-    if len(wanted) < 2:
+    compared = {token for token in tokens if token is not None}
+    if len(compared) < 2:
         return float("inf")
     while size < 100:
         seen = {_choose(request, logits)}
         for _ in range(TRIALS):
             seen.add(_choose(request, logits + rng.uniform(-size, size, len(logits))))
-            if wanted <= seen:
+            if compared <= seen:
                 return size
         size *= 2
     return float("inf")

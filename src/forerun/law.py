@@ -19,6 +19,7 @@ import numpy as np
 
 from forerun import rules
 from forerun.addresses import Address, Addressing, Purpose, by_round
+from forerun.arrays import HostArray
 from forerun.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, every_path
 from forerun.children import Children, next_law
 from forerun.errors import InputError, UnsupportedError, explain
@@ -28,7 +29,7 @@ from forerun.types import Draft
 from forerun.verification import prepare
 
 Prefix = tuple[int, ...]
-Model = Callable[[Prefix], np.ndarray[Any, Any]]
+Model = Callable[[Prefix], HostArray]
 """The next token's probabilities (V,) after a prefix."""
 Emission = Mapping[tuple[Prefix, Memory], float]
 """The tokens a round emits, with what is then known of later rounds' numbers, and how likely."""
@@ -42,14 +43,14 @@ Step = Callable[[Prefix, Shape, Memory], Emission]
 
 def law(
     rule: str | Rule,
-    target: Model | np.ndarray[Any, Any],
-    draft: Model | np.ndarray[Any, Any],
+    target: Model | HostArray,
+    draft: Model | HostArray,
     *,
     draft_length: Shapes | None = None,
     length: int | None = None,
     drawn: str = "sampled",
     addressing: Addressing = by_round,
-) -> np.ndarray[Any, Any]:
+) -> HostArray:
     """The joint law of the first `length` tokens that rounds under `rule` emit, (V,) * length.
 
     target, draft: models, or arrays (N, V) of one row per position (a draft of (K, V) sets K).
@@ -68,16 +69,16 @@ def law(
     if length is None:
         length = as_tree(draft_length(()) if callable(draft_length) else draft_length).height + 1
     step = rule_step(rule, target, draft, drawn, addressing)
-    found = joint(step, len(target(())), length, draft_length)
+    emitted = joint(step, len(target(())), length, draft_length)
     raced = sorted(at.position for at in step.reused if at.purpose is Purpose.TARGET)
     if raced:
         wrong = "A position is raced twice with the same noise, which cannot be followed."
         cure = "Race a position only in the round that emits its token."
         raise UnsupportedError(explain(wrong, f"position {raced[0]}", cure))
-    return found
+    return emitted
 
 
-def target_law(target: Model | np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+def target_law(target: Model | HostArray, length: int) -> HostArray:
     """The joint law of `length` tokens sampled plainly from the target, (V,) * length."""
     model = as_model(target, "target")
     plain: Step = lambda prefix, *_: {  # noqa: E731
@@ -88,8 +89,8 @@ def target_law(target: Model | np.ndarray[Any, Any], length: int) -> np.ndarray[
 
 def expected_accepted(
     rule: str | Rule,
-    target: Model | np.ndarray[Any, Any],
-    draft: Model | np.ndarray[Any, Any],
+    target: Model | HostArray,
+    draft: Model | HostArray,
     draft_length: Shape,
     drawn: str = "sampled",
 ) -> float:
@@ -121,21 +122,23 @@ class RuleStep:
     def __call__(self, prefix: Prefix, shape: Shape, memory: Memory = ()) -> Emission:
         tree, first = as_tree(shape), len(prefix)
         drafts = self._drafts(prefix, tree, memory)
-        tokens = np.array([each.tokens for each in drafts], dtype=np.int64)
+        tokens = np.array([drafted.tokens for drafted in drafts], dtype=np.int64)
         tokens = tokens.reshape(len(drafts), len(tree))
-        rows = np.array([tree_rows(self.target, prefix, each.tokens, tree) for each in drafts])
+        rows = np.array(
+            [tree_rows(self.target, prefix, drafted.tokens, tree) for drafted in drafts]
+        )
         made = Draft.point(tokens, tree=tree)
         if self.how is not Children.LIKELIEST and len(tree):
-            made = Draft.sampled(tokens, np.array([each.laws for each in drafts]), tree=tree)
+            made = Draft.sampled(tokens, np.array([drafted.laws for drafted in drafts]), tree=tree)
         trial = prepare(made, rows, None, 1.0, self.rule)
-        chances = np.array([each.chance for each in drafts])
+        chances = np.array([drafted.chance for drafted in drafts])
         met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
         def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 
-        last_drafted = max((at.position for each in drafts for at in each.known), default=-1)
+        last_drafted = max((at.position for drafted in drafts for at in drafted.known), default=-1)
         emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
         for reached, extra, noise in every_path(run):
             self.reused.update(noise.reused)
@@ -154,23 +157,23 @@ class RuleStep:
     def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
         """All drafts that can occur, node by node."""
         known = {at: span for at, span in memory if at.purpose is Purpose.DRAFT}
-        found = [Drafted((), (), 1.0, known)]
+        partial = [Drafted((), (), 1.0, known)]
         for node, parent in enumerate(tree.parents):
             place = self.addressing(Purpose.DRAFT, len(prefix), node)
             address = Address(Purpose.DRAFT, *place)
             before, siblings = tree.path(parent), tree.children[parent]
             earlier = siblings[: siblings.index(node)]
             longer: list[Drafted] = []
-            for each in found:
-                path = tuple(each.tokens[i] for i in before)
-                taken = [each.tokens[i] for i in earlier]
+            for shorter in partial:
+                path = tuple(shorter.tokens[i] for i in before)
+                taken = [shorter.tokens[i] for i in earlier]
                 law = next_law(self.how, self.draft(prefix + path), taken, len(siblings))
-                longer += each.followed(law, address)
-                is_used = address in each.known or address.position < len(prefix)
+                longer += shorter.followed(law, address)
+                is_used = address in shorter.known or address.position < len(prefix)
                 if is_used and law.max() < 1:
                     self.reused.add(address)
-            found = longer
-        return found
+            partial = longer
+        return partial
 
 
 def way_of_drawing(drawn: str) -> Children:
@@ -187,12 +190,12 @@ class Drafted:
     """One draft that can occur: its tokens, the law of each, and the chance of all together."""
 
     tokens: Prefix
-    laws: tuple[np.ndarray[Any, Any], ...]
+    laws: tuple[HostArray, ...]
     chance: float
     known: Mapping[Address, Span]
     """Where the numbers lie that drew it, or drew earlier drafts."""
 
-    def followed(self, law: np.ndarray[Any, Any], address: Address) -> Iterator[Drafted]:
+    def followed(self, law: HostArray, address: Address) -> Iterator[Drafted]:
         """The draft with one more token, drawn from law (V,) by the number at an address."""
         tokens, laws = np.flatnonzero(law > 0).tolist(), (*self.laws, law)
         if len(tokens) == 1:  # certain: its number says nothing
@@ -225,11 +228,11 @@ def as_tree(shape: Shape) -> Tree:
     return shape if isinstance(shape, Tree) else Tree.chain(shape)
 
 
-def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarray[Any, Any]:
+def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray:
     """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
-    known: dict[tuple[Prefix, Memory], np.ndarray[Any, Any]] = {}
+    known: dict[tuple[Prefix, Memory], HostArray] = {}
 
-    def after(prefix: Prefix, memory: Memory) -> np.ndarray[Any, Any]:
+    def after(prefix: Prefix, memory: Memory) -> HostArray:
         left = length - len(prefix)
         if left == 0:
             return np.ones(())
@@ -245,7 +248,7 @@ def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> np.ndarra
     return after((), ())
 
 
-def as_model(rows: Model | np.ndarray[Any, Any], name: str) -> Model:
+def as_model(rows: Model | HostArray, name: str) -> Model:
     """A model as it is; an array (N, V) as the model that reads its rows by position."""
     if callable(rows):
         return rows

@@ -240,8 +240,8 @@ def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
     tokens = in_blocks(xp, lane)
     if width % BLOCK == 0:
         return take_columns(xp, weights, tokens)
-    found = take_columns(xp, weights, xp.minimum(tokens, width - 1))
-    return xp.where(tokens < width, found, 0.0)
+    entries = take_columns(xp, weights, xp.minimum(tokens, width - 1))
+    return xp.where(tokens < width, entries, 0.0)
 
 
 def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Array:

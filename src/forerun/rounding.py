@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Row = np.ndarray[Any, Any]
+from forerun.arrays import HostArray
 
 MARGIN = 4.0
 MATTERING = 50.0
@@ -50,7 +50,7 @@ class Rounding(NamedTuple):
     bound: float  # logits
 
 
-def rounding(model: Any, logits: Row, dtype: str) -> Rounding:
+def rounding(model: Any, logits: HostArray, dtype: str) -> Rounding:
     """The bound for logits (V,) of this model; dtype: of the logits, unless the model says in
     what it computes (`compute_dtype`)."""
     name = str(getattr(model, "compute_dtype", dtype)).rpartition(".")[2]
@@ -65,14 +65,14 @@ def rounding(model: Any, logits: Row, dtype: str) -> Rounding:
     return Rounding(name, bound)
 
 
-def matters(logits: Row) -> Row:
+def matters(logits: HostArray) -> HostArray:
     """Which tokens (V,) anything could choose."""
     with np.errstate(invalid="ignore"):  # all impossible: none
-        found: Row = logits > np.max(logits, initial=-np.inf) - MATTERING
-    return found
+        is_close: HostArray = logits > np.max(logits, initial=-np.inf) - MATTERING
+    return is_close
 
 
-def distance(one: Row, other: Row) -> float:
+def distance(one: HostArray, other: HostArray) -> float:
     """The largest difference of two rows (V,) among tokens that matter in either.
 
     A token that is possible in one only, or a NaN, is infinitely far away.

@@ -54,20 +54,20 @@ class Dense:
         if self.greedy:
             return _entries(self.xp, self, tokens, used)
         drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is for the bonus
-        found = self.xp.take_along_axis(drafted, tokens[:, :, None], axis=2)[:, :, 0]
-        found = upcast(self.xp, found)
-        fine = ~used | ((found >= 0) & (found <= 1 + self.tolerance))
+        entries = self.xp.take_along_axis(drafted, tokens[:, :, None], axis=2)[:, :, 0]
+        entries = upcast(self.xp, entries)
+        fine = ~used | ((entries >= 0) & (entries <= 1 + self.tolerance))
         if not bool(self.xp.all(fine)):
             row, slot = _first_false(fine)
             wrong = f"{self.name} is not a probability at row {row}, slot {slot}."
             cure = "Every entry must lie in [0, 1]; for logits pass them by that name."
-            raise InputError(explain(wrong, f"{float(found[row, slot])}", cure))
-        return self.xp.where(used, found, 0.0)
+            raise InputError(explain(wrong, f"{float(entries[row, slot])}", cure))
+        return self.xp.where(used, entries, 0.0)
 
     def take(self, rows: Array, slots: Array) -> Array:
-        found = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
-        check_rows(self.xp, found, rows, slots, self.name, self.tolerance)
-        return one_hot_argmax(self.xp, found) if self.greedy else found
+        taken = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
+        check_rows(self.xp, taken, rows, slots, self.name, self.tolerance)
+        return one_hot_argmax(self.xp, taken) if self.greedy else taken
 
     @property
     def tolerance(self) -> float:
@@ -88,8 +88,8 @@ class Logits:
 
     def take(self, rows: Array, slots: Array) -> Array:
         xp = self.xp
-        found = upcast(xp, _take(xp, self.logits, rows, slots))
-        highest = xp.max(found, axis=1, keepdims=True)  # NaN if any entry is
+        taken = upcast(xp, _take(xp, self.logits, rows, slots))
+        highest = xp.max(taken, axis=1, keepdims=True)  # NaN if any entry is
         fine = xp.isfinite(highest[:, 0])
         if not bool(xp.all(fine)):
             (bad,) = _first_false(fine)
@@ -97,8 +97,8 @@ class Logits:
             cure = "A row needs one finite logit at least; -Inf forbids a token, NaN is a bug."
             raise InputError(explain(wrong, f"maximum {float(highest[bad, 0])}", cure))
         if self.temperature == 0:
-            return one_hot_argmax(xp, found)
-        weights = xp.exp((found - highest) / self.temperature)
+            return one_hot_argmax(xp, taken)
+        weights = xp.exp((taken - highest) / self.temperature)
         return weights / xp.sum(weights, axis=1, keepdims=True)
 
 
@@ -116,8 +116,8 @@ class SparseRows:
         self._check_ids(used)
         probs = upcast(self.xp, self.probs)
         hit = self.ids == tokens[:, :, None]
-        found = self.xp.sum(self.xp.where(hit, probs, 0.0), axis=2)
-        return self.xp.where(used, found, 0.0)
+        entries = self.xp.sum(self.xp.where(hit, probs, 0.0), axis=2)
+        return self.xp.where(used, entries, 0.0)
 
     def take(self, rows: Array, slots: Array) -> Array:
         ids = _take(self.xp, self.ids, rows, slots)
@@ -157,10 +157,10 @@ class Points:
 
 
 def check_rows(
-    xp: Namespace, found: Array, rows: Array, slots: Array, name: str, tolerance: float
+    xp: Namespace, laws: Array, rows: Array, slots: Array, name: str, tolerance: float
 ) -> None:
     """Refuse rows (R, V) that are no probability law; NaN fails every comparison and is caught."""
-    lowest, total = xp.min(found, axis=1), sum_rows(xp, found)
+    lowest, total = xp.min(laws, axis=1), sum_rows(xp, laws)
     fine = (lowest >= 0) & (xp.abs(total - 1) <= tolerance)
     if bool(xp.all(fine)):
         return

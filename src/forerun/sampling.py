@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
@@ -29,7 +30,6 @@ NUMBERS = (
 )
 """The fields of `Sampling` that are any real number."""
 
-Row = np.ndarray[Any, Any]
 Mask = Callable[[Sequence[int]], Any]
 """Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids.
 
@@ -131,12 +131,12 @@ class Bans:
 
 def weights(
     sampling: Sampling,
-    logits: Row,
+    logits: HostArray,
     prompt: Sequence[int],
     output: Sequence[int],
     bans: Bans,
     processors: Sequence[Any] = (),
-) -> Row:
+) -> HostArray:
     """The law after prompt + output, (V,), unnormalised and largest at 1.
 
     Raises ValueError where no token is possible or a logit is NaN.
@@ -165,7 +165,7 @@ def weights(
     return np.asarray(law)
 
 
-def _nucleus(law: Row, top_p: float) -> Row:
+def _nucleus(law: HostArray, top_p: float) -> HostArray:
     """Keep the fewest likeliest tokens that hold top_p of the mass, ties at the edge included.
 
     Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
@@ -180,12 +180,12 @@ def _nucleus(law: Row, top_p: float) -> Row:
 
 def _adjusted(
     sampling: Sampling,
-    logits: Row,
+    logits: HostArray,
     prompt: Sequence[int],
     output: Sequence[int],
     bans: Bans,
     processors: Sequence[Any],
-) -> Row:
+) -> HostArray:
     """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
     scores = logits.astype(np.float32 if logits.dtype == np.float16 else logits.dtype, copy=True)
     if sampling.logit_bias:
@@ -193,8 +193,8 @@ def _adjusted(
         scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
     if sampling.repetition_penalty != 1:
         seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
-        found, penalty = scores[seen], sampling.repetition_penalty
-        scores[seen] = np.where(found < 0, found * penalty, found / penalty)
+        seen_scores, penalty = scores[seen], sampling.repetition_penalty
+        scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
     if output and (sampling.presence_penalty or sampling.frequency_penalty):
         counts = Counter(output)
         ids = np.fromiter(counts, dtype=np.int64)
@@ -217,9 +217,7 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
     return tuple(tail) == word
 
 
-def _allowed(
-    grammar: Mask | Grammar, output: Sequence[int], vocab_size: int
-) -> np.ndarray[Any, Any]:
+def _allowed(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
     """Which tokens a grammar allows after an output, (V,)."""
     assert callable(grammar), "a Grammar is bound to its request by then"
     allowed = _as_row(grammar(output), vocab_size)
@@ -228,35 +226,35 @@ def _allowed(
     return allowed
 
 
-def _as_row(answer: Any, vocab_size: int) -> np.ndarray[Any, Any]:
+def _as_row(answer: Any, vocab_size: int) -> HostArray:
     """A grammar's answer as a boolean row."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
-    found = np.asarray(answer)
-    if found.dtype == bool:
-        if found.shape != (vocab_size,):
+    array = np.asarray(answer)
+    if array.dtype == bool:
+        if array.shape != (vocab_size,):
             cure = f"Return {vocab_size} booleans, or the allowed ids."
-            raise InputError(explain("The grammar's mask has a wrong shape.", found.shape, cure))
-        return found
-    if found.size and not (found.min() >= 0 and found.max() < vocab_size):
+            raise InputError(explain("The grammar's mask has a wrong shape.", array.shape, cure))
+        return array
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
         cure = f"Ids must lie in 0 .. {vocab_size - 1}."
-        raise InputError(explain("The grammar allows unknown tokens.", found.tolist()[:5], cure))
+        raise InputError(explain("The grammar allows unknown tokens.", array.tolist()[:5], cure))
     allowed = np.zeros(vocab_size, dtype=bool)
-    allowed[found.astype(np.int64)] = True
+    allowed[array.astype(np.int64)] = True
     return allowed
 
 
 def _processed(
-    processors: Sequence[Any], scores: Row, prompt: Sequence[int], output: Sequence[int]
-) -> Row:
+    processors: Sequence[Any], scores: HostArray, prompt: Sequence[int], output: Sequence[int]
+) -> HostArray:
     """What transformers' processors make of the scores; they want batches of tensors."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]])
-    found = torch.from_numpy(scores)[None, :]
+    processed = torch.from_numpy(scores)[None, :]
     for processor in processors:
-        found = processor(ids, found)
-    return np.asarray(found[0].numpy(), dtype=scores.dtype)
+        processed = processor(ids, processed)
+    return np.asarray(processed[0].numpy(), dtype=scores.dtype)
 
 
 def _is_count(value: object, least: int) -> bool:

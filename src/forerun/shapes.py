@@ -84,10 +84,10 @@ def measured_profile(
     if not tried:
         cure = "Pass rounds that drafted something."
         raise InputError(explain("There is nothing to measure.", "no drafted token", cure))
-    found = np.zeros(tuple(1 + max(column, default=-1) for column in zip(*tried, strict=True)))
+    profile = np.zeros(tuple(1 + max(column, default=-1) for column in zip(*tried, strict=True)))
     for place, count in tried.items():
-        found[place] = accepted[place] / count
-    return found
+        profile[place] = accepted[place] / count
+    return profile
 
 
 def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> list[int]:
@@ -98,8 +98,8 @@ def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> l
     """
     tree, worth = Tree(tuple(parents)), list[float]()
     for node, parent in enumerate(tree.parents):
-        own = float(values[node])
-        worth.append(own if parent == ROOT else min(own, worth[parent]))
+        value = float(values[node])
+        worth.append(value if parent == ROOT else min(value, worth[parent]))
     best = sorted(range(len(tree)), key=lambda node: (-worth[node], tree.depths[node], node))
     return sorted(best[:count])
 

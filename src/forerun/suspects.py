@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.models.base import LanguageModel
-
-Row = np.ndarray[Any, Any]
 
 DRAFT_LENGTHS = (0, 1, 3, 5, 8, 16)
 DEEP = 4  # tokens of the text that a draft brings along
@@ -26,7 +24,7 @@ class Suspect(NamedTuple):
     """The logits (V,) after the text, as one pass has them."""
 
     name: str
-    logits: Row
+    logits: HostArray
 
 
 def fresh_row(model: LanguageModel, text: Sequence[int]) -> Any:
@@ -117,9 +115,9 @@ def _stored(model: LanguageModel, text: list[int], num_rows: int, capacity: int)
     return state
 
 
-def _read(logits: Any, place: int) -> Row:
-    found: Row = to_numpy(logits)[0, place].astype(np.float64)
-    return found
+def _read(logits: Any, place: int) -> HostArray:
+    row: HostArray = to_numpy(logits)[0, place].astype(np.float64)
+    return row
 
 
 def _pass_of(count: int) -> str:

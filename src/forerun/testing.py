@@ -1,10 +1,10 @@
-"""What every drafter promises, as checks that anybody's drafter can be put through.
+"""The promises of every drafter, as checks that you can run on your own drafter.
 
     from forerun.testing import check_drafter
     check_drafter(lambda: MyDrafter(), target)
 
-The drafter works in the real engine while a witness looks at every guess.  A promise that is
-not kept raises `BrokenPromise`, which says which one and how.
+The drafter runs in the real engine while a witness checks every guess.  A broken promise raises
+`BrokenPromise`, which says which promise and how it was broken.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from forerun.types import Drawn
 
 XP = compat.array_namespace(np.empty(0))
 MOST_SIGMAS = 5.0
-"""A frequency further from its chance than this is no accident: odds of 6e-7 for each."""
+"""Standard deviations that a frequency may be off; a correct drafter exceeds it with odds 6e-7."""
 NUM_SEEDS = 300
 TREE = Tree.of_branching((2, 1))
 DRAFT_LENGTH = 5
-NUM_STEERED = 16  # requests in which the engine learns what passes cost, and drops guesses
+NUM_STEERED = 16  # requests with draft_length="auto", in which the engine drops guesses
 
 
 class BrokenPromise(ForerunError, AssertionError):
-    """A drafter does something that rules or engine rely on it not to do."""
+    """A drafter broke a promise that the rules or the engine rely on."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One guess: what was asked, and the answer."""
+    """One turn as it was asked, its text, and the drafter's guess."""
 
     turn: Turn
     text: tuple[int, ...]
@@ -57,20 +57,20 @@ class Seen:
 
 @dataclass
 class Witness(PassingOn):
-    """Another drafter, looked at while it speaks."""
+    """Passes everything on to another drafter, and checks and records its guesses."""
 
     vocab_size: int
     seen: list[Seen] = field(default_factory=list)
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         texts = [tuple(turn.tokens) for turn in turns]
-        found = super().propose(state, turns, shared_noise=shared_noise)
-        _promise(len(found) == len(turns), "gives one guess per turn", len(found), len(turns))
-        for turn, text, guess in zip(turns, texts, found, strict=True):
+        guesses = super().propose(state, turns, shared_noise=shared_noise)
+        _promise(len(guesses) == len(turns), "gives one guess per turn", len(guesses), len(turns))
+        for turn, text, guess in zip(turns, texts, guesses, strict=True):
             _promise(tuple(turn.tokens) == text, "leaves the text alone", turn.tokens, text)
             self._check(turn, guess, shared_noise)
             self.seen.append(Seen(turn, text, guess))
-        return found
+        return guesses
 
     def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
         count = len(guess.tokens)
@@ -91,17 +91,19 @@ class Witness(PassingOn):
         _promise(fair, "draws with noise of its own, unpruned", guess.drawn, "point or sampled")
         if guess.drawn is Drawn.SAMPLED and count:
             probs = np.asarray(guess.probs, dtype=np.float64)
-            wanted = (count, self.vocab_size)
-            _promise(probs.shape == wanted, "gives the law of each token", probs.shape, wanted)
+            shape = (count, self.vocab_size)
+            _promise(probs.shape == shape, "gives the law of each token", probs.shape, shape)
             is_law = (probs >= 0).all() and (abs(probs.sum(axis=1) - 1) < 1e-3).all()
             _promise(bool(is_law), "gives laws that sum to 1", probs.sum(axis=1), 1)
-            own = probs[range(count), guess.tokens]
-            _promise(bool((own > 0).all()), "draws what its law allows", own, "above 0")
+            token_probs = probs[range(count), guess.tokens]
+            _promise(
+                bool((token_probs > 0).all()), "draws what its law allows", token_probs, "above 0"
+            )
 
 
 @dataclass
 class Doubting(Witness):
-    """A witness who says of each guess at random how likely it is: any may be dropped then."""
+    """A witness that gives each guess a random acceptance chance, so the engine may drop any."""
 
     chances: Random = field(default_factory=lambda: Random(0))
 
@@ -118,7 +120,7 @@ def check_drafter(
     *,
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Put a drafter through everything below; without a target, one of seven tokens."""
+    """Run all checks below on a drafter; the default target is a random table of 7 tokens."""
     model = wrap(TableModel.random(vocab_size=7, order=2, seed=0) if target is None else target)
     size = model.vocab_size
     texts = prompts or [[1 % size], [2 % size, 3 % size, 1 % size, 2 % size, 3 % size], [3 % size]]
@@ -138,81 +140,88 @@ class _Court:
     prompts: list[list[int]]
 
     def changes_no_text(self) -> None:
-        """Under `match` the text is that of plain decoding: chains, trees, several rounds, rows
-        that are used again, and a budget of nothing at the end of each text."""
+        """Under `match` the text equals that of plain decoding.
+
+        The runs cover chains, trees, several rounds, reused rows, and a budget of 0 at the end.
+        """
         limits = [1, 9, 14][: len(self.prompts)] + [6] * (len(self.prompts) - 3)
         for sampling in (Sampling(temperature=0.0), Sampling(seed=3, temperature=0.9)):
             how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": limits}
             plain = generate(self.target, self.prompts, **how)
             for tree, length in ((None, 1), (None, 5), (8, 4), (TREE, 2)):
                 how |= {"tree": tree, "draft_length": length, "batch_size": 2}
-                found, _ = self._run(**how)
-                texts = [[answer.tokens for answer in each] for each in (found, plain)]
+                drafted, _ = self._run(**how)
+                texts = [[answer.tokens for answer in answers] for answers in (drafted, plain)]
                 _promise(texts[0] == texts[1], "changes no text under match", *texts)
 
     def bears_that_guesses_are_dropped(self) -> None:
-        """Left to itself, the engine drops guesses that do not pay: the end of a chain, and any
-        node of a tree with those after it.  The text is that of plain decoding all the same."""
+        """With draft_length="auto" the engine drops guesses that do not pay.
+
+        It may drop the end of a chain, or any tree node with its descendants.  The text must
+        still equal that of plain decoding.
+        """
         prompts = [self.prompts[index % len(self.prompts)] for index in range(NUM_STEERED)]
         samplings = [Sampling(seed=seed, temperature=seed % 2) for seed in range(NUM_STEERED)]
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 12}
         plain = generate(self.target, prompts, ignore_eos=True, **how)
         how |= {"draft_length": "auto", "batch_size": 2}
         for tree in (None, 8):
-            found, _ = self._run(prompts, Doubting, tree=tree, **how)
-            texts = [[answer.tokens for answer in each] for each in (found, plain)]
+            drafted, _ = self._run(prompts, Doubting, tree=tree, **how)
+            texts = [[answer.tokens for answer in answers] for answers in (drafted, plain)]
             _promise(texts[0] == texts[1], "bears that guesses are dropped", *texts)
 
     def survives_the_end_of_the_context(self) -> None:
         limit = self.target.max_context
         if limit is not None and limit <= 512:
-            found, _ = self._run(max_new_tokens=limit, sampling=Sampling(temperature=0.0))
-            reasons = [answer.finish_reason for answer in found]
+            answers, _ = self._run(max_new_tokens=limit, sampling=Sampling(temperature=0.0))
+            reasons = [answer.finish_reason for answer in answers]
             fine = set(reasons) <= {"context", "stop"}
             _promise(fine, "goes on to the end of the context", reasons, "context")
 
     def repeats_itself(self) -> None:
-        """The same requests to a fresh state: the same guesses."""
+        """The same requests with a fresh state give the same guesses."""
         for rule, length in (("match", 5), ("ratio", 5), ("match", "auto"), ("ratio", "auto")):
             how: dict[str, Any] = {"rule": rule, "draft_length": length}
             both = [self._run(sampling=Sampling(seed=5), **how)[1] for _ in range(2)]
-            answers = [[each.answer for each in seen] for seen in both]
+            answers = [[record.answer for record in seen] for seen in both]
             _promise(answers[0] == answers[1], "repeats itself", *answers)
 
     def keeps_requests_apart(self) -> None:
-        """Under a law-only rule a guess depends on its own request alone: an earlier one with the
-        same seed has met the same coins."""
+        """Under a rule that needs the draft's law, a guess depends on its own request only.
+
+        Another request with the same seed has seen the same coins.
+        """
         samplings = [Sampling(seed=7) for _ in self.prompts]
         alone: dict[Any, Any] = {}
         for prompt in self.prompts:
             _, seen = self._run([prompt], rule="ratio", sampling=Sampling(seed=7))
-            alone |= {each.text: each.answer for each in seen}
+            alone |= {record.text: record.answer for record in seen}
         for batch_size in (1, len(self.prompts)):
             _, seen = self._run(rule="ratio", sampling=samplings, batch_size=batch_size)
-            for each in seen:
-                if each.text in alone:
+            for record in seen:
+                if record.text in alone:
                     _promise(
-                        each.answer == alone[each.text],
+                        record.answer == alone[record.text],
                         "keeps requests apart under a rule that needs the draft's law",
-                        each.answer,
-                        alone[each.text],
+                        record.answer,
+                        alone[record.text],
                     )
 
     def draws_what_it_claims(self) -> None:
-        """First tokens over many seeds: as often as the law says, and unlike the target's own."""
+        """First tokens of 300 seeds follow the claimed law, and not the target's noise."""
         samplings = [Sampling(seed=seed) for seed in range(NUM_SEEDS)]
         prompts = [self.prompts[0]] * NUM_SEEDS
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 2, "batch_size": 50}
         _, seen = self._run(prompts, rule="ratio", **how)
-        first = [each for each in seen if each.turn.position == 0 and each.guess.tokens]
-        points = {each.answer for each in first if each.guess.drawn is Drawn.POINT}
+        first = [record for record in seen if record.turn.position == 0 and record.guess.tokens]
+        points = {record.answer for record in first if record.guess.drawn is Drawn.POINT}
         _promise(len(points) <= 1, "guesses by the text alone if not by a law", points, "one")
-        sampled = [each for each in first if each.guess.drawn is Drawn.SAMPLED]
+        sampled = [record for record in first if record.guess.drawn is Drawn.SAMPLED]
         if not sampled:
             return
-        laws = np.stack([np.asarray(each.guess.probs)[0] for each in sampled])
-        tokens = np.array([each.guess.tokens[0] for each in sampled])
-        chances = laws.sum(axis=0)  # (V,): how often each should come
+        laws = np.stack([np.asarray(record.guess.probs)[0] for record in sampled])
+        tokens = np.array([record.guess.tokens[0] for record in sampled])
+        chances = laws.sum(axis=0)  # (V,): expected count of each token
         spread = np.sqrt((laws * (1 - laws)).sum(axis=0))
         often = chances > 5
         counts = np.bincount(tokens, minlength=laws.shape[1])
@@ -220,7 +229,7 @@ class _Court:
         is_certain = spread[often] < 1e-9
         worst = float(np.where(is_certain, 0.0, sigmas).max(initial=0.0))
         _promise(worst < MOST_SIGMAS, "draws from the law it claims", f"{worst:.1f} sigmas", "5")
-        key = seed_key(XP, [each.turn.seed for each in sampled], None)
+        key = seed_key(XP, [record.turn.seed for record in sampled], None)
         targets = race(XP, laws, key, np.zeros(len(sampled), dtype=np.int64))
         agreed = laws[range(len(sampled)), targets]
         spread_agreed = max(float(np.sqrt((agreed * (1 - agreed)).sum())), 1e-9)
@@ -234,17 +243,17 @@ class _Court:
         kind: type[Witness] = Witness,
         **how: Any,
     ) -> tuple[list[Any], list[Seen]]:
-        """Generate under a witness: the answers, and all guesses in order."""
+        """Generate with a witness; returns the answers, and all guesses in order."""
         how = {"max_new_tokens": 8, "ignore_eos": True, "draft_length": DRAFT_LENGTH} | how
         with timed_by(ErraticClock(0)):
             witness = kind(self.make(), self.target.vocab_size)
-            found = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
-        notes = [note for answer in found for note in answer.stats.notes]
+            answers = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
+        notes = [note for answer in answers for note in answer.stats.notes]
         unasked = [note for note in notes if "cannot score trees" not in note]
         _promise(not unasked, "does not fail", unasked, "no notes")
-        return found, witness.seen
+        return answers, witness.seen
 
 
-def _promise(kept: bool, what: str, received: object, wanted: object) -> None:
+def _promise(kept: bool, what: str, received: object, expected: object) -> None:
     if not kept:
-        raise BrokenPromise(explain(f"A drafter {what}.", received, f"Wanted: {wanted}."))
+        raise BrokenPromise(explain(f"A drafter {what}.", received, f"Wanted: {expected}."))

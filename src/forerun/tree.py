@@ -72,10 +72,10 @@ class Tree:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """How many guesses come before each node: 0 for those that follow the text."""
-        found: list[int] = []
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(0 if parent == ROOT else found[parent] + 1)
-        return tuple(found)
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
 
     @property
     def height(self) -> int:
@@ -86,19 +86,19 @@ class Tree:
     def children(self) -> tuple[tuple[int, ...], ...]:
         """The nodes after each node, in order; the last entry is those after the text, so that
         `children[-1]` reads right."""
-        found: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):
-            found[parent].append(node)
-        return tuple(map(tuple, found))
+            children[parent].append(node)
+        return tuple(map(tuple, children))
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
         """(N, N): whether a node (row) follows another (column) or is it: what it may attend to."""
-        found = np.eye(len(self), dtype=bool)
+        is_ancestor = np.eye(len(self), dtype=bool)
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
-                found[node] |= found[parent]
-        return found
+                is_ancestor[node] |= is_ancestor[parent]
+        return is_ancestor
 
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from the text to a node, itself included."""
@@ -111,12 +111,12 @@ class Tree:
     @cached_property
     def children_first(self) -> tuple[int, ...]:
         """Every node after all that follow it, siblings in order; the text itself comes last."""
-        found: list[int] = []
+        order: list[int] = []
         stack = [ROOT]
-        while stack:  # the text, then last children first: the wanted order backwards
-            found.append(stack.pop())
-            stack += self.children[found[-1]]
-        return tuple(reversed(found))
+        while stack:  # the text, then last children first: the result in reverse
+            order.append(stack.pop())
+            stack += self.children[order[-1]]
+        return tuple(reversed(order))
 
     @property
     def leaves(self) -> tuple[int, ...]:

@@ -156,16 +156,16 @@ def _check_rows(name: str, rows: Any, tokens: Any) -> None:
     """One row (V,) for each token; an axis of one sequence may be left out of either."""
     if not compat.is_array_api_obj(rows) or not compat.is_array_api_obj(tokens):
         return
-    drafted, found = tuple(tokens.shape), tuple(rows.shape)
+    drafted, shape = tuple(tokens.shape), tuple(rows.shape)
     if len(drafted) not in (1, 2) or drafted[-1] == 0:
         return
     drafted = (1, *drafted)[-2:]
-    if len(found) not in (2, 3) or (1, *found)[-3:-1] != drafted:
-        cure = f"One row per draft token is needed: {(*drafted, *found[-1:])}."
-        raise InputError(explain(f"{name} has a wrong shape.", found, cure))
+    if len(shape) not in (2, 3) or (1, *shape)[-3:-1] != drafted:
+        cure = f"One row per draft token is needed: {(*drafted, *shape[-1:])}."
+        raise InputError(explain(f"{name} has a wrong shape.", shape, cure))
 
 
 def _integers(tokens: list[Any] | Sequence[Any]) -> Any:
     """Lists of ids as a NumPy array; an empty row would otherwise become floating point."""
-    found = np.asarray(tokens)
-    return found.astype(np.int64) if found.size == 0 else found
+    array = np.asarray(tokens)
+    return array.astype(np.int64) if array.size == 0 else array

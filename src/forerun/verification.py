@@ -297,21 +297,21 @@ def _draft_rows(
         _fits(tuple(ids.shape), (*tokens.shape, probs.shape[2]), "draft ids")
         _fits(tuple(probs.shape), (*tokens.shape, ids.shape[2]), "draft probs")
         return SparseRows(xp, ids, probs, vocab_size, "draft probs")
-    name, found = (
+    name, laws = (
         ("draft logits", draft.logits) if draft.probs is None else ("draft probs", draft.probs)
     )
-    found = _three_axes(xp, found, name)
-    if found.shape[2] != vocab_size:
-        received = f"{found.shape[2]} and {vocab_size}"
+    laws = _three_axes(xp, laws, name)
+    if laws.shape[2] != vocab_size:
+        received = f"{laws.shape[2]} and {vocab_size}"
         cure = "Cut or pad both to one vocabulary, with probability 0 for the ids added."
         raise InputError(explain("Draft and target vocabularies differ.", received, cure))
-    _fits(tuple(found.shape), (*tokens.shape, vocab_size), name)
-    return Logits(xp, found, temperature, name) if draft.probs is None else Dense(xp, found, name)
+    _fits(tuple(laws.shape), (*tokens.shape, vocab_size), name)
+    return Logits(xp, laws, temperature, name) if draft.probs is None else Dense(xp, laws, name)
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], name: str) -> None:
-    if shape != wanted:
-        cure = f"One row per draft token is needed: {wanted}."
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...], name: str) -> None:
+    if shape != expected:
+        cure = f"One row per draft token is needed: {expected}."
         raise InputError(explain(f"{name} has a wrong shape.", shape, cure))
 
 

@@ -39,7 +39,7 @@ def test_a_difference_is_diagnosed(
     def wrong(target: Any, prompt: str, drafter: Any) -> demo.Timed:
         found = answer(target, prompt, drafter)
         if drafter is not None:
-            found.found.tokens[3] ^= 1
+            found.generation.tokens[3] ^= 1
         return found
 
     monkeypatch.setattr(demo, "_answer", wrong)

@@ -11,14 +11,14 @@ import pytest
 from clocks import StillClock
 from forerun.cli import main
 from forerun.lean.model import LeanModel
-from forerun.measure import costs
+from forerun.measure import round_costs
 from forerun.models.huggingface import HuggingFaceModel
 
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rounds of each length will do."""
-    monkeypatch.setattr(costs, "TIMED_TOKENS", 32)
+    monkeypatch.setattr(round_costs, "TIMED_TOKENS", 32)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_a_long_text_of_one_request_is_bounded_too() -> None:
     for _ in range(100):
         text += [generator.randrange(1000) for _ in range(20)]
         propose(drafter, state, turn(text))
-    assert state.rows[0].own.num_nodes < 2 * 300
+    assert state.rows[0].trie.num_nodes < 2 * 300
     assert len(propose(drafter, state, turn([*text, *text[-30:-20]])).tokens) == 4
 
 

@@ -11,7 +11,7 @@ from forerun import prompts
 from forerun.measure.machine import Machine
 from forerun.measure.records import (
     FILE,
-    Answer,
+    AnswerRecord,
     Cell,
     Header,
     Interval,
@@ -99,7 +99,7 @@ def _run(cell: Cell, repeat: int, part: Sequence[prompts.Prompt]) -> Run:
     return Run(cell, repeat, max(each.seconds for each in answers) + 0.01, answers)
 
 
-def _answer(cell: Cell, repeat: int, prompt: prompts.Prompt) -> Answer:
+def _answer(cell: Cell, repeat: int, prompt: prompts.Prompt) -> AnswerRecord:
     text = Random(f"{prompt.id} {cell.drafter} {cell.draft_length} {cell.temperature}")
     noise = Random(f"{prompt.id} {cell} {repeat}")
     rate = _rate(cell, prompt.group)
@@ -120,7 +120,7 @@ def _answer(cell: Cell, repeat: int, prompt: prompts.Prompt) -> Answer:
     draft = PASS * STEP.get(cell.drafter or "", 0.0) * sum(drafted)
     score, first = 3 * PASS + sum(passes), 4 * passes[0]
     stages = {"draft": draft, "score": score, "verify": 0.04 * score, "commit": 0.01 * score}
-    return Answer(
+    return AnswerRecord(
         prompt=prompt.id,
         group=prompt.group,
         prompt_tokens=len(prompt.text.split()),

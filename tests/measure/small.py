@@ -10,7 +10,7 @@ import torch
 from tiny_models import Architecture
 
 import forerun as fr
-from forerun.measure.records import Answer, Cell, Run
+from forerun.measure.records import AnswerRecord, Cell, Run
 from forerun.prompts import Prompt
 
 PROMPTS = [Prompt(str(i), "chat" if i % 2 else "qa", (f"prompt {i} of a few",)) for i in range(4)]
@@ -50,7 +50,7 @@ def cell(drafter: str | None = "ngram", draft_length: Any = 4, **changes: Any) -
     return Cell("target", drafter, draft_length, **options)
 
 
-def answer(prompt: str = "a", accepted: Sequence[int] = (2, 0, 4), **changes: Any) -> Answer:
+def answer(prompt: str = "a", accepted: Sequence[int] = (2, 0, 4), **changes: Any) -> AnswerRecord:
     """An answer with drafts of four tokens in every round, of which so many were accepted."""
     new_tokens = sum(accepted) + len(accepted)
     fields: dict[str, Any] = {
@@ -71,8 +71,8 @@ def answer(prompt: str = "a", accepted: Sequence[int] = (2, 0, 4), **changes: An
         "seconds_by_stage": {"draft": 1.0, "score": 1.0, "verify": 0.5, "commit": 0.5},
         "digest": "same",
     }
-    return Answer(**{**fields, **changes})
+    return AnswerRecord(**{**fields, **changes})
 
 
-def run(cell: Cell, *answers: Answer, repeat: int = 0) -> Run:
+def run(cell: Cell, *answers: AnswerRecord, repeat: int = 0) -> Run:
     return Run(cell, repeat, max(each.seconds for each in answers), list(answers))

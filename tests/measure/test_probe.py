@@ -12,13 +12,13 @@ from small import relative, target
 
 import forerun as fr
 from forerun.errors import InputError
-from forerun.measure import costs
-from forerun.measure.costs import DraftCosts, TargetCosts, spread
+from forerun.measure import round_costs
 from forerun.measure.exports import exports, for_forerun, for_sglang, for_vllm
-from forerun.measure.planner import Plan, choose
+from forerun.measure.planner import SpeculationPlan, choose
 from forerun.measure.pricing import forecast
-from forerun.measure.probe import Probe, Subject
+from forerun.measure.probe import DrafterProbe, Subject
 from forerun.measure.records import Interval
+from forerun.measure.round_costs import DraftCosts, TargetCosts, spread
 from forerun.measure.texts import Text
 from forerun.measure.timing import median_interval
 from forerun.measure.traces import Trace
@@ -30,12 +30,12 @@ PROMPTS = [list(range(i, i + 8)) * 2 for i in range(6)]
 def in_a_hurry() -> Iterator[None]:
     """A few rounds of each length will do."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(costs, "TIMED_TOKENS", 40)
+        patched.setattr(round_costs, "TIMED_TOKENS", 40)
         yield
 
 
 @pytest.fixture(scope="module")
-def probed() -> tuple[Any, Probe]:
+def probed() -> tuple[Any, DrafterProbe]:
     model = target()
     drafter = fr.drafters.NGram()
     options: dict[str, Any] = {"temperatures": (0.0, 0.8), "batches": (1, 2)}
@@ -43,7 +43,7 @@ def probed() -> tuple[Any, Probe]:
     return model, found
 
 
-def test_every_size_of_pass_is_timed_at_every_batch(probed: tuple[Any, Probe]) -> None:
+def test_every_size_of_pass_is_timed_at_every_batch(probed: tuple[Any, DrafterProbe]) -> None:
     _, found = probed
     timed = found.subject.costs
     assert set(timed.passes) == {(b, m) for b in (1, 2) for m in (1, 2, 3, 4, 5)}
@@ -58,7 +58,7 @@ def test_every_size_of_pass_is_timed_at_every_batch(probed: tuple[Any, Probe]) -
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("draft_length", [1, 4])
 def test_a_lookup_drafter_is_replayed_exactly(
-    probed: tuple[Any, Probe], temperature: float, draft_length: int
+    probed: tuple[Any, DrafterProbe], temperature: float, draft_length: int
 ) -> None:
     model, found = probed
     texts = found.subject.texts[temperature]
@@ -118,7 +118,7 @@ def test_a_tree_is_tried_out_at_every_place() -> None:
         forecast(found, draft_length=2, tree=6)
 
 
-def test_what_was_not_probed_is_not_guessed(probed: tuple[Any, Probe]) -> None:
+def test_what_was_not_probed_is_not_guessed(probed: tuple[Any, DrafterProbe]) -> None:
     _, found = probed
     for options, said in (
         ({"draft_length": 5}, "draft length"),
@@ -132,7 +132,7 @@ def test_what_was_not_probed_is_not_guessed(probed: tuple[Any, Probe]) -> None:
         fr.probe(target(), fr.drafters.NGram(), [[1, 2]], batches=())
 
 
-def made(hit: float, draft_step: float, pass_growth: float, name: str = "made") -> Probe:
+def made(hit: float, draft_step: float, pass_growth: float, name: str = "made") -> DrafterProbe:
     """A probe of a machine whose costs are known: a pass takes 1 plus so much per draft token."""
     exact = {(1, m): Interval(*[1 + pass_growth * (m - 1)] * 3) for m in range(1, 9)}
     none = {1: Interval(0.0, 0.0, 0.0)}
@@ -141,7 +141,7 @@ def made(hit: float, draft_step: float, pass_growth: float, name: str = "made") 
     survival = np.cumprod(np.full((400, 7), hit), axis=1)
     drafts = {(1, k): Interval(*[draft_step * k] * 3) for k in range(1, 8)}
     traces = {(0.0, "match"): [Trace(survival, np.full(400, 7))] * 3}
-    return Probe(subject, name, DraftCosts(drafts), traces)
+    return DrafterProbe(subject, name, DraftCosts(drafts), traces)
 
 
 @pytest.mark.parametrize("draft_length", [1, 3, 7])
@@ -178,12 +178,14 @@ def test_requests_that_draft_nothing_make_a_batch_cheaper_where_tokens_are_packe
     subject = Subject(model, {0.0: [text]}, TargetCosts(passes, none, none, {4: padding}), (4,), 4)
     trace = Trace(np.zeros((1000, 4)), np.where(np.arange(1000) % 10 == 0, 4, 0))
     free = DraftCosts({(4, k): Interval(1e-9, 1e-9, 1e-9) for k in range(1, 5)})
-    found = forecast(Probe(subject, "x", free, {(0.0, "match"): [trace]}), draft_length=4, batch=4)
+    found = forecast(
+        DrafterProbe(subject, "x", free, {(0.0, "match"): [trace]}), draft_length=4, batch=4
+    )
     expected = 1 + (4 * (1 - 0.9**4) if padding else 0.4)
     assert 1 / found.speedup.mean == pytest.approx(expected, rel=1e-3)
 
 
-def planned(**probes: Probe) -> Plan:
+def planned(**probes: DrafterProbe) -> SpeculationPlan:
     drafters: dict[str, Any] = dict.fromkeys(probes, fr.drafters.NGram(max_n=3, min_n=2))
     return choose(probes, drafters, batch=1, temperature=0.0)
 

@@ -12,7 +12,7 @@ from small import PROMPTS, relative, target
 
 import forerun as fr
 from forerun.errors import InputError, UnsupportedError
-from forerun.measure import costs
+from forerun.measure import round_costs
 from forerun.measure.figures import figures
 from forerun.measure.grid import cells_of, jobs_of
 from forerun.measure.log import Log
@@ -47,7 +47,7 @@ def swept(
 ) -> tuple[Path, Records]:
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(costs, "TIMED_TOKENS", 40)  # a few rounds of each length will do
+        patched.setattr(round_costs, "TIMED_TOKENS", 40)  # a few rounds of each length will do
         return folder, fr.sweep(model, drafters, PROMPTS, folder, **OPTIONS)
 
 

@@ -1,4 +1,4 @@
-"""Certification: is a verifier lossless, and how sure is that?"""
+"""Certification: whether a verifier is lossless, with proof or stated error odds."""
 
 from forerun.certification.cases import Case as Case
 from forerun.certification.cases import standard_cases as standard_cases

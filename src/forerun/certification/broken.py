@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.certification.certify import Drawer, draw_plainly
 from forerun.law import Model
 
-Row = np.ndarray[Any, Any]
 
-
-def sample(rng: Any, weights: Row) -> int:
+def sample(rng: Any, weights: HostArray) -> int:
     total = weights.sum()
     return int(rng.choice(len(weights), p=weights / total))
 
 
-def owed(target: Row, draft: Row) -> Row:
+def owed(target: HostArray, draft: HostArray) -> HostArray:
     """(p - q)+, or p where nothing is left of it."""
     part = np.maximum(target - draft, 0.0)
     return part if part.sum() > 1e-12 else target
@@ -33,8 +32,8 @@ def walk(
     draft: Any,
     target: Any,
     rng: Any,
-    chance: Callable[[Row, Row, int], float] = lambda p, q, x: p[x] / q[x],
-    correction: Callable[[Row, Row], Row] = owed,
+    chance: Callable[[HostArray, HostArray, int], float] = lambda p, q, x: p[x] / q[x],
+    correction: Callable[[HostArray, HostArray], HostArray] = owed,
     bonus_row: int = -1,
 ) -> list[int]:
     """The correct `ratio` rule, with each of its parts open to replacement."""
@@ -47,12 +46,12 @@ def walk(
     return [*kept, sample(rng, target[bonus_row])]
 
 
-def sharpened(row: Row, power: float) -> Row:
+def sharpened(row: HostArray, power: float) -> HostArray:
     weights = row**power
     return np.asarray(weights / weights.sum())
 
 
-def draw_from(change: Callable[[Row], Row]) -> Drawer:
+def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
     """Draw from a changed law, report the unchanged one."""
 
     def draw(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
@@ -86,11 +85,11 @@ def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], 
     return tokens, np.array([row] * draft_length)
 
 
-def from_argmax(row: Row) -> Row:
+def from_argmax(row: HostArray) -> HostArray:
     return np.asarray(np.eye(len(row))[int(np.argmax(row))])
 
 
-def from_few_bits(row: Row) -> Row:
+def from_few_bits(row: HostArray) -> HostArray:
     """A law stored with three bits of mantissa, as a coarser stand-in for bfloat16."""
     mantissa, exponent = np.frexp(row)
     return sharpened(np.ldexp(np.round(mantissa * 8) / 8, exponent), 1.0)

@@ -1,4 +1,4 @@
-"""`block` with its random numbers looked up at wrong addresses: each is met twice.
+"""`block` with random numbers at wrong addresses, so that a number is used twice.
 
 These are rules and not functions, because a function is handed its numbers.  The addressings go
 with any rule, in `certify`, `law` and the noise that ships.

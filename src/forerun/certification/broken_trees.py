@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from forerun.certification.broken import Row, sample
+from forerun.arrays import HostArray
+from forerun.certification.broken import sample
 from forerun.certification.certify import Drawer, draw_plainly
 from forerun.children import Children, draw_children
 from forerun.law import Model
 from forerun.tree import ROOT, Tree
 
 
-def owed(law: Row, drawn: Row) -> Row:
+def owed(law: HostArray, drawn: HostArray) -> HostArray:
     """(P - q)+ as a law, or P where nothing is left of it."""
     part = np.maximum(law - drawn, 0.0)
     return np.asarray(part / part.sum()) if part.sum() > 1e-12 else law
@@ -32,8 +33,8 @@ def descend(
     tree: Tree,
     *,
     order: Callable[[tuple[int, ...]], Iterable[int]] = tuple,
-    update: Callable[[Row, Row], Row] = owed,
-    correction: Callable[[Row, Row], Row] = lambda law, left: left,
+    update: Callable[[HostArray, HostArray], HostArray] = owed,
+    correction: Callable[[HostArray, HostArray], HostArray] = lambda law, left: left,
 ) -> list[int]:
     """The correct `siblings` rule, with each of its parts open to replacement."""
     node, kept = ROOT, list[int]()
@@ -61,13 +62,13 @@ def traverse(
 ) -> list[int]:
     """The correct `traversal` rule as it is usually written, and two mistakes one can make."""
 
-    def visit(node: int, debt: float) -> tuple[int, Row] | None:
+    def visit(node: int, debt: float) -> tuple[int, HostArray] | None:
         law = target[node + 1]
         for child in tree.children[node]:
             token = int(tokens[child])
-            found = visit(child, min(debt * law[token] / draft[child][token], 1.0))
-            if found:
-                return found
+            stop = visit(child, min(debt * law[token] / draft[child][token], 1.0))
+            if stop:
+                return stop
             missing = float(np.maximum(debt * law - draft[child], 0.0).sum())
             left = np.maximum((1.0 if token_residual else debt) * law - draft[child], 0.0)
             law = left / left.sum() if left.sum() > 1e-12 else law
@@ -75,7 +76,7 @@ def traverse(
         return (node, law) if node == ROOT or rng.random() < debt else None
 
     node, law = visit(ROOT, 1.0) or (ROOT, target[0])
-    return [*(int(tokens[each]) for each in tree.path(node)), sample(rng, law)]
+    return [*(int(tokens[step]) for step in tree.path(node)), sample(rng, law)]
 
 
 def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
@@ -88,7 +89,7 @@ def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
     )
 
 
-def owed_undivided(law: Row, drawn: Row) -> Row:
+def owed_undivided(law: HostArray, drawn: HostArray) -> HostArray:
     part = np.maximum(law - drawn, 0.0)
     return part if part.sum() > 1e-12 else law
 
@@ -130,5 +131,5 @@ def draw_and_prune(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any, 
     """Throw sampled tokens of low probability away, with all that follows them."""
     tokens, rows = draw_plainly(model, tree, rng)
     sure = [rows[node][token] >= 0.3 for node, token in enumerate(tokens)]
-    kept = [n for n in range(len(tree)) if all(sure[each] for each in tree.path(n))]
+    kept = [n for n in range(len(tree)) if all(sure[step] for step in tree.path(n))]
     return [tokens[node] for node in kept], rows[kept], tree.only(kept)

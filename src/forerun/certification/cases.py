@@ -1,4 +1,4 @@
-"""The small worlds a verifier is tried in: each has its own way of going wrong.
+"""The cases a verifier is tested on; each exposes a different kind of bug.
 
 Rows differ from position to position and depend on what was emitted (a row off by one shows),
 some tokens are impossible, laws coincide, have nothing in common, or are point masses, and the
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.children import Children
 from forerun.law import Model, Prefix, Shapes
 from forerun.tree import Tree
@@ -37,7 +37,7 @@ class Case:
 def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
     """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
 
-    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+    def row(prefix: Prefix) -> HostArray:
         rng = np.random.default_rng([seed, vocab_size, *[token + 1 for token in prefix]])
         weights = rng.gamma(1.0, size=vocab_size) ** sharpness + 1e-3
         dropped = rng.random(vocab_size) < zeros
@@ -56,7 +56,7 @@ def mixed(first: Model, second: Model, share: float) -> Model:
 def restricted(model: Model, parity: int) -> Model:
     """The model on the tokens of one parity only: two of them have nothing in common."""
 
-    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+    def row(prefix: Prefix) -> HostArray:
         weights = model(prefix) * (np.arange(len(model(()))) % 2 == parity)
         return np.asarray(weights / weights.sum())
 
@@ -69,9 +69,9 @@ def certain(model: Model) -> Model:
 
 
 def _remember(model: Model) -> Model:
-    known: dict[Prefix, np.ndarray[Any, Any]] = {}
+    known: dict[Prefix, HostArray] = {}
 
-    def row(prefix: Prefix) -> np.ndarray[Any, Any]:
+    def row(prefix: Prefix) -> HostArray:
         if prefix not in known:
             known[prefix] = model(prefix)
         return known[prefix]
@@ -132,5 +132,5 @@ def tree_cases(seed: int = 0) -> Iterator[Case]:
 
 
 def once(tree: Tree) -> Shapes:
-    """A tree for the first round; the target goes on alone."""
+    """A tree in the first round, then plain decoding."""
     return lambda prefix: Tree.chain(0) if prefix else tree

@@ -1,4 +1,4 @@
-"""What `certify` found, for people and for machines."""
+"""The result of `certify`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        """In words: "lossless", "NOT lossless", or "no bias of 0.17 or more found"."""
+        """The verdict as text: "lossless", "NOT lossless", or "no bias of 0.17 or more found"."""
         if not self.lossless:
             return "NOT lossless"
         if self.proven:
@@ -75,12 +75,12 @@ class Certificate:
 
     @property
     def detectable(self) -> float:
-        """The bias that would have been caught in every case."""
+        """The smallest bias that every case would have caught."""
         return max(finding.detectable for finding in self.findings)
 
     def samples_for(self, bias: float) -> int:
-        """Samples per case with which a bias so large would have been caught in every case."""
-        needed = (each.samples * (each.detectable / bias) ** 2 for each in self.findings)
+        """Samples per case needed to catch this bias in every case."""
+        needed = (finding.samples * (finding.detectable / bias) ** 2 for finding in self.findings)
         return math.ceil(max(needed))
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,6 +121,6 @@ class Certificate:
 
 
 def _rounded_up(number: float) -> float:
-    """To two digits, so that no more is claimed than was found."""
+    """Round up to two digits, so that no claim is stronger than the evidence."""
     step = 10.0 ** (math.floor(math.log10(number)) - 1)
     return float(f"{math.ceil(number / step - 1e-9) * step:.2g}")

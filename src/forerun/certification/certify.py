@@ -1,4 +1,4 @@
-"""Is this verifier lossless?  Exactly where its outcomes can be listed, else by a powered test.
+"""Certifies that a verifier is lossless: by enumeration if possible, else by a powered test.
 
 A round is lossless when its emitted tokens, followed by whatever rounds come next, have the
 target's joint law.  That joint law is what is compared, so a correct first token with a wrong
@@ -17,6 +17,7 @@ import numpy as np
 
 from forerun import rules
 from forerun.addresses import Addressing, by_round
+from forerun.arrays import HostArray
 from forerun.branches import CannotEnumerate, Memory, Path, every_path
 from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
@@ -106,11 +107,11 @@ def certify(
         rule = rules.get(subject)  # type: ignore[arg-type]
         if cases is None and rule.judges_trees:
             chosen += tree_cases(seed)
-        found = []
+        findings = []
         for done, case in enumerate(chosen):
             tell(case.name, done, len(chosen))
-            found += [_rule_finding(rule, case, way, addressing) for way in case.ways]
-        return Certificate(name or rule.name, tuple(found))
+            findings += [_rule_finding(rule, case, way, addressing) for way in case.ways]
+        return Certificate(name or rule.name, tuple(findings))
     if is_rule:
         cure = "Pass your own verifier function together with draw."
         raise InputError(explain("A rule is certified with its own way of drawing.", draw, cure))
@@ -125,11 +126,11 @@ def certify(
     drawer = draw or draw_plainly
     if method != "sampled":
         try:
-            found = []
+            findings = []
             for done, case in enumerate(chosen):
                 tell(case.name, done, len(chosen))
-                found.append(_exact_finding(function, drawer, case))
-            return Certificate(label, tuple(found))
+                findings.append(_exact_finding(function, drawer, case))
+            return Certificate(label, tuple(findings))
         except ForerunError:
             raise
         except Exception as reason:  # code that fails for another reason fails when sampled too
@@ -138,15 +139,15 @@ def certify(
                 wrong = "The function's outcomes cannot be listed."
                 raise InputError(explain(wrong, f"use of {reason}", cure)) from reason
     some = [case for case in chosen if case.sampled] or chosen
-    found = []
+    findings = []
     for number, case in enumerate(some):
         turns = _turns(tell, case, number * samples, samples, samples * len(some))
-        found.append(_sampled_finding(function, drawer, case, samples, seed, turns))
-    return Certificate(label, tuple(found))
+        findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
+    return Certificate(label, tuple(findings))
 
 
 def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
-    """The numbers of a case's samples, told of every now and then."""
+    """The sample numbers of a case; reports progress now and then."""
     for done in range(samples):
         if done % TOLD_EVERY == 0:
             tell(case.name, before + done, total)
@@ -196,7 +197,7 @@ def _exact_finding(function: Verifier, draw: Drawer, case: Case) -> Finding:
 
 
 class InvalidEmission(Exception):
-    """The function returned something that is no emission at all."""
+    """The function returned something that is not a list of emitted tokens."""
 
 
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
@@ -251,10 +252,10 @@ def _one_round(
     return emitted
 
 
-def _bias(found: np.ndarray[Any, Any], case: Case) -> float:
-    """Total variation to the target's joint law; mass that went missing counts in full."""
-    wanted = target_law(case.target, case.length)
-    return float(np.abs(found - wanted).sum() / 2 + abs(found.sum() - 1) / 2)
+def _bias(emitted: HostArray, case: Case) -> float:
+    """Total variation distance to the target's joint law; missing mass counts in full."""
+    target = target_law(case.target, case.length)
+    return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)
 
 
 def _sampled_finding(

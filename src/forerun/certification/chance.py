@@ -1,9 +1,8 @@
 """A stand-in for numpy.random.Generator that follows every outcome of ordinary NumPy code.
 
-`rng.random()` gives an unknown number; what code does with it, in nearly every verifier ever
-written, is compare it.  Each comparison splits the interval the number may lie in, with the exact
-chances.  Code that looks at the number in any other way raises `CannotEnumerate`, and is
-tested by sampling instead.
+`rng.random()` gives an unknown number, and nearly every verifier only compares it.  Each comparison
+splits the interval the number may lie in, with the exact chances.  Code that uses the number in any
+other way raises `CannotEnumerate`, and is tested by sampling instead.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MANY = 1000
 """A question with more answers than this is not followed answer by answer."""
 
 ROUNDING = 1e-15
-"""Chances this close to 0 or 1 are rounding: a path along them would lead nowhere real."""
+"""Chances this close to 0 or 1 are rounding errors; their paths are not followed."""
 
 
 class Chance:
@@ -92,7 +91,7 @@ class Chance:
 
 
 def _few(count: int, what: str) -> int:
-    """The count, if so many can be listed."""
+    """The count; raises if there are too many outcomes to list."""
     if count > MANY:
         raise CannotEnumerate(f"{count:,} {what}")
     return count

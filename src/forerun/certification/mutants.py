@@ -55,7 +55,7 @@ from forerun.rules.base import Rule
 from forerun.rules.block import Block
 
 LONG_TO_FOLLOW = ("good drafter", "longer draft")
-"""Cases in which numbers met again over several rounds take half a minute to follow."""
+"""Cases that take half a minute, because numbers recur over several rounds."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Mutant:
     addressing: Addressing = by_round
 
     def certificate(self, seed: int = 0) -> Certificate:
-        """What `certify` has to say about it, on the cases that it is for."""
+        """The certificate of the mutant, on the cases meant for it."""
         cases = list(tree_cases(seed) if self.on_trees else standard_cases(seed))
         if self.addressing is not by_round:
             cases = [case for case in cases if case.name not in LONG_TO_FOLLOW]

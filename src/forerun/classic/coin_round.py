@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import Array
-from forerun.classic.rows import Row, as_table
+from forerun.arrays import Array, HostArray
+from forerun.classic.rows import as_table
 from forerun.errors import InputError, explain
 from forerun.rules import Ratio
 from forerun.types import Draft
@@ -42,8 +42,8 @@ class GivenNoise:
 
 
 def speculative_decode(
-    draft_probs: list[Row],
-    target_probs: list[Row],
+    draft_probs: list[HostArray],
+    target_probs: list[HostArray],
     draft_tokens: list[int],
     random_coins: list[float],
 ) -> dict[str, Any]:

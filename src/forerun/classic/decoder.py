@@ -70,5 +70,5 @@ class SpeculativeDecoder:
     def _filler(self) -> int:
         """What stands behind a text that ended before the longest of its batch."""
         config = getattr(getattr(self.target, "model", None), "generation_config", None)
-        found = getattr(config, "pad_token_id", None)
-        return int(next(iter(ending_tokens(self.target)), 0) if found is None else found)
+        padding = getattr(config, "pad_token_id", None)
+        return int(next(iter(ending_tokens(self.target)), 0) if padding is None else padding)

@@ -17,35 +17,32 @@ it, of the position where the round starts, and of the slot.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from forerun.arrays import namespace_of
+from forerun.arrays import HostArray, namespace_of
 from forerun.classic.numpy_verify import fresh_seed
 from forerun.classic.rows import as_table
 from forerun.errors import InputError, explain
 from forerun.noise import Purpose, draw, uniform
-from forerun.theory.checks import as_count, as_law
+from forerun.theory.arguments import as_count, as_law
 from forerun.types import Draft
 from forerun.verification import verify
 
-Ids = np.ndarray[Any, Any]
-Rows = np.ndarray[Any, Any]
-ModelFunction = Callable[[Ids], Rows]
+ModelFunction = Callable[[HostArray], HostArray]
 """ids (L,) -> probabilities (L, V)."""
 
 
 def speculative_sampling(
-    x: Ids, draft_model: ModelFunction, target_model: ModelFunction, N: int, K: int
-) -> Ids:
+    x: HostArray, draft_model: ModelFunction, target_model: ModelFunction, N: int, K: int
+) -> HostArray:
     """x, extended by exactly N tokens that follow the target's law; at most K drafted a round."""
     x = _prompt(x)
     end = len(x) + as_count("N", N)
     longest = as_count("K", K)
     seed = fresh_seed()
     while len(x) < end:
-        x_draft, rows = x, list[Rows]()
+        x_draft, rows = x, list[HostArray]()
         for slot in range(min(longest, end - len(x) - 1)):
             rows.append(_last_rows(draft_model, x_draft, 1, "draft_model")[0])
             x_draft = np.append(x_draft, _sample(rows[-1], seed, len(x), slot))
@@ -57,23 +54,23 @@ def speculative_sampling(
     return x
 
 
-def _sample(row: Rows, seed: int, first: int, slot: int) -> int:
+def _sample(row: HostArray, seed: int, first: int, slot: int) -> int:
     """A draft token from its row (V,), with noise of the drafter's own."""
     unit = np.reshape(uniform(seed, first, slot, Purpose.DRAFT), (1,))
     return int(draw(namespace_of(), row[None, :], unit)[0])
 
 
-def _last_rows(model: ModelFunction, ids: Ids, count: int, name: str) -> Rows:
+def _last_rows(model: ModelFunction, ids: HostArray, count: int, name: str) -> HostArray:
     """The last `count` rows of what a model says about ids, checked and normalised."""
-    found = np.asarray(model(ids))
-    if found.ndim != 2 or len(found) != len(ids):
+    laws = np.asarray(model(ids))
+    if laws.ndim != 2 or len(laws) != len(ids):
         wrong = f"{name} must return one row of probabilities per id."
         cure = f"For {len(ids)} ids that is ({len(ids)}, V), row i for the token after id i."
-        raise InputError(explain(wrong, f"shape {found.shape}", cure))
-    return np.asarray(as_law(name, found[-count:]))
+        raise InputError(explain(wrong, f"shape {laws.shape}", cure))
+    return np.asarray(as_law(name, laws[-count:]))
 
 
-def _prompt(x: Ids) -> Ids:
+def _prompt(x: HostArray) -> HostArray:
     ids = np.asarray(x)
     if ids.ndim != 1 or len(ids) == 0 or ids.dtype.kind not in "iu":
         cure = "Pass at least one id: a model says nothing about the token after no tokens."

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.classic.rows import Row, as_table, with_bonus_row
+from forerun.arrays import HostArray
+from forerun.classic.rows import as_table, with_bonus_row
 from forerun.types import Draft
 from forerun.verification import verify
 
 
 def speculative_decoding_verify(
     draft_tokens: list[int],
-    draft_probs: list[Row],
-    target_probs: list[Row],
+    draft_probs: list[HostArray],
+    target_probs: list[HostArray],
     vocab_size: int,
 ) -> list[int]:
     """The tokens that a round emits: 1 to K + 1 with K + 1 target rows, 1 to K with K of them.

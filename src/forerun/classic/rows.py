@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from forerun.arrays import Array, namespace_of
+from forerun.arrays import Array, HostArray, namespace_of
 from forerun.errors import InputError, explain
 
-Row = np.ndarray[Any, Any]
-Table = np.ndarray[Any, Any]
 
-
-def as_table(name: str, rows: Sequence[Row] | Table, vocab_size: int | None = None) -> Table:
+def as_table(
+    name: str, rows: Sequence[HostArray] | HostArray, vocab_size: int | None = None
+) -> HostArray:
     """(N, V) float64 from N rows (V,); a list without rows is (0, V)."""
     if len(rows) == 0:
         return np.empty((0, vocab_size or 0))
@@ -25,8 +23,8 @@ def as_table(name: str, rows: Sequence[Row] | Table, vocab_size: int | None = No
         received = f"{len(rows)} rows that do not stack"
         raise InputError(explain(f"{name} is no table of numbers.", received, cure)) from error
     if table.ndim != 2 or vocab_size not in (None, table.shape[1]):
-        wanted = "(N, V)" if vocab_size is None else f"(N, {vocab_size})"
-        cure = f"Pass one row per position, {wanted} in all."
+        shape = "(N, V)" if vocab_size is None else f"(N, {vocab_size})"
+        cure = f"Pass one row per position, {shape} in all."
         raise InputError(explain(f"{name} has a wrong shape.", table.shape, cure))
     return table
 

@@ -1,4 +1,4 @@
-"""What `plan` and `sweep` are asked about: a target, drafters, and prompts."""
+"""Arguments shared by `plan` and `sweep`: a target, drafters, and prompts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def read_subject(args: argparse.Namespace) -> tuple[list[str], list[Prompt]]:
     if args.max_new_tokens < 1:
         cure = "Use 1 or more; 64 shows what there is to see."
         raise InputError(explain("--max-new-tokens is too small.", args.max_new_tokens, cure))
-    found = prompt_sets.own() if args.prompts is None else prompt_sets.read(args.prompts)
+    prompts = prompt_sets.own() if args.prompts is None else prompt_sets.read(args.prompts)
     names = _drafters(args.drafter or usual_drafters(args.target))
-    return names, prompt_sets.pick(found, args.per_group)
+    return names, prompt_sets.pick(prompts, args.per_group)
 
 
 def _drafters(names: Sequence[str]) -> list[str]:

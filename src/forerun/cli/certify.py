@@ -42,10 +42,10 @@ QUICK = (
     "top-k tree as sampled",
     "greedy + 1, whole row",
 )
-"""Known bugs of several kinds that are caught soon."""
+"""Known bugs of several kinds that are caught quickly."""
 
 BAR_DELAY = 1
-"""Seconds before a bar is shown: what is done sooner needs none."""
+"""Seconds before a progress bar appears."""
 
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
@@ -80,27 +80,27 @@ def run(args: argparse.Namespace) -> int:
         how: dict[str, Any] = {"cases": tree_cases(args.seed)} if args.trees else {}
         name = args.rule or args.function
         with _bar() as progress:
-            found = certify(
+            certificate = certify(
                 subject, samples=args.samples, seed=args.seed, name=name, progress=progress, **how
             )
-        print(found.to_json() if args.json else found)
+        print(certificate.to_json() if args.json else certificate)
         labelled = args.rule is not None and not rules.get(args.rule).lossless
-        return 0 if found.lossless or labelled else 1
+        return 0 if certificate.lossless or labelled else 1
     bugs = [mutant for mutant in MUTANTS if not args.quick or mutant.name in QUICK]
     return _everything(bugs, args.seed, as_json=args.json)
 
 
 def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
-    """Every rule and mutant, a line as each is done; status 1 if any verdict is unexpected."""
+    """Certify every rule and mutant, one line each; status 1 if any verdict is unexpected."""
     rows, wrong = [], 0
     if not as_json:
         print(f"{'':2}{'subject':<26}{'verdict':<22}{'bias (TV)':>10}   worst case / what is wrong")
-    for kind, found, expected, story in _subjects(bugs, seed):
-        right = found.lossless == expected
+    for kind, certificate, expected, story in _subjects(bugs, seed):
+        right = certificate.lossless == expected
         wrong += not right
-        rows.append(found.to_dict() | {"kind": kind, "as_expected": right, "story": story})
+        rows.append(certificate.to_dict() | {"kind": kind, "as_expected": right, "story": story})
         if not as_json:
-            print(_line(kind, found, right, story), flush=True)
+            print(_line(kind, certificate, right, story), flush=True)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
@@ -118,24 +118,29 @@ def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
 
 
 def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certificate, bool, str]]:
-    """(kind, certificate, whether it should be lossless, story) of everything there is."""
+    """Yields (kind, certificate, whether it should be lossless, story) for all rules and bugs."""
     for name in rules.names(lossless=True):
-        found = certify(name, seed=seed)
-        yield "rule", found, True, f"worst of {len(found.findings)} cases: {found.worst.case}"
+        certificate = certify(name, seed=seed)
+        yield (
+            "rule",
+            certificate,
+            True,
+            f"worst of {len(certificate.findings)} cases: {certificate.worst.case}",
+        )
     for name in rules.names(lossless=False):
         yield "lossy", certify(name, seed=seed), False, "lossy by design, opt-in"
     for mutant in bugs:
         yield "mutant", mutant.certificate(seed), False, mutant.story
 
 
-def _line(kind: str, found: Certificate, right: bool, story: str) -> str:
+def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
     verdict = {
-        "rule": found.verdict if found.lossless else "NOT LOSSLESS",
+        "rule": certificate.verdict if certificate.lossless else "NOT LOSSLESS",
         "lossy": "lossy, as labelled",
-        "mutant": "NOT CAUGHT" if found.lossless else "bug, caught",
+        "mutant": "NOT CAUGHT" if certificate.lossless else "bug, caught",
     }[kind]
     mark, colour = ("✓", GREEN) if right else ("✗", RED)
-    line = f"{mark} {found.subject:<26}{verdict:<22}{found.bias:>10.1e}   {story}"
+    line = f"{mark} {certificate.subject:<26}{verdict:<22}{certificate.bias:>10.1e}   {story}"
     return f"{colour}{mark}{RESET}{line[1:]}" if wants_colour() else line
 
 

@@ -38,13 +38,13 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """A generation, and how long it took from asking to the last token."""
+    """A generation, and the seconds from the call to the last token."""
 
-    found: Generation
+    generation: Generation
     seconds: float
 
     def __str__(self) -> str:
-        stats = self.found.stats
+        stats = self.generation.stats
         return (
             f"{stats.rounds:>3} rounds, {stats.tokens_per_round:.2f} tokens per round, "
             f"{self.seconds:.1f} s, {stats.emitted / self.seconds:.1f} tokens/s"
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
-    """Answer one prompt both ways; status 1 if the texts differ for no good reason."""
+    """Answer one prompt both ways; status 1 if the texts differ, unless by a near-tie."""
     print(f"\n{title}\n\nprompt: {prompt}")
     print("\nplain:")
     plain = _answer(target, prompt, None)
@@ -77,14 +77,18 @@ def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
     ahead = _answer(target, prompt, drafter)
     print(f"\nplain        {plain}\nspeculative  {ahead}")
     difference = diagnose(
-        target, plain.found.prompt_tokens, plain.found.tokens, ahead.found.tokens, sampling=SAMPLING
+        target,
+        plain.generation.prompt_tokens,
+        plain.generation.tokens,
+        ahead.generation.tokens,
+        sampling=SAMPLING,
     )
     if difference is not None:
         print(f"The texts differ: {difference}.")
         return int(not difference.is_near_tie)
     ratio = plain.seconds / ahead.seconds
     verdict = "" if ratio > 1 else ": drafting does not pay here"
-    print(f"The same {len(ahead.found.tokens)} tokens, {ratio:.2f}x as fast{verdict}.")
+    print(f"The same {len(ahead.generation.tokens)} tokens, {ratio:.2f}x as fast{verdict}.")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`forerun doctor`: is speculation on this model the same text as plain decoding?"""
+"""`forerun doctor`: checks that speculation on a model gives the text of plain decoding."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch,
             **shared,
         )[0]
-        found = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
-        ties += found is not None and found.is_near_tie
-        bugs += found is not None and not found.is_near_tie
-        verdict = "identical" if found is None else str(found)
+        difference = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
+        ties += difference is not None and difference.is_near_tie
+        bugs += difference is not None and not difference.is_near_tie
+        verdict = "identical" if difference is None else str(difference)
         if args.json:
-            row = {"prompt": number, "verdict": verdict, "identical": found is None}
+            row = {"prompt": number, "verdict": verdict, "identical": difference is None}
             print(json.dumps(row | {"stats": guessed.stats.to_dict()}), flush=True)
         else:
             per_round = guessed.stats.tokens_per_round
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rule(name: str, sampling: Sampling) -> rules.Rule:
-    """Only a rule that promises the very text can be held to it."""
+    """The rule; refuses rules that do not promise the exact text of plain decoding."""
     rule = rules.get(name)
     if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
         wrong = "This rule does not promise the text of plain decoding."

@@ -1,4 +1,4 @@
-"""`forerun generate`: the answer on standard output, what is to say about it on standard error."""
+"""`forerun generate`: the answer on standard output, notes and statistics on standard error."""
 
 from __future__ import annotations
 
@@ -152,23 +152,23 @@ def run(args: argparse.Namespace) -> int:
         interrupted = True
         if not args.json:
             screen.break_off()
-    found: list[Generation] = pieces.results()
+    generations: list[Generation] = pieces.results()
     if args.json:
-        for index, each in enumerate(found):
-            print(json.dumps(as_dict(each, index)))
+        for index, generation in enumerate(generations):
+            print(json.dumps(as_dict(generation, index)))
     if args.stats:
         print(_which_pass(target), file=sys.stderr)
-    failed = _report(found, with_stats=args.stats)
+    failed = _report(generations, with_stats=args.stats)
     return 130 if interrupted else int(failed)
 
 
 def draft_length(text: str) -> DraftLength:
-    """What the flag says: a number, or "auto"."""
+    """The value of the flag: a number, or "auto"."""
     return "auto" if text == "auto" else int(text)
 
 
 def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
-    """Refuse what can be refused before a model is loaded."""
+    """Check the arguments before a model is loaded."""
     sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
     rule = rules.get(args.rule)
     for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
@@ -207,17 +207,17 @@ def _which_pass(target: Any) -> str:
     return f"target: {target!r}" + (f"; not the lean CPU pass: {reason}" if reason else "")
 
 
-def _report(found: list[Generation], *, with_stats: bool) -> bool:
-    """Statistics, if wanted; notes and failures always.  True if anything failed."""
-    for number, each in enumerate(found, start=1):
-        which = f"[{number}/{len(found)}] " if len(found) > 1 else ""
+def _report(generations: list[Generation], *, with_stats: bool) -> bool:
+    """Print statistics if asked, and all notes and failures.  True if anything failed."""
+    for number, generation in enumerate(generations, start=1):
+        which = f"[{number}/{len(generations)}] " if len(generations) > 1 else ""
         if with_stats:
-            print(which + summary(each), file=sys.stderr)
-        for note in each.stats.notes:
+            print(which + summary(generation), file=sys.stderr)
+        for note in generation.stats.notes:
             print(f"{which}note: {note}", file=sys.stderr)
-        if each.error is not None:
-            print(f"{which}failed: {each.error}", file=sys.stderr)
-    return any(each.error is not None for each in found)
+        if generation.error is not None:
+            print(f"{which}failed: {generation.error}", file=sys.stderr)
+    return any(generation.error is not None for generation in generations)
 
 
 def _flag(name: str) -> str:

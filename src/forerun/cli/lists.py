@@ -16,7 +16,7 @@ def numbers(flag: str, text: str) -> list[float]:
 
 def counts(flag: str, text: str) -> list[int]:
     """`0..4,8` -> [0, 1, 2, 3, 4, 8]"""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
         try:
@@ -29,8 +29,8 @@ def counts(flag: str, text: str) -> list[int]:
             wrong = f"{flag} counts {'from below zero' if start < 0 else 'backwards'}."
             cure = "Start at 0 or above." if start < 0 else f"Did you mean {stop}..{start}?"
             raise InputError(explain(wrong, repr(part), cure))
-        found.extend(range(start, stop + 1))
-    return found
+        numbers.extend(range(start, stop + 1))
+    return numbers
 
 
 def tree(flag: str, text: str | None) -> int | Tree | None:

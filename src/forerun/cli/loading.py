@@ -1,4 +1,4 @@
-"""Models by what a command line calls them."""
+"""Loads models and drafters by their command-line names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_target(
             if name is None:
                 return default_model(device, dtype or "float32", lean=lean, quantize=quantize)
             return load(name, device, dtype, lean=lean, quantize=quantize)
-        except (RuntimeError, AssertionError) as error:  # torch's ways to say: no such device
+        except (RuntimeError, AssertionError) as error:  # torch raises these for an unknown device
             if device is None:
                 raise
             wrong = f"The model cannot be put on that device ({str(error).splitlines()[0]})"
@@ -51,15 +51,15 @@ DRAFTERS = (
 
 
 def usual_drafter(target: str | None) -> str:
-    """What drafts when nothing is said: the default model has a drafter made for it."""
+    """The default drafter; the default model has one that was trained for it."""
     return "heads+suffix" if target in (None, NAME) else "ngram"
 
 
 def usual_drafters(target: str | None) -> list[str]:
-    """What is compared when nothing is said: all that need neither training nor another model."""
+    """The drafters compared by default: those that need neither training nor another model."""
     return ["ngram", "suffix", "heads"] if target in (None, NAME) else ["ngram", "suffix"]
 
 
 def load_drafter(name: str, device: str | None = None, dtype: str | None = None) -> Drafter | None:
-    """A drafter by its name, or the model that is to draft; `none` is none."""
+    """A drafter by its name, or a model as drafter; None for `none`."""
     return make_drafter(name, lambda model: load_target(model, device, dtype))

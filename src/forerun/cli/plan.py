@@ -13,7 +13,7 @@ from forerun.cli.loading import load_drafter, load_target
 from forerun.cli.terminal import waiting_for
 from forerun.errors import InputError, explain
 from forerun.measure.exports import exports
-from forerun.measure.planner import RULES, Plan, plan
+from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
 from forerun.measure.sweep import as_chat
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
     target = load_target(args.target, args.device, args.dtype)
     with waiting_for("Probing"):
-        found = plan(
+        advice = plan(
             target,
             {name: drafter for name, drafter in drafters.items() if drafter is not None},
             [as_chat(target, prompt) for prompt in prompts],
@@ -74,47 +74,46 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     source = "of our own" if args.prompts is None else f"of {args.prompts}"
-    report = as_dict(found) | {"num_prompts": len(prompts)}
+    report = as_dict(advice) | {"num_prompts": len(prompts)}
     about = f"{len(prompts)} prompts {source}"
-    print(json.dumps(report) if args.json else render(found, about))
+    print(json.dumps(report) if args.json else render(advice, about))
     return 0
 
 
-def render(found: Plan, about: str) -> str:
-    """What was asked, the best of each drafter and rule, the advice, and how to follow it."""
-    how = "greedy" if found.temperature == 0 else f"temperature {found.temperature:g}"
-    lines = [f"{found.target}, {about}, {how}, batch {found.batch}", ""]
+def render(advice: SpeculationPlan, about: str) -> str:
+    """The question, the best setting of each drafter and rule, the advice, and its exports."""
+    how = "greedy" if advice.temperature == 0 else f"temperature {advice.temperature:g}"
+    lines = [f"{advice.target}, {about}, {how}, batch {advice.batch}", ""]
     lines += [f"{'drafter':<24} {'rule':<6} {'K':>3}  {'tokens per round':<20}  {'speed-up':<20}"]
     best: dict[tuple[str, str, int | None], Forecast] = {}
-    for each in found.forecasts:
-        key = (each.drafter, each.rule, each.tree)
-        if key not in best or each.speedup.mean > best[key].speedup.mean:
-            best[key] = each
-    for each in best.values():
-        mark = "  ◆" if each == found.choice else ""
-        tokens, gain = _interval(each.tokens_per_round), _interval(each.speedup)
-        name = each.drafter.rstrip("/").split("/")[-1]
-        name = (name if each.tree is None else f"{name} tree {each.tree}")[:24]
-        lines.append(
-            f"{name:<24} {each.rule:<6} {each.draft_length:>3}  {tokens:<20}  {gain:<20}{mark}"
-        )
-    lines += ["", str(found), ""]
-    for export in exports(found):
+    for setting in advice.forecasts:
+        key = (setting.drafter, setting.rule, setting.tree)
+        if key not in best or setting.speedup.mean > best[key].speedup.mean:
+            best[key] = setting
+    for setting in best.values():
+        mark = "  ◆" if setting == advice.choice else ""
+        tokens, gain = _interval(setting.tokens_per_round), _interval(setting.speedup)
+        name = setting.drafter.rstrip("/").split("/")[-1]
+        name = (name if setting.tree is None else f"{name} tree {setting.tree}")[:24]
+        length = setting.draft_length
+        lines.append(f"{name:<24} {setting.rule:<6} {length:>3}  {tokens:<20}  {gain:<20}{mark}")
+    lines += ["", str(advice), ""]
+    for export in exports(advice):
         lines.append(f"{export.engine}: {'-' if export.arguments is None else export.arguments}")
         lines += [f"  {note}" for note in export.notes]
     return "\n".join(lines)
 
 
-def as_dict(found: Plan) -> dict[str, Any]:
+def as_dict(advice: SpeculationPlan) -> dict[str, Any]:
     return {
-        "target": found.target,
-        "batch": found.batch,
-        "temperature": found.temperature,
-        "speculate": found.speculates,
-        "advice": str(found),
-        "choice": None if found.choice is None else asdict(found.choice),
-        "forecasts": [asdict(each) for each in found.forecasts],
-        "exports": [asdict(each) for each in exports(found)],
+        "target": advice.target,
+        "batch": advice.batch,
+        "temperature": advice.temperature,
+        "speculate": advice.speculates,
+        "advice": str(advice),
+        "choice": None if advice.choice is None else asdict(advice.choice),
+        "forecasts": [asdict(setting) for setting in advice.forecasts],
+        "exports": [asdict(export) for export in exports(advice)],
     }
 
 

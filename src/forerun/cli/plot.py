@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             page = report(results, plots)
             (out / "report.html").write_text(page, encoding="utf-8")
             pictures = [*plots, tokens(results)]  # the page shows tokens in a way of its own
-            saved = save_plots([each for each in pictures if each], out / "plots")
+            saved = save_plots([picture for picture in pictures if picture], out / "plots")
     except OSError as error:
         cure = "Choose a folder that you may write to, with --out."
         wrong = f"The drawings cannot be written ({error.strerror})."

@@ -1,4 +1,4 @@
-"""Answers on one screen, as they come."""
+"""Shows answers on one screen as they arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Screen:
         self._texts = [""] * len(prompts)  # what is still to be written
         self._ended = [False] * len(prompts)
         self._current = 0
-        if isinstance(sys.stdout, TextIOWrapper):  # an emoji must not end the answer
+        if isinstance(
+            sys.stdout, TextIOWrapper
+        ):  # an unencodable character must not stop the output
             sys.stdout.reconfigure(errors="replace")
 
     def show(self, pieces: Iterable[Piece]) -> None:
@@ -30,7 +32,7 @@ class Screen:
             self._write()
 
     def break_off(self) -> None:
-        """Leave a clean line behind, whatever was being written."""
+        """End the current line after an interruption."""
         print(RESET if self.colour else "", flush=True)
 
     def _render(self, piece: Piece) -> str:
@@ -49,7 +51,7 @@ class Screen:
             self._announce()
 
     def _announce(self) -> None:
-        """Say whose answer follows, if there are several."""
+        """Print the first line of the prompt before its answer, if there are several prompts."""
         if 1 < len(self.prompts) > self._current:
             number, prompt = self._current + 1, self.prompts[self._current]
             title = f"[{number}/{len(self.prompts)}] {prompt.strip().splitlines()[0][:70]}"

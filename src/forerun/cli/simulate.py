@@ -15,7 +15,7 @@ from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel, Roofline
 from forerun.forecast.report import as_dict, in_colour, plain_text, render
 from forerun.forecast.scan import scan
-from forerun.theory.checks import as_cost
+from forerun.theory.arguments import as_cost
 
 EXAMPLES = """examples:
   forerun simulate

@@ -1,4 +1,4 @@
-"""What speculation did for a generation, in three lines or in JSON."""
+"""Statistics of a generation, as three lines of text or as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from forerun.engine.results import Generation
 
 
-def summary(found: Generation) -> str:
-    """Rounds and speed; the draft's fortune, if anything was drafted; and where time went."""
-    stats, total = found.stats, found.stats.seconds.total
+def summary(generation: Generation) -> str:
+    """Rounds and speed; acceptance, if anything was drafted; and time by stage."""
+    stats, total = generation.stats, generation.stats.seconds.total
     speed = f"{stats.emitted / total:.1f} tokens/s" if total else "no time at all"
     lines = [
         f"{stats.emitted} tokens in {stats.rounds} rounds, {stats.tokens_per_round:.2f} per round; "
-        f"{total:.2f} s, {speed}; finish reason: {found.finish_reason}"
+        f"{total:.2f} s, {speed}; finish reason: {generation.finish_reason}"
     ]
     if stats.drafted:
         rates = zip(stats.acceptance_by_position, stats.reached_by_position, strict=True)
@@ -32,16 +32,16 @@ def summary(found: Generation) -> str:
     return "\n".join(lines)
 
 
-def as_dict(found: Generation, index: int = 0, sample: int = 0) -> dict[str, Any]:
-    """The generation for other programs to read: which prompt's, and which of its samples."""
+def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str, Any]:
+    """The generation as a dictionary, with the index of its prompt and of its sample."""
     report: dict[str, Any] = {
         "index": index,
         "sample": sample,
-        "text": found.text,
-        "tokens": found.tokens,
-        "fates": [fate.value for fate in found.fates],
-        "finish_reason": found.finish_reason,
-        "seed": found.seed,
-        "stats": found.stats.to_dict(),
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "fates": [fate.value for fate in generation.fates],
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "stats": generation.stats.to_dict(),
     }
-    return report if found.error is None else {**report, "error": found.error}
+    return report if generation.error is None else {**report, "error": generation.error}

@@ -129,15 +129,15 @@ def draft_lengths(text: str) -> list[DraftLength]:
     """`0..4,auto` -> [0, 1, 2, 3, 4, "auto"]"""
     parts = text.split(",")
     fixed = [part for part in parts if part != "auto"]
-    found: list[DraftLength] = list(counts("--draft-length", ",".join(fixed))) if fixed else []
-    return [*found, "auto"] if "auto" in parts else found
+    lengths: list[DraftLength] = list(counts("--draft-length", ",".join(fixed))) if fixed else []
+    return [*lengths, "auto"] if "auto" in parts else lengths
 
 
 def render(records: Records) -> str:
-    """A line per cell, and the speed-up by task group of each drafter's best."""
+    """One line per cell, and the speed-up by task group of each drafter's best cell."""
     head = f"{'drafter':<28} {'K':>4} {'batch':>5} {'temp':>5}  {'tokens/s':>8}  "
     lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up"]
-    lines += [_line(each) for each in sorted(figures(records.runs), key=_order)]
+    lines += [_line(entry) for entry in sorted(figures(records.runs), key=_order)]
     batch, temperature = min((run.cell.batch, run.cell.temperature) for run in records.runs)
     runs = [r for r in records.runs if (r.cell.batch, r.cell.temperature) == (batch, temperature)]
     if len(tasks := groups(runs)) > 1:
@@ -149,47 +149,48 @@ def render(records: Records) -> str:
     return "\n".join(lines)
 
 
-def _order(each: Figures) -> tuple[Any, ...]:
+def _order(entry: Figures) -> tuple[Any, ...]:
     """Batch by batch, ours before a peer's, plain before the rest, `auto` last."""
-    cell = each.cell
+    cell = entry.cell
     length = sys.maxsize if cell.draft_length == "auto" else cell.draft_length
     whose = (cell.batch, cell.temperature, cell.peer or "")
     return *whose, cell.drafter or "", cell.tree or 0, length
 
 
-def _line(each: Figures) -> str:
-    cell = each.cell
+def _line(entry: Figures) -> str:
+    cell = entry.cell
     name = (cell.drafter or "plain").rstrip("/").split("/")[-1]
     name += f" tree {cell.tree}" if cell.tree else ""
     name += f" ({cell.peer})" if cell.peer else ""
-    is_counted = any(each.acceptance_by_position)
-    accepted = f"{each.acceptance_rate.mean:.0%}" if is_counted else "-"
-    gain = each.speedup
+    is_counted = any(entry.acceptance_by_position)
+    accepted = f"{entry.acceptance_rate.mean:.0%}" if is_counted else "-"
+    gain = entry.speedup
     speed = "-" if gain is None else f"{gain.mean:.2f}x [{gain.low:.2f}, {gain.high:.2f}]"
     return (
         f"{name[:28]:<28} {cell.draft_length!s:>4} {cell.batch:>5} {cell.temperature:>5g}  "
-        f"{each.tokens_per_second.mean:>8.1f}  {each.tokens_per_round.mean:>16.2f}  "
+        f"{entry.tokens_per_second.mean:>8.1f}  {entry.tokens_per_round.mean:>16.2f}  "
         f"{accepted:>8}  {speed}"
     )
 
 
 def _best_of_group(runs: Sequence[Run], task: str) -> str:
     best: dict[str, Figures] = {}
-    for each in figures(runs, group=task):
-        name = each.cell.drafter
-        if name is not None and each.cell.peer is None and each.speedup is not None:
+    for entry in figures(runs, group=task):
+        name = entry.cell.drafter
+        if name is not None and entry.cell.peer is None and entry.speedup is not None:
             known = best.get(name)
-            if known is None or known.speedup is None or each.speedup.mean > known.speedup.mean:
-                best[name] = each
+            if known is None or known.speedup is None or entry.speedup.mean > known.speedup.mean:
+                best[name] = entry
     return "  ".join(
-        f"{name.rstrip('/').split('/')[-1]} {each.speedup.mean:.2f}x (K = {each.cell.draft_length})"
-        for name, each in sorted(best.items())
-        if each.speedup is not None
+        f"{name.rstrip('/').split('/')[-1]} {entry.speedup.mean:.2f}x "
+        f"(K = {entry.cell.draft_length})"
+        for name, entry in sorted(best.items())
+        if entry.speedup is not None
     )
 
 
 def _command() -> str:
-    """What was typed, without where the files lie on this machine."""
+    """The command line, with absolute paths cut to file names."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["forerun", *words])
 
@@ -200,7 +201,7 @@ def _check(
     trees: Sequence[int],
     temperatures: Sequence[float],
 ) -> None:
-    """Refuse what can be refused before a model is loaded."""
+    """Check the arguments before a model is loaded."""
     rules.get(args.rule)
     for temperature in temperatures:
         Sampling(temperature=temperature, seed=args.seed)

@@ -1,4 +1,4 @@
-"""What the terminal wants: colour on a screen, plain text in a pipe."""
+"""Output style: colour on a terminal, plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def wants_colour() -> bool:
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Say on a terminal what takes so long, and take it back afterwards."""
+    """Show on a terminal what is running, and erase it afterwards."""
     shown = f"{what} ..." if sys.stderr.isatty() else ""
     print(shown, end="\r" * bool(shown), file=sys.stderr, flush=True)
     try:

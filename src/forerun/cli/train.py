@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
         raise InputError(explain("Either prompts or their answers are needed.", received, cure))
     from forerun.train.prompts import read_prompts
-    from forerun.train.run import Plan, train
+    from forerun.train.run import TrainOptions, train
 
     prompts = read_prompts(args.prompts) if args.prompts else []
     held_out = read_prompts(args.held_out) if args.held_out else []
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = args.device.startswith("cuda")
     target = load_target(args.target, args.device, "bfloat16" if on_gpu else "float32", lean=False)
-    plan = Plan(
+    options = TrainOptions(
         out=Path(args.out),
         data=Path(args.from_data or args.out),
         prompts=prompts,
@@ -99,4 +99,4 @@ def run(args: argparse.Namespace) -> int:
         num_unrolled=args.unroll,
         seed=args.seed,
     )
-    return train(target, plan)
+    return train(target, options)

@@ -58,8 +58,8 @@ class Forced:
         asked = [turn for turn in turns if shared_noise or turn.row not in forced]
         guesses: dict[int, Guess] = {}
         if self.inner is not None and asked:
-            found = self.inner.propose(state.inner, asked, shared_noise=shared_noise)
-            guesses = {turn.row: guess for turn, guess in zip(asked, found, strict=True)}
+            proposed = self.inner.propose(state.inner, asked, shared_noise=shared_noise)
+            guesses = {turn.row: guess for turn, guess in zip(asked, proposed, strict=True)}
         for row, tokens in forced.items():
             if row in guesses and begins_with(guesses[row], tokens):
                 continue

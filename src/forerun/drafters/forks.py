@@ -1,4 +1,4 @@
-"""Nodes whose children are wanted, and how those come out of a law over the whole vocabulary."""
+"""Draft nodes to extend, and how their children are chosen from a law over the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.children import Children, draw_children
 from forerun.drafters.base import Turn
 from forerun.drafters.level_growth import Growth
@@ -17,28 +18,27 @@ from forerun.noise import Purpose, coin, draw, exponentials, race, seed_key
 from forerun.sampling import Bans, weights
 
 XP = compat.array_namespace(np.empty(0))
-Row = np.ndarray[Any, Any]
 
 NUM_RACERS = 64
-"""Only so many likeliest tokens race to be children of a node in a tree."""
+"""Number of likeliest tokens that race to become children of a tree node."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A node whose children are wanted, and the law (V,) they come from."""
+    """A node to extend, and the law (V,) of its children."""
 
     growth: Growth
     node: int
-    law: Row
+    law: HostArray
 
 
 def fork(
-    growth: Growth, node: int, logits: Row, vocab_size: int, temperature: float | None = None
+    growth: Growth, node: int, logits: HostArray, vocab_size: int, temperature: float | None = None
 ) -> Fork | None:
-    """A node under the law that its logits make by the request's options, (V of the target,).
+    """The fork of a node: its law from the logits and the request's options, (V of the target,).
 
-    temperature: the drafter's own; None is the request's.  None comes back where the options
-    leave no token, or a grammar has no answer to a text that only this draft has come to.
+    temperature: of the drafter; None uses the request's.
+    Returns None if the options leave no token, or if the grammar rejects the drafted text.
     """
     if np.isnan(logits).any():
         raise ValueError("its logits hold NaN")
@@ -46,69 +46,71 @@ def fork(
     sampling = turn.sampling
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
-    if sampling.temperature == 0 and not growth.is_chain:  # the runners-up are wanted too
+    if (
+        sampling.temperature == 0 and not growth.is_chain
+    ):  # a tree also takes the second-best tokens
         sampling = replace(sampling, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
     prompt, output = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
     fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
     size = min(vocab_size, len(logits))
     fitted[:size] = logits[:size]
     try:
-        found = weights(sampling, fitted, prompt, [*output, *growth.path(node)], Bans())
+        mass = weights(sampling, fitted, prompt, [*output, *growth.path(node)], Bans())
     except Exception:
         return None
-    return Fork(growth, node, np.asarray(found / found.sum(dtype=np.float64)))
+    return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)))
 
 
 def grow_sampled(forks: Sequence[Fork], how: Children) -> None:
-    """Children drawn with the drafter's own noise, each at an address of its own."""
-    for each in forks:
-        growth, places = each.growth, each.growth.places_after(each.node)
+    """Add children drawn with the drafter's own noise, each draw at its own address."""
+    for parent in forks:
+        growth, places = parent.growth, parent.growth.places_after(parent.node)
         addresses = iter(places)
 
-        def choose(law: Row, turn: Turn = growth.turn, places: Any = addresses) -> int:
+        def choose(law: HostArray, turn: Turn = growth.turn, places: Any = addresses) -> int:
             return _draw(law, turn, next(places))
 
-        tokens, laws = draw_children(how, each.law, len(places), choose)
+        tokens, laws = draw_children(how, parent.law, len(places), choose)
         for place, token, law in zip(places, tokens, laws, strict=True):
-            growth.add(each.node, token, place, float(law[token]), law)
+            growth.add(parent.node, token, place, float(law[token]), law)
 
 
 def grow_racing(forks: Sequence[Fork]) -> None:
-    """The first arrivals in the target's own race, at the position of the nodes' children."""
-    chains = [each for each in forks if each.growth.is_chain]
-    trees = [each for each in forks if not each.growth.is_chain]
+    """Add the tokens that arrive first in the target's race at the position of the children."""
+    chains = [parent for parent in forks if parent.growth.is_chain]
+    trees = [parent for parent in forks if not parent.growth.is_chain]
     if chains:
         winners = race(XP, *_racing(chains)).tolist()
-        for each, token in zip(chains, winners, strict=True):
-            each.growth.add(each.node, token, each.growth.level, float(each.law[token]))
+        for parent, token in zip(chains, winners, strict=True):
+            parent.growth.add(parent.node, token, parent.growth.level, float(parent.law[token]))
     if trees:
         laws, key, positions = _racing(trees)
         racers = likeliest(laws, NUM_RACERS)  # (F, N)
         noise = exponentials(XP, key, positions, racers)
-        greedy = np.array([each.growth.turn.sampling.temperature == 0 for each in trees])
+        greedy = np.array([parent.growth.turn.sampling.temperature == 0 for parent in trees])
         speed = np.take_along_axis(laws, racers, axis=1) / np.where(greedy[:, None], 1.0, noise)
-        # Were the target's logits the drafter's plus Gumbel noise, each racer would win with a
-        # chance in proportion to its speed.
+        # If the target's logits were the drafter's plus Gumbel noise, the chance of each racer to
+        # win would be proportional to its speed.
         shares = speed / speed.sum(axis=1, keepdims=True)
         order = np.argsort(-shares, axis=1, kind="stable")
-        for index, each in enumerate(trees):
-            places = each.growth.places_after(each.node)
+        for index, parent in enumerate(trees):
+            places = parent.growth.places_after(parent.node)
             for place, racer in zip(places, order[index], strict=False):
                 if shares[index, racer] > 0:
                     token, share = int(racers[index, racer]), float(shares[index, racer])
-                    each.growth.add(each.node, token, place, share)
+                    parent.growth.add(parent.node, token, place, share)
 
 
-def _draw(law: Row, turn: Turn, place: int) -> int:
-    """A token from a law (V,), by the round's number for one place in the draft."""
+def _draw(law: HostArray, turn: Turn, place: int) -> int:
+    """Draw a token from a law (V,) with the random number of one place in the draft."""
     key = seed_key(XP, [turn.seed], None)
     unit = coin(XP, key, np.array([turn.position]), [place], Purpose.DRAFT)[:, 0]
     return int(draw(XP, law[None, :], unit)[0])
 
 
-def _racing(forks: Sequence[Fork]) -> tuple[Row, Any, Row]:
-    """Laws (F, V), keys and positions (F,) of the races for the children of some nodes."""
-    turns = [each.growth.turn for each in forks]
-    positions = [each.growth.turn.position + each.growth.level for each in forks]
+def _racing(forks: Sequence[Fork]) -> tuple[HostArray, Any, HostArray]:
+    """Laws (F, V), keys and positions (F,) of the races for the children of F forks."""
+    turns = [parent.growth.turn for parent in forks]
+    positions = [parent.growth.turn.position + parent.growth.level for parent in forks]
     key = seed_key(XP, [turn.seed for turn in turns], None)
-    return np.stack([each.law for each in forks]), key, np.array(positions)
+    return np.stack([parent.law for parent in forks]), key, np.array(positions)

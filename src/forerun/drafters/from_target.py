@@ -1,4 +1,4 @@
-"""Drafters that make their drafting model out of the target, once they know it."""
+"""Drafters that derive their drafting model from the target when an engine starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
-from forerun.drafters.model import Drafting, Model
+from forerun.drafters.model import Model, ModelDraftState
 from forerun.models.base import LanguageModel
 
 
@@ -18,11 +18,11 @@ class Made:
     """The drafter made for one engine's target, and its state."""
 
     drafter: Model
-    drafting: Drafting
+    model_state: ModelDraftState
 
 
 class FromTarget(ABC):
-    """Everything but the making is left to `Model`, whose options these are."""
+    """Subclasses make the drafting model, and `Model` drafts with it; same options as `Model`."""
 
     def __init__(self, name: str, temperature: float | None, children: Children | str) -> None:
         self.name = name
@@ -39,10 +39,10 @@ class FromTarget(ABC):
         return Made(drafter, drafter.start(target, num_rows, capacity, rows))
 
     def propose(self, state: Made, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        return state.drafter.propose(state.drafting, turns, shared_noise=shared_noise)
+        return state.drafter.propose(state.model_state, turns, shared_noise=shared_noise)
 
     def observe(self, state: Made, outcomes: Sequence[Outcome]) -> None:
-        state.drafter.observe(state.drafting, outcomes)
+        state.drafter.observe(state.model_state, outcomes)
 
     def release(self, state: Made, row: int) -> None:
-        state.drafter.release(state.drafting, row)
+        state.drafter.release(state.model_state, row)

@@ -1,4 +1,4 @@
-"""A draft tree while it grows: the same token after the same node is the same node."""
+"""A draft tree under construction, in which no node has two children with the same token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.types import Drawn
 
 @dataclass
 class GrowingTree:
-    """Nodes in the order they came, so that a parent is always before its children."""
+    """Nodes in the order they were added, so a parent always precedes its children."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -23,7 +23,7 @@ class GrowingTree:
         return len(self.tokens)
 
     def child(self, parent: int, token: int, value: float | None = None) -> int:
-        """The node of a token after a parent, which keeps the value it first came with, if any."""
+        """The child of `parent` with this token; an existing node keeps its first value."""
         node = self._known.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             self.tokens.append(token)
@@ -36,7 +36,7 @@ class GrowingTree:
         return (parent, token) in self._known
 
     def add_path(self, tokens: Iterable[int], room: int) -> None:
-        """A line of tokens from the text on, as far as there is room for new nodes."""
+        """Add a path of tokens from the root, until the tree has `room` nodes."""
         node = ROOT
         for token in tokens:
             if len(self) >= room and not self.has(node, token):

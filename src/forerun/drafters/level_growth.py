@@ -1,32 +1,31 @@
-"""How a draft grows level by level, when a pass of a model says what may follow its last nodes.
+"""Grows a draft level by level: each pass of a model gives the children of the last level.
 
-Where a shape is given, a chain included, its places are filled one after the other.  Where none
-is, a node's chance to be kept is the product of the shares along its path: the few best nodes of a
-level are grown further, and in the end the best of all are kept.  A share is at most 1, so a parent
-is never worth less than its child and what is kept is a tree.
+If a shape is given, a chain included, its places are filled in order.  If not, the chance that a
+node is accepted is the product of the shares along its path: the best nodes of each level are
+extended, and in the end the best of all nodes are kept.  A share is at most 1, so a parent is never
+worth less than its child, and the kept nodes form a tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
 from forerun.tree import ROOT, Tree
 from forerun.types import Drawn
 
-Row = np.ndarray[Any, Any]
-
 MOST_CHILDREN = 8
-"""Of a node in a tree of no given shape."""
+"""Limit of children per node in a tree without a given shape."""
 
 
 class Growth:
     """The draft of one turn.
 
-    depth: levels at most.  one_line: the model can only go on from one node of a level.
+    depth: the largest number of levels.
+    one_line: the model can extend only one node per level.
     """
 
     def __init__(self, turn: Turn, depth: int, one_line: bool) -> None:
@@ -39,12 +38,12 @@ class Growth:
         self.frontier: list[int] = [ROOT] if depth > 0 and turn.budget > 0 else []
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.places: list[int] = []  # of each node in the shape
+        self.places: list[int] = []  # index of each node in the shape
         self.values: list[float] = []
-        self.laws: list[Row] = []
+        self.laws: list[HostArray] = []
         self._num_pending = 0
-        self._fed: list[int] = []  # nodes that the model was given, in that order
-        self._kept_order: list[int] = []  # nodes of the guess
+        self._fed: list[int] = []  # nodes in the order the model was fed them
+        self._kept_order: list[int] = []  # nodes in the order of the guess
 
     def path(self, node: int) -> list[int]:
         """The tokens from the text to a node."""
@@ -55,18 +54,18 @@ class Growth:
         return tokens[::-1]
 
     def places_after(self, node: int) -> Sequence[int]:
-        """Where the children of a node belong in the shape; without one, anywhere."""
+        """The places of a node's children in the shape; without a shape, 0 to the child limit."""
         if self.shape is None:
             return range(min(self.turn.budget, MOST_CHILDREN))
         return self.shape.children[ROOT if node == ROOT else self.places[node]]
 
     def add(
-        self, parent: int, token: int, place: int, share: float, law: Row | None = None
+        self, parent: int, token: int, place: int, share: float, law: HostArray | None = None
     ) -> None:
-        """One more node; share is the chance that it is kept if its parent is."""
+        """Add a node; share is the chance that it is accepted if its parent is."""
         before = 1.0 if parent == ROOT else self.values[parent]
         if law is None and before * share < self.turn.worth:
-            return  # chosen by its token, which shared noise allows
+            return  # dropping a guess by its token is lossless under shared noise
         self.tokens.append(token)
         self.parents.append(parent)
         self.places.append(place)
@@ -75,7 +74,7 @@ class Growth:
             self.laws.append(law)
 
     def next_level(self) -> None:
-        """Choose the nodes to go on from, among the children of those before."""
+        """Choose the nodes to extend next, among the children of the current frontier."""
         last = set(self.frontier)
         new = [node for node, parent in enumerate(self.parents) if parent in last]
         self.level += 1
@@ -86,13 +85,13 @@ class Growth:
             worst = sorted(self.values, reverse=True)[: self.turn.budget][-1:]
             full = len(self.values) >= self.turn.budget
             if full and all(self.values[node] < worst[0] for node in self.frontier):
-                self.frontier = []  # their children could not be among the best
+                self.frontier = []  # their children cannot be among the best
         else:
             grows = [node for node in new if self.places_after(node)]
             self.frontier = grows[:1] if self.width == 1 else grows
 
     def feed(self, num_pending: int) -> tuple[list[int], list[int] | None]:
-        """The nodes that the model is given, the frontier last: tokens and parents."""
+        """Tokens and parents of the nodes to feed, the frontier last; no parents for a line."""
         self._num_pending = num_pending
         if self.frontier != [ROOT]:
             self._fed += self.frontier
@@ -102,7 +101,7 @@ class Growth:
         return [self.tokens[node] for node in self._fed], None if is_line else parents
 
     def guess(self, drawn: Drawn) -> Guess:
-        """What is proposed in the end."""
+        """The proposal, made of the nodes added so far."""
         if self.shape is None:
             order = sorted(self._best(range(len(self.tokens)), self.turn.budget))
         else:
@@ -120,7 +119,7 @@ class Growth:
         )
 
     def kept(self, path: Sequence[int]) -> int | list[int]:
-        """What the model keeps of its feed, when these nodes of the guess were accepted."""
+        """The fed tokens that the model keeps if the nodes `path` of the guess were accepted."""
         fed = {node: index for index, node in enumerate(self._fed)}
         nodes = [self._kept_order[node] for node in path]
         there = [self._num_pending + fed[node] for node in nodes if node in fed]

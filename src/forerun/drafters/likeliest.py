@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Any
 
 import numpy as np
 
-Row = np.ndarray[Any, Any]
+from forerun.arrays import HostArray
 
 
-def likeliest(rows: Row, count: int) -> Row:
+def likeliest(rows: HostArray, count: int) -> HostArray:
     """The columns (R, count) of the largest entries of rows (R, V), the largest first.
 
     Columns c, c + S, c + 2 S ... are stripe c.  An entry among the `count` largest lies in one of

@@ -1,9 +1,9 @@
-"""A second, smaller language model drafts, one pass per level of the draft for the whole batch.
+"""A second, smaller language model drafts: one pass per draft level for the whole batch.
 
-A chain has one guess per level.  Under `match` a tree takes as children of a node the tokens that
-arrive first in the race the target will run, and grows where its paths are likeliest to be kept.
-For rules that divide by the draft's law it fills the shape it is given, drawing every node's
-children with noise of its own.
+A chain has one guess per level.  Under `match`, the children of a tree node are the tokens that
+arrive first in the target's race, and the tree grows along the paths most likely to be accepted.
+For rules that need the draft's law, the drafter fills the given shape and draws the children of
+every node with its own noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
@@ -25,24 +25,22 @@ from forerun.models.base import LanguageModel, State
 from forerun.models.load import wrap
 from forerun.types import Drawn
 
-Row = np.ndarray[Any, Any]
-
 
 @dataclass
-class Drafting:
-    """The drafting model's rows, and the draft of each since its last commit."""
+class ModelDraftState:
+    """The drafting model's rows, and the current draft of each row, by row number."""
 
     rows: State
-    vocab_size: int  # the target's: draft laws are cut or padded to it
+    vocab_size: int  # of the target; draft laws are cut or padded to it
     growths: dict[int, Growth] = field(default_factory=dict)
 
 
 class Model:
     """Draft with a model that shares the target's tokenizer.
 
-    temperature: the drafter's own; None follows the request.  Anything is lossless; what counts
-    is how often the target agrees.
-    children: how a sampled tree draws the children of a node, for the rules that need their law.
+    temperature: of the drafter; None uses the request's.  Every value is lossless, but it changes
+        how often the target agrees.
+    children: how a sampled tree draws the children of a node, for rules that need their law.
     """
 
     def __init__(
@@ -55,8 +53,8 @@ class Model:
         if temperature is not None and not 0 <= temperature < np.inf:
             cure = "Use 0 for greedy, more, or None to follow the request."
             raise InputError(explain("The draft temperature is out of range.", temperature, cure))
-        if children not in {*Children, *(each.value for each in Children)}:
-            cure = f"Use one of {', '.join(each.value for each in Children)}."
+        if children not in {*Children, *(kind.value for kind in Children)}:
+            cure = f"Use one of {', '.join(kind.value for kind in Children)}."
             raise InputError(explain("Children cannot be drawn like that.", repr(children), cure))
         self.model: LanguageModel = wrap(model)
         self.temperature = temperature
@@ -68,14 +66,16 @@ class Model:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Drafting:
+    ) -> ModelDraftState:
         check_same_vocabulary(target, self.model)
         limit = self.model.max_context
         capacity = capacity if limit is None else min(capacity, limit)
-        return Drafting(self.model.start(num_rows, capacity), target.vocab_size)
+        return ModelDraftState(self.model.start(num_rows, capacity), target.vocab_size)
 
-    def propose(self, state: Drafting, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        # A model may have to be tried out to tell whether it scores trees: not for chains.
+    def propose(
+        self, state: ModelDraftState, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
+        # Asking `scores_trees` may run trial passes, so it is not asked for chains.
         is_tree = not all(turn.is_chain for turn in turns)
         one_line = not (is_tree and getattr(self.model, "scores_trees", False))
         growths = [Growth(turn, self._room(turn), one_line) for turn in turns]
@@ -84,8 +84,8 @@ class Model:
             forks = []
             for growth, logits in zip(busy, self._score(state, busy), strict=True):
                 for node, row in zip(growth.frontier, logits, strict=True):
-                    found = fork(growth, node, row, state.vocab_size, self.temperature)
-                    forks += [found] if found else []
+                    parent = fork(growth, node, row, state.vocab_size, self.temperature)
+                    forks += [parent] if parent else []
             if shared_noise:
                 grow_racing(forks)
             else:
@@ -95,26 +95,27 @@ class Model:
         drawn = Drawn.SHARED if shared_noise else Drawn.SAMPLED
         return [growth.guess(drawn) for growth in growths]
 
-    def observe(self, state: Drafting, outcomes: Sequence[Outcome]) -> None:
-        """Keep what was fed and turned out right; a last guess was never fed."""
+    def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
+        """Commit the accepted tokens that the model was fed; the last guess was never fed."""
         there = [outcome for outcome in outcomes if outcome.row in state.growths]
         if there:
             kept = [state.growths[outcome.row].kept(outcome.path) for outcome in there]
             self.model.commit(state.rows, [outcome.row for outcome in there], kept)
             state.growths = {}
 
-    def release(self, state: Drafting, row: int) -> None:
+    def release(self, state: ModelDraftState, row: int) -> None:
         self.model.release(state.rows, row)
         state.growths.pop(row, None)
 
     def _room(self, turn: Turn) -> int:
-        """How many tokens can follow: within the turn, the context, and the vocabulary."""
+        """Tokens that can be drafted within the turn's height and the context; 0 if the text has a
+        token outside the drafting model's vocabulary."""
         if max(turn.tokens) >= self.model.vocab_size:
             return 0
         limit = self.model.max_context
         return turn.height if limit is None else min(turn.height, limit - len(turn.tokens) + 1)
 
-    def _score(self, state: Drafting, growths: Sequence[Growth]) -> list[Row]:
+    def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[HostArray]:
         """The drafting model's logits after each frontier node, (nodes, V) for each growth."""
         rows, feeds, parents = [], [], []
         for growth in growths:
@@ -127,8 +128,8 @@ class Model:
             state.growths[row] = growth
         counts = [len(growth.frontier) for growth in growths]
         if any(tree is not None for tree in parents):
-            found = self.model.score(state.rows, rows, feeds, counts, parents)
+            logits = self.model.score(state.rows, rows, feeds, counts, parents)
         else:
-            found = self.model.score(state.rows, rows, feeds, counts)
-        host = to_numpy(found)
+            logits = self.model.score(state.rows, rows, feeds, counts)
+        host = to_numpy(logits)
         return [host[index, :count] for index, count in enumerate(counts)]

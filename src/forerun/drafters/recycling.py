@@ -1,12 +1,13 @@
-"""Token recycling: the likeliest successors of each token, as the target last gave them.
+"""Token recycling: drafts from the likeliest successors of each token in the target's last pass.
 
-Every pass of the target says, for each token it scored, what it found likeliest next; all but one
-of those are thrown away.  Here they are kept, one short list per token, and a draft is a walk
-along the lists: a tree that takes the most promising guess next, where a guess of rank k is worth
-as much as rank k has been right lately.  (Luo et al., "Turning Trash into Treasure".)
+Every pass of the target ranks the next tokens after each token it scored, and decoding uses one of
+them.  This drafter keeps a short list of the best successors per token.  A draft is a walk along
+the lists: a tree that adds the most promising guess next, where a guess of rank k has the recent
+hit rate of rank k.  (Luo et al., "Turning Trash into Treasure".)
 
-Under `match` all requests share the lists.  A law-only rule must not judge a draft that depends
-on its own coins, which an earlier request with the same seed has met: there each has its own.
+Under `match` all requests share the lists.  Under a rule that needs the draft's law, each request
+has its own: a draft must not depend on the rule's coins, and an earlier request with the same seed
+has seen the same coins.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from forerun.models.base import LanguageModel
 from forerun.tree import ROOT
 
 FIRST_GUESS = (0.4, 0.12, 0.07, 0.05)
-"""How often each rank is right before anything was seen."""
-TRUST = 20.0  # tokens of text that this belief weighs as much as
-FADE = 0.99  # what an observation counts one token later
+"""Prior hit rate of each rank."""
+TRUST = 20.0  # weight of the prior, in observed tokens
+FADE = 0.99  # weight of an observation decays by this factor per token
 
 
 @dataclass
 class Lists:
-    """The successors of each token, best first, and how often each rank was the right one."""
+    """The successors of each token, best first, and the decayed hit count of each rank."""
 
     successors: dict[int, Sequence[int]] = field(default_factory=dict)
     hits: list[float] = field(default_factory=list)
     tries: float = 0.0
 
     def chance(self, rank: int) -> float:
-        """That the token of this rank comes next."""
+        """The chance that the token of this rank comes next."""
         belief = FIRST_GUESS[rank] if rank < len(FIRST_GUESS) else FIRST_GUESS[-1] / (rank + 1)
         hits = self.hits[rank] if rank < len(self.hits) else 0.0
         return (hits + TRUST * belief) / (self.tries + TRUST)
 
     def learn(self, pairs: Iterable[tuple[int, int]], num_ranks: int) -> None:
-        """Text went on from one token to another: of which rank was the other?"""
+        """Count the rank of each follower among the known successors of its token."""
         self.hits += [0.0] * (num_ranks - len(self.hits))
         for token, follower in pairs:
             known = self.successors.get(token)
@@ -56,11 +57,11 @@ class Lists:
 
 
 @dataclass
-class Memory:
-    """Lists of all rows together and of each alone, and how much of each text was read."""
+class SuccessorMemory:
+    """Lists shared by all rows, lists of each row, and the tokens read of each row's text."""
 
     shared: Lists
-    own: list[Lists]
+    by_row: list[Lists]
     num_read: dict[int, int] = field(default_factory=dict)
 
 
@@ -68,8 +69,8 @@ class Memory:
 class Recycling:
     """Propose the most promising walks along the target's own likeliest successors.
 
-    num_successors: how many are kept of each token.
-    worth: a guess is proposed while its chance to be kept is at least this.
+    num_successors: successors kept per token.
+    worth: the lowest chance of acceptance at which a guess is proposed.
     """
 
     num_successors: int = 8
@@ -84,37 +85,39 @@ class Recycling:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Memory:
-        return Memory(Lists(), [Lists() for _ in range(num_rows)])
+    ) -> SuccessorMemory:
+        return SuccessorMemory(Lists(), [Lists() for _ in range(num_rows)])
 
-    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+    def propose(
+        self, state: SuccessorMemory, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
         return [
-            self._guess(state.shared if shared_noise else state.own[turn.row], turn)
+            self._guess(state.shared if shared_noise else state.by_row[turn.row], turn)
             for turn in turns
         ]
 
-    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, state: SuccessorMemory, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             text = outcome.tokens
             start = state.num_read.get(outcome.row, len(text) - 1)
             state.num_read[outcome.row] = len(text)
-            for lists in (state.shared, state.own[outcome.row]):
+            for lists in (state.shared, state.by_row[outcome.row]):
                 lists.learn(pairwise(text[start - 1 :]), self.num_successors)
                 lists.successors.update(outcome.successors)
 
-    def release(self, state: Memory, row: int) -> None:
-        state.own[row] = Lists()
+    def release(self, state: SuccessorMemory, row: int) -> None:
+        state.by_row[row] = Lists()
         state.num_read.pop(row, None)
 
     def _guess(self, lists: Lists, turn: Turn) -> Guess:
-        """Best first: behind every node that is taken wait its next sibling and its first child."""
+        """Best-first search: taking a node queues its next sibling and its first child."""
         tree, order = GrowingTree(), count()
         chances = [lists.chance(rank) for rank in range(self.num_successors)]
         ranks = sorted(range(self.num_successors), key=lambda rank: -chances[rank])
         heap: list[tuple[float, int, int, int, int, int]] = []
 
         def wait(value: float, parent: int, depth: int, before: int, turn_of: int) -> None:
-            """For the next token after `before` in the order of ranks, if it is worth it."""
+            """Queue the next best successor of `before`, if its chance is at least `worth`."""
             known = lists.successors.get(before, ())
             while depth < turn.height and turn_of < len(ranks):
                 chance = value * chances[ranks[turn_of]]

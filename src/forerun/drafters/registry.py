@@ -62,7 +62,7 @@ WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()", "recycling"
 
 def names() -> list[str]:
     """Every name that is known, other people's included."""
-    return [*FACTORIES, *sorted({each.name for each in entry_points(group=GROUP)} - {*FACTORIES})]
+    return [*FACTORIES, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*FACTORIES})]
 
 
 def make_drafter(spec: str, load: Callable[[str], Any]) -> Drafter | None:
@@ -121,6 +121,6 @@ def _factory(name: str) -> Factory | None:
         return FACTORIES[name]
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            found: Factory = entry.load()
-            return found
+            factory: Factory = entry.load()
+            return factory
     return None

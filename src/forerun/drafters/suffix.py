@@ -1,14 +1,13 @@
-"""Suffix lookup: of all the times a text ended like this one, how did they go on?
+"""Suffix lookup: proposes what followed earlier occurrences of the end of the text.
 
-The text of each request and the outputs of earlier ones are kept in suffix tries.  A proposal
-starts where the end of the text matches, and every guess carries the chance that it survives:
-the trust in the match, times the share of its continuation at each fork.  Guesses are made in the
-order of that chance and only while it is worth a slot in the target's pass, so a proposal is long
-where the past is unanimous and silent where it knows nothing.
+Suffix tries hold the text of each request and the outputs of earlier requests.  A proposal starts
+where the end of the text matches.  The chance that a guess survives is the trust in the match,
+times the share of its continuation at each fork.  Guesses are made in the order of that chance,
+down to `worth`: a proposal is long where the past agrees, and empty where nothing matches.
 
-Earlier requests of the same call, and with `remember` those of earlier calls, are used under
-`match` only.  A request with the seed of an earlier one meets the coins of that one again, and a
-law-only rule must not judge a draft that depends on its coins.
+Earlier requests of the same call, and with `remember` of earlier calls, are used under `match`
+only.  A request with the seed of an earlier one sees the same coins again, and under a rule that
+needs the draft's law a draft must not depend on the coins.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from forerun.shelf import Shelf
 from forerun.tree import ROOT
 
 NUM_STARTS = 3
-"""So many match lengths are tried in each trie; a shorter one has seen more, and says less."""
+"""Match lengths tried in each trie; shorter matches are more frequent but less reliable."""
 
 
 @dataclass
 class Reader:
-    """How far a row has been read along a trie of earlier outputs."""
+    """The position of a row in a trie of earlier outputs."""
 
     trie: SuffixTrie
     num_read: int = 0
@@ -46,10 +45,10 @@ class Reader:
 
 
 @dataclass
-class Row:
-    """One request: the trie of its own text, and its place in the tries of earlier outputs."""
+class SuffixRow:
+    """One request: the trie of its text, and its position in the tries of earlier outputs."""
 
-    own: SuffixTrie
+    trie: SuffixTrie
     text: Sequence[int] = ()
     num_prompt: int = 0
     num_added: int = 0
@@ -57,21 +56,21 @@ class Row:
 
 
 @dataclass
-class Memory:
-    """All rows, and the outputs of earlier requests in two generations, the younger one last."""
+class SuffixMemory:
+    """All rows, and two tries of earlier outputs, the newer one last."""
 
     target: LanguageModel
-    rows: list[Row]
+    rows: list[SuffixRow]
     past: list[SuffixTrie]
 
 
 @dataclass(frozen=True)
 class Suffix:
-    """Propose what followed the longest matches, as far as it is likely enough to be right.
+    """Propose what followed the longest matches, while it is likely enough to be accepted.
 
-    max_match: the longest match looked for, and so the steps that a new token costs at most.
-    worth: a guess is proposed while the chance that it survives is at least this.
-    max_nodes: memory, some 200 bytes each: half of it is dropped, the older, when it is full.
+    max_match: the longest match searched for; adding a token takes at most this many steps.
+    worth: the lowest chance of survival at which a guess is proposed.
+    max_nodes: limit of memory, about 200 bytes per node; when full, the older half is dropped.
     remember: keep the outputs of one engine for the engines that follow with the same target.
         Without it, only the requests of one engine learn from each other: those of one call of
         `generate`, or all of an `AsyncEngine`.  What one user wrote then shows in the timing of
@@ -93,43 +92,45 @@ class Suffix:
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
-    ) -> Memory:
-        fresh = [Row(self._trie()) for _ in range(num_rows)]
+    ) -> SuffixMemory:
+        fresh = [SuffixRow(self._trie()) for _ in range(num_rows)]
         past = self._shelf.take(target) if self.remember else None
-        return Memory(target, fresh, past or [self._trie(), self._trie()])
+        return SuffixMemory(target, fresh, past or [self._trie(), self._trie()])
 
-    def propose(self, state: Memory, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+    def propose(
+        self, state: SuffixMemory, turns: Sequence[Turn], *, shared_noise: bool
+    ) -> list[Guess]:
         return [self._guess(state, turn, shared_noise) for turn in turns]
 
-    def observe(self, state: Memory, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the text itself is read at the next proposal."""
+    def observe(self, state: SuffixMemory, outcomes: Sequence[Outcome]) -> None:
+        """Nothing to do: `propose` reads the text itself."""
 
-    def release(self, state: Memory, row: int) -> None:
-        """The request is over: its output becomes part of the past."""
+    def release(self, state: SuffixMemory, row: int) -> None:
+        """The request has ended: add its output to the newer trie."""
         done = state.rows[row]
-        state.rows[row] = Row(self._trie())
+        state.rows[row] = SuffixRow(self._trie())
         young = state.past[-1]
         young.add(done.text[max(0, done.num_prompt - self.max_match) :])
         young.end_text()
         if young.num_nodes > self.max_nodes // 2:
             state.past = [young, self._trie()]
 
-    def close(self, state: Memory) -> None:
+    def close(self, state: SuffixMemory) -> None:
         if self.remember:
             self._shelf.put(state.past, state.target)
 
     def _trie(self) -> SuffixTrie:
         return SuffixTrie(self.max_match)
 
-    def _guess(self, state: Memory, turn: Turn, use_past: bool) -> Guess:
+    def _guess(self, state: SuffixMemory, turn: Turn, use_past: bool) -> Guess:
         row = state.rows[turn.row]
         row.text, row.num_prompt = turn.tokens, turn.num_prompt
-        if row.own.num_nodes > self.max_nodes:
-            most = self.max_nodes // (2 * self.max_match)  # tokens that cannot fill it again
-            row.own, row.num_added = self._trie(), len(turn.tokens) - most
-        row.own.add(turn.tokens[row.num_added :])
+        if row.trie.num_nodes > self.max_nodes:
+            most = self.max_nodes // (2 * self.max_match)  # tokens that fill at most half of it
+            row.trie, row.num_added = self._trie(), len(turn.tokens) - most
+        row.trie.add(turn.tokens[row.num_added :])
         row.num_added = len(turn.tokens)
-        known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.own, row.own.walkers)]
+        known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.trie, row.trie.walkers)]
         if use_past:
             if [reader.trie for reader in row.readers] != state.past:
                 row.readers = [Reader(trie) for trie in state.past]
@@ -144,7 +145,7 @@ class Suffix:
         return Guess(tokens, values=values)
 
     def _line(self, start: Start, length: int) -> tuple[list[int], list[float]]:
-        """The likeliest way on from one match: tokens, and the chance that each survives."""
+        """The likeliest continuation of one match: tokens, and the chance that each survives."""
         tokens: list[int] = []
         values: list[float] = []
         cursor, value = start.cursor, 1.0
@@ -161,7 +162,7 @@ class Suffix:
         return tokens, values
 
     def _tree(self, starts: Sequence[Start], turn: Turn) -> Guess:
-        """The likeliest nodes of all matches together, best first, so a parent before its child."""
+        """The likeliest nodes over all matches, best first, so a parent comes before its child."""
         tree, order = GrowingTree(), count()
         heap: list[tuple[float, int, int, int, Start]] = []  # value, order, parent, depth, at
 
@@ -193,18 +194,18 @@ class Start:
 
 
 def _starts(trie: SuffixTrie, cursors: Sequence[Cursor]) -> Iterator[Start]:
-    """The longest matches that went on."""
-    found = 0
+    """The longest matches with a continuation, at most NUM_STARTS."""
+    num_starts = 0
     for length in range(len(cursors), 0, -1):
-        if found < NUM_STARTS and trie.sequels(cursors[length - 1]):
-            found += 1
+        if num_starts < NUM_STARTS and trie.sequels(cursors[length - 1]):
+            num_starts += 1
             yield Start(trie, cursors[length - 1], length)
 
 
 def trust(length: int) -> float:
-    """The chance that a match of so many tokens goes on as it did.
+    """The chance that the text continues as the match of `length` tokens did.
 
-    In answers of a small chat model to 48 questions the likeliest sequel of the longest match was
-    right in 23, 50, 59, 66, 72% of cases for 1 to 5 tokens, 78% for 8, 93% for 16.
+    In a small chat model's answers to 48 questions, the likeliest continuation of the longest match
+    was right in 23, 50, 59, 66, 72% of cases for 1 to 5 tokens, 78% for 8, 93% for 16.
     """
     return length / (length + 2)

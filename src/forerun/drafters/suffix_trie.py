@@ -99,8 +99,8 @@ class SuffixTrie:
         """The likeliest next tokens: (token, its share of the occurrences, cursor after it)."""
         if isinstance(cursor, Node):
             if cursor.children:
-                found = [(token, cursor.children[token]) for token in cursor.best or ()]
-                return [(token, after.count / cursor.went_on, after) for token, after in found]
+                likeliest = [(token, cursor.children[token]) for token in cursor.best or ()]
+                return [(token, after.count / cursor.went_on, after) for token, after in likeliest]
             cursor = cursor.place
         if cursor >= len(self.tokens) or self.tokens[cursor] == BREAK:
             return []

@@ -1,7 +1,7 @@
-"""A drafter with another tokenizer: it reads and writes text, the target's tokenizer re-encodes.
+"""A drafter with another tokenizer: it drafts text, which the target's tokenizer encodes again.
 
-The guesses are plain tokens of no known law, so the rule that judges them never trusts the
-drafter: whatever is lost in translation costs acceptance, not correctness.
+The guesses have no known law, so every rule judges them by the target's law alone.  An error in the
+translation lowers acceptance, but never changes the text.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from forerun.models.load import wrap
 
 UNFINISHED = "�"
 LOOK_BEHIND = 4
-"""Tokens at the end of a text that are not committed: more text may re-tokenize them."""
+"""Last tokens of a text that are not committed, since further text may re-tokenize them."""
 
 
 @dataclass
 class Translation:
-    """The drafting model's rows, and the text of each row in its own tokens."""
+    """The drafting model's rows, and the stored text of each row in the drafter's tokens."""
 
     rows: State
     target_tokenizer: Any
@@ -65,19 +65,19 @@ class ThroughText:
         return [Guess(self._guess(state, turn)) for turn in turns]
 
     def observe(self, state: Translation, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to do: the text is read afresh at the next proposal."""
+        """Nothing to do: `propose` reads the whole text."""
 
     def release(self, state: Translation, row: int) -> None:
         self.model.release(state.rows, row)
         state.stored[row] = []
 
     def _guess(self, state: Translation, turn: Turn) -> list[int]:
-        """Translate the text, draft, and translate back what the text certainly says."""
+        """Encode the text for the drafter, draft, and encode the draft for the target."""
         row, budget = turn.row, turn.budget
         text = state.target_tokenizer.decode(list(turn.tokens), skip_special_tokens=False)
         ours = self.tokenizer.encode(text, add_special_tokens=False)
         limit = self.model.max_context
-        is_cut = text.endswith(UNFINISHED)  # no text of the drafter's begins inside a character
+        is_cut = text.endswith(UNFINISHED)  # the drafter cannot start inside a character
         if budget == 0 or not ours or is_cut or (limit is not None and len(ours) + budget > limit):
             return []
         if state.stored[row] != ours[: state.rows.lengths[row]]:
@@ -85,8 +85,8 @@ class ThroughText:
         pending = ours[state.rows.lengths[row] :]
         drafted: list[int] = []
         while len(drafted) < budget:
-            found = self.model.score(state.rows, [row], [pending + drafted], [1])
-            drafted.append(int(np.argmax(to_numpy(found)[0, 0])))
+            logits = self.model.score(state.rows, [row], [pending + drafted], [1])
+            drafted.append(int(np.argmax(to_numpy(logits)[0, 0])))
         kept = max(0, len(pending) - LOOK_BEHIND)
         self.model.commit(state.rows, [row], [kept])
         state.stored[row] = ours[: state.rows.lengths[row]]
@@ -95,7 +95,7 @@ class ThroughText:
     def _translate(
         self, tokenizer: Any, tokens: Sequence[int], ours: list[int], budget: int
     ) -> list[int]:
-        """The target's tokens for the drafted text, less a character that is not complete."""
+        """The target's tokens for the drafted text, without an incomplete last character."""
         whole = self.tokenizer.decode(ours, skip_special_tokens=False).rstrip(UNFINISHED)
         said = tokenizer.decode(list(tokens), skip_special_tokens=False)
         if not whole.startswith(said):

@@ -36,7 +36,7 @@ def first_clash(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
     """How two vocabularies contradict each other, in words; None where they do not."""
     moved = [token for token, index in ours.items() if theirs.get(token, index) != index]
     if moved:
-        token = min(moved, key=lambda each: ours[each])
+        token = min(moved, key=lambda name: ours[name])
         return (
             f"{len(moved)} tokens with different ids, for example "
             f"{token!r}: {ours[token]} and {theirs[token]}"

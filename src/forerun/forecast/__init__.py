@@ -1,4 +1,4 @@
-"""Deciding before running: costs of passes, simulated rounds, and the draft length to use."""
+"""Forecasts without models: costs of passes, simulated rounds, and the best draft length."""
 
 from forerun.forecast.costs import CostModel, MeasuredCosts, PassCost, Roofline
 from forerun.forecast.scan import Scan, scan

@@ -2,8 +2,8 @@
 
 Drafting pays as long as a pass over K + 1 tokens costs about as much as a pass over one.  That is
 true while the pass waits for weights to arrive from memory, and stops being true when batch times
-tokens keeps the arithmetic units busy.  `Roofline` says where from four numbers of a data sheet;
-`MeasuredCosts` says it from a clock.
+tokens keeps the arithmetic units busy.  `Roofline` computes that point from four numbers of a data
+sheet; `MeasuredCosts` takes it from measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import as_cost, as_count
+from forerun.theory.arguments import as_cost, as_count
 from forerun.theory.speed import relative_pass
 
 
@@ -58,7 +58,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """Seconds by (batch, tokens), linear in between; outside what was measured it refuses."""
+    """Seconds by (batch, tokens), interpolated linearly; raises outside the measured range."""
 
     seconds: Mapping[tuple[int, int], float]
 

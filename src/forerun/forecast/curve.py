@@ -11,7 +11,7 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of each dot of a braille character: column first, then row from the top."""
 
 
-class Line(NamedTuple):
+class CurveLine(NamedTuple):
     """One text line of the drawing, in parts, so that a caller may colour them."""
 
     label: str
@@ -26,7 +26,7 @@ def draw_curve(
     mark: int,
     width: int = 60,
     height: int = 9,
-) -> list[Line]:
+) -> list[CurveLine]:
     """The polyline through (xs, ys), a dotted `baseline` and a diamond at point `mark`."""
     low, high = min(*ys, baseline), max(*ys, baseline)
     span = (high - low) or 1.0
@@ -59,17 +59,17 @@ def draw_curve(
     labels[row_of(baseline) // 4] = f"{baseline:.2f}"
     gutter = max(map(len, labels.values()))
     lines = [
-        Line(f"{labels.get(row, ''):>{gutter}} │", "".join(line))
+        CurveLine(f"{labels.get(row, ''):>{gutter}} │", "".join(line))
         for row, line in enumerate(drawing)
     ]
-    return [*lines, Line(" " * gutter + " └", "─" * width), _ticks(xs, width, gutter)]
+    return [*lines, CurveLine(" " * gutter + " └", "─" * width), _ticks(xs, width, gutter)]
 
 
 def _column_of(x: int, xs: Sequence[int], width: int) -> int:
     return round((x - xs[0]) / (xs[-1] - xs[0]) * (width - 1))
 
 
-def _ticks(xs: Sequence[int], width: int, gutter: int) -> Line:
+def _ticks(xs: Sequence[int], width: int, gutter: int) -> CurveLine:
     """The x values below the axis, leaving out those that would touch."""
     text = [" "] * (width + 4)
     free_from = 0
@@ -78,4 +78,4 @@ def _ticks(xs: Sequence[int], width: int, gutter: int) -> Line:
         if start >= free_from:
             text[start : start + len(str(x))] = str(x)
             free_from = start + len(str(x)) + 1
-    return Line(" " * (gutter + 2), "".join(text).rstrip())
+    return CurveLine(" " * (gutter + 2), "".join(text).rstrip())

@@ -1,4 +1,4 @@
-"""The scan as a picture: what to draft, and until which batch it pays."""
+"""The scan as a picture: the best draft length, and up to which batch it pays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_picture(scan: Scan, path: Path, *, in_seconds: bool) -> None:
 
 
 def _by_draft_length(axes: Any, scan: Scan) -> None:
-    """Tokens per round is what a free drafter would gain; the gap to the speed-up is its cost."""
+    """Tokens per round and speed-up by K; the gap between them is the cost of drafting."""
     batch, lengths = scan.batches[0], scan.draft_lengths
     best = scan.best(batch)
     for name, label, colour, marker in (

@@ -1,4 +1,4 @@
-"""Every draft length at every batch size, on the same luck."""
+"""Simulates every draft length at every batch size with the same random draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel
 from forerun.forecast.simulator import Simulation, draw_accepted, price
-from forerun.theory.checks import as_count
+from forerun.theory.arguments import as_count
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def scan(
     seed: int = 0,
     spread: float = 0.0,
 ) -> Scan:
-    """Simulate the grid.  Draft length 0 is always in it: plain decoding is what to beat."""
+    """Simulate the grid.  Draft length 0, plain decoding, is always included."""
     lengths = sorted({0, *(as_count("draft_length", k) for k in draft_lengths)})
     sizes = sorted({as_count("batch", b, minimum=1) for b in batches})
     if not sizes:

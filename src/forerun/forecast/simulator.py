@@ -1,10 +1,10 @@
-"""Rounds without models: does speculation pay, and how sure would a measurement be?
+"""Simulates rounds without models: the speed-up, and how precisely it can be measured.
 
 Acceptance does not depend on the batch, only the cost of a pass does.  So a simulation draws the
 accepted lengths of one request's rounds, and the batch enters through the cost model alone.
 
-The draws do not depend on the draft length either: the same seed gives the same luck to every K,
-and K only cuts it short.  Curves over K are then smooth, and the best K is not picked by noise.
+The draws do not depend on the draft length either: with the same seed every K uses the same
+draws, cut to K.  So curves over K are smooth, and noise does not choose the best K.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel, PassCost
-from forerun.theory.checks import as_count, as_rates
+from forerun.theory.arguments import as_count, as_rates
 from forerun.theory.rounds import beta_parameters, conditional_rates
 
 Z_95 = 1.959964
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What the rounds of one setting gave.  Costs are in seconds, or in passes if relative."""
+    """The simulated rounds of one setting.  Costs are in seconds, or in passes if relative."""
 
     draft_length: int
     batch: int
@@ -100,7 +100,7 @@ def replay(
     """Price the accepted lengths of rounds that really ran, with drafts of `recorded_length`.
 
     A shorter `draft_length` cuts each round, which is what it would have accepted under any rule
-    that decides left to right (`match`, `ratio`).  A longer one was not observed: refused.
+    that decides left to right (`match`, `ratio`).  A longer one was not observed, and is refused.
     Neighbouring rounds of real text resemble each other, and the interval allows for it.
     """
     longest = as_count("recorded_length", recorded_length)
@@ -166,7 +166,7 @@ def price(
 def mean_interval(
     values: NDArray[np.float64], smallest: float, largest: float, *, lags: int = 0
 ) -> Estimate:
-    """The mean of a series (R,) with its 95% interval, inside what is possible at all.
+    """The mean of a series (R,) with its 95% interval, clipped to the possible range.
 
     Values up to `lags` apart may be correlated: their covariances count with falling (Bartlett)
     weights, which keeps the variance positive.

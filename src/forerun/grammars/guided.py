@@ -66,8 +66,8 @@ def json_schema(
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise _refused("JSON schema", str(error), f"{schema!r:.80}") from error
-    found = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
-    return _checked("JSON schema", found, text)
+    compiled = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return _checked("JSON schema", compiled, text)
 
 
 def json_object() -> Guided:
@@ -78,15 +78,15 @@ def json_object() -> Guided:
 def regex(pattern: str) -> Guided:
     """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`."""
     _check_text("regular expression", pattern)
-    found = _llguidance().LLMatcher.grammar_from_regex(pattern)
-    return _checked("regular expression", found, pattern)
+    compiled = _llguidance().LLMatcher.grammar_from_regex(pattern)
+    return _checked("regular expression", compiled, pattern)
 
 
 def lark(grammar: str) -> Guided:
     """A text of a context-free grammar in llguidance's variant of the Lark syntax."""
     _check_text("Lark grammar", grammar)
-    found = _llguidance().LLMatcher.grammar_from_lark(grammar)
-    return _checked("Lark grammar", found, grammar)
+    compiled = _llguidance().LLMatcher.grammar_from_lark(grammar)
+    return _checked("Lark grammar", compiled, grammar)
 
 
 class GuidedMatcher:

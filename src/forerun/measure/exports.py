@@ -1,8 +1,8 @@
-"""A plan in the words of those who will run it: our own command, vLLM, SGLang.
+"""A plan as options of the engine that will run it: our own command, vLLM, SGLang.
 
-Names of options were read in vLLM's `vllm/config/speculative.py` and in SGLang's page on
-speculative decoding, both of summer 2026.  Neither has a counterpart for every drafter, nor for
-`match`: what is lost is said, and where nothing corresponds there is no export at all.
+The option names come from vLLM's `vllm/config/speculative.py` and SGLang's page on speculative
+decoding, both of summer 2026.  Neither engine has a counterpart for `match` or for every drafter.
+Notes say what differs; where nothing corresponds, there is no export.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from forerun.drafters.base import Drafter
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
-from forerun.measure.planner import Plan
+from forerun.measure.planner import SpeculationPlan
 
 
 @dataclass(frozen=True)
 class Export:
-    """What to pass to an engine, and what to know about it; no arguments: it has no counterpart."""
+    """Arguments for an engine, and notes; `arguments` is None if it has no counterpart."""
 
     engine: str
     arguments: str | None
     notes: tuple[str, ...] = ()
 
 
-def exports(plan: Plan) -> list[Export]:
-    """The plan for every engine we know."""
+def exports(plan: SpeculationPlan) -> list[Export]:
+    """The plan for each supported engine."""
     return [for_forerun(plan), for_vllm(plan), for_sglang(plan)]
 
 
-def for_forerun(plan: Plan) -> Export:
+def for_forerun(plan: SpeculationPlan) -> Export:
     """Flags of `forerun generate`."""
     if plan.choice is None or plan.drafter_name is None:
         return Export("forerun generate", "--drafter none")
@@ -41,7 +41,7 @@ def for_forerun(plan: Plan) -> Export:
     return Export("forerun generate", shlex.join(words))
 
 
-def for_vllm(plan: Plan) -> Export:
+def for_vllm(plan: SpeculationPlan) -> Export:
     """The argument of `--speculative-config`, which is also `LLM(speculative_config=...)`."""
     if plan.choice is None:
         return Export("vllm serve", "", ("Leave --speculative-config out.",))
@@ -71,7 +71,7 @@ def for_vllm(plan: Plan) -> Export:
     return Export("vllm serve", f"--speculative-config '{json.dumps(config)}'", tuple(notes))
 
 
-def for_sglang(plan: Plan) -> Export:
+def for_sglang(plan: SpeculationPlan) -> Export:
     """Flags of `python -m sglang.launch_server`."""
     if plan.choice is None:
         return Export("sglang", "", ("Leave --speculative-algorithm out.",))
@@ -113,7 +113,7 @@ MEASURED_HERE = (
 NO_MATCH = "It has no rule like `match`: the law is kept, the text of a seed is not."
 
 
-def _nothing(engine: str, plan: Plan) -> Export:
+def _nothing(engine: str, plan: SpeculationPlan) -> Export:
     return Export(engine, None, (f"It has no drafter like {_name(plan.drafter)}.",))
 
 

@@ -1,8 +1,7 @@
 """The figures of a sweep, each under the name and by the definition of docs/measuring.md.
 
-Repeats of a prompt are merged first, by their median, so that one slow minute counts little; then
-prompts are the unit: intervals come from resampling prompts, because it is other prompts that
-the next user will bring.
+The repeats of a prompt are merged first, by their median, so that one slow minute counts little.
+The 95% intervals then come from resampling prompts, because the next user brings other prompts.
 """
 
 from __future__ import annotations
@@ -11,20 +10,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from forerun.measure.records import Answer, Cell, Interval, Run
+from forerun.arrays import HostArray
+from forerun.measure.records import AnswerRecord, Cell, Interval, Run
 
 NUM_RESAMPLES = 1000
 STAGES = ("draft", "score", "verify", "commit")
-Floats = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the runs of one cell came to; `speedup` is None where plain decoding was not run."""
+    """The figures of one cell; `speedup` is None where plain decoding was not run."""
 
     cell: Cell
     num_prompts: int
@@ -41,13 +39,16 @@ class Figures:
 
 
 def figures(runs: Sequence[Run], *, group: str | None = None) -> list[Figures]:
-    """One entry per cell, in the order of their first runs; with `group`, of that task alone."""
+    """One entry per cell, in the order of first runs; `group` restricts it to one task group."""
     cells: dict[Cell, list[Run]] = defaultdict(list)
     for run in runs:
-        answers = [each for each in run.answers if group in (None, each.group)]
+        answers = [answer for answer in run.answers if group in (None, answer.group)]
         if answers:
             cells[run.cell].append(replace(run, answers=answers))
-    return [_figures(cell, own, cells.get(plain_of(cell), [])) for cell, own in cells.items()]
+    return [
+        _figures(cell, cell_runs, cells.get(plain_of(cell), []))
+        for cell, cell_runs in cells.items()
+    ]
 
 
 def groups(runs: Sequence[Run]) -> list[str]:
@@ -56,7 +57,7 @@ def groups(runs: Sequence[Run]) -> list[str]:
 
 
 def plain_of(cell: Cell) -> Cell:
-    """The cell of plain decoding that this one is compared with; a peer's too: ours."""
+    """The plain-decoding cell that a cell is compared with: ours, for a peer's cell too."""
     return replace(cell, drafter=None, draft_length=0, tree=None, rule="match", peer=None)
 
 
@@ -64,8 +65,8 @@ def is_plain(cell: Cell) -> bool:
     return cell.drafter is None
 
 
-def seconds_per_token(answer: Answer) -> float:
-    """Of one request, after the round that read its prompt."""
+def seconds_per_token(answer: AnswerRecord) -> float:
+    """Seconds per token of one request, without the round that read its prompt."""
     tokens = answer.new_tokens - answer.first_tokens
     return (answer.seconds - answer.first_seconds) / tokens if tokens > 0 else float("nan")
 
@@ -74,10 +75,11 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     answers = [answer for run in runs for answer in run.answers]
     pace, plain_pace = _by_prompt(runs, seconds_per_token), _by_prompt(plain, seconds_per_token)
     both = [prompt for prompt in pace if prompt in plain_pace]
-    own = np.array([pace[prompt] for prompt in both])
-    theirs = np.array([plain_pace[prompt] for prompt in both])
+    drafted_paces = np.array([pace[prompt] for prompt in both])
+    plain_paces = np.array([plain_pace[prompt] for prompt in both])
     spent = {
-        stage: sum(each.seconds_by_stage.get(stage, 0.0) for each in answers) for stage in STAGES
+        stage: sum(answer.seconds_by_stage.get(stage, 0.0) for answer in answers)
+        for stage in STAGES
     }
     total = sum(spent.values())
     return Figures(
@@ -92,49 +94,49 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
         tokens_per_second=_throughput(runs),
         tokens_per_second_with_prompt=_with_prompt(runs),
         time_shares={stage: part / total for stage, part in spent.items()} if total else {},
-        speedup=ratio_interval(theirs, own) if both else None,
+        speedup=ratio_interval(plain_paces, drafted_paces) if both else None,
     )
 
 
-def _by_prompt(runs: Sequence[Run], figure: Callable[[Answer], float]) -> dict[str, float]:
-    """A figure of each prompt: the median over its repeats."""
-    found: dict[str, list[float]] = defaultdict(list)
+def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> dict[str, float]:
+    """The figure of each prompt, as the median over its repeats."""
+    by_prompt: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         for answer in run.answers:
             if (value := figure(answer)) == value:
-                found[answer.prompt].append(value)
-    return {prompt: median(values) for prompt, values in found.items()}
+                by_prompt[answer.prompt].append(value)
+    return {prompt: median(values) for prompt, values in by_prompt.items()}
 
 
-def _count_ratio(answers: Sequence[Answer], above: str, below: str) -> Interval:
-    """Ratio of two counts; the repeats of a prompt are added up, since they are one draw of it."""
-    counts: dict[str, Floats] = defaultdict(lambda: np.zeros(2))
-    for each in answers:
-        counts[each.prompt] += (getattr(each, above), getattr(each, below))
+def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Interval:
+    """Ratio of two counts; the repeats of a prompt are summed, since they are not independent."""
+    counts: dict[str, HostArray] = defaultdict(lambda: np.zeros(2))
+    for answer in answers:
+        counts[answer.prompt] += (getattr(answer, above), getattr(answer, below))
     table = np.array(list(counts.values()))
     return ratio_interval(table[:, 0], table[:, 1])
 
 
 def _throughput(runs: Sequence[Run]) -> Interval:
-    """Tokens of the whole batch after its first round, per second of what came after it."""
+    """Tokens per second of the whole batch, without its first round."""
     batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
-        tokens = sum(each.new_tokens - each.first_tokens for each in run.answers)
-        seconds = max(each.seconds - each.first_seconds for each in run.answers)
-        batches[tuple(each.prompt for each in run.answers)].append((tokens, seconds))
+        tokens = sum(answer.new_tokens - answer.first_tokens for answer in run.answers)
+        seconds = max(answer.seconds - answer.first_seconds for answer in run.answers)
+        batches[tuple(answer.prompt for answer in run.answers)].append((tokens, seconds))
     table = np.array([np.median(repeats, axis=0) for repeats in batches.values()])
     return ratio_interval(table[:, 0], table[:, 1])
 
 
 def _with_prompt(runs: Sequence[Run]) -> float | None:
-    """Tokens per second of whole calls, if they were whole."""
+    """Tokens per second of whole calls; None if a call took its prompt from memory."""
     if not all(run.read_prompts for run in runs):
         return None
     tokens = sum(answer.new_tokens for run in runs for answer in run.answers)
     return _ratio(tokens, sum(run.seconds for run in runs))
 
 
-def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:
+def ratio_interval(above: HostArray, below: HostArray, *, seed: int = 0) -> Interval:
     """sum(above) / sum(below) over units (N,), with the 95% interval from resampling units."""
     n = len(above)
     if n == 0 or below.sum() <= 0:
@@ -148,17 +150,17 @@ def ratio_interval(above: Floats, below: Floats, *, seed: int = 0) -> Interval:
     return Interval(mean, min(float(low), mean), max(float(high), mean))
 
 
-def _by_position(answers: Sequence[Answer]) -> list[float]:
-    longest = max((len(each.reached_by_position) for each in answers), default=0)
+def _by_position(answers: Sequence[AnswerRecord]) -> list[float]:
+    longest = max((len(answer.reached_by_position) for answer in answers), default=0)
     reached, accepted = np.zeros(longest), np.zeros(longest)
-    for each in answers:
-        reached[: len(each.reached_by_position)] += each.reached_by_position
-        accepted[: len(each.accepted_by_position)] += each.accepted_by_position
+    for answer in answers:
+        reached[: len(answer.reached_by_position)] += answer.reached_by_position
+        accepted[: len(answer.accepted_by_position)] += answer.accepted_by_position
     return [_ratio(a, r) for a, r in zip(accepted.tolist(), reached.tolist(), strict=True)]
 
 
-def _length_shares(answers: Sequence[Answer]) -> list[float]:
-    lengths = [length for each in answers for length in each.accepted_by_round]
+def _length_shares(answers: Sequence[AnswerRecord]) -> list[float]:
+    lengths = [length for answer in answers for length in answer.accepted_by_round]
     if not lengths:
         return []
     shares: list[float] = (np.bincount(lengths) / len(lengths)).tolist()

@@ -1,4 +1,4 @@
-"""The cells of a sweep, and the order in which they take turns."""
+"""The cells of a sweep, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.types import DraftLength
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is wanted."""
+    """One run to do: a cell, its repeat, and the questions of its batch."""
 
     cell: Cell
     repeat: int
@@ -38,41 +38,41 @@ def cells_of(
     rule: str,
     peers: Sequence[str] = (),
 ) -> list[Cell]:
-    """Plain decoding, then every drafter with every draft length, and with trees of the longest.
+    """Plain decoding, then each drafter with each draft length, and with trees of that depth.
 
-    Draft length 0 is plain decoding whatever the drafter, and is always there: it is what the
-    others are compared with.
+    Draft length 0 is plain decoding, whatever the drafter.  It is always included, because all
+    other cells are compared with it.  Trees are as deep as the longest fixed draft length.
     """
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for batch, temperature in product(batches, temperatures):
-        own = [Cell(target, None, 0, None, batch, temperature, "match")]
+        our_cells = [Cell(target, None, 0, None, batch, temperature, "match")]
         lengths = [length for length in draft_lengths if length]
         deepest: DraftLength = max((k for k in lengths if k != "auto"), default="auto")
         for name in drafters:
-            own += [Cell(target, name, k, None, batch, temperature, rule) for k in lengths]
-            own += [Cell(target, name, deepest, n, batch, temperature, rule) for n in trees]
-        found += own
+            our_cells += [Cell(target, name, k, None, batch, temperature, rule) for k in lengths]
+            our_cells += [Cell(target, name, deepest, n, batch, temperature, rule) for n in trees]
+        cells += our_cells
         for peer in peers:
-            theirs = [cell for cell in own if can_run(cell, drafters.get(cell.drafter or ""))]
-            found += [
+            peer_cells = [
+                cell for cell in our_cells if can_run(cell, drafters.get(cell.drafter or ""))
+            ]
+            cells += [
                 Cell(
                     target, cell.drafter, cell.draft_length, None, batch, temperature, "match", peer
                 )
-                for cell in theirs
+                for cell in peer_cells
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(cells))
 
 
 def jobs_of(
     cells: Sequence[Cell], questions: Sequence[Question], repeats: Mapping[int, int]
 ) -> Iterator[Job]:
-    """Runs in turns: all cells on the same prompts before anyone goes on to the next.
+    """All cells run on one batch of prompts before any cell goes on to the next batch.
 
-    repeats: by batch.
-
-    A slow minute of the machine then hits all cells alike, and another cell goes first each time.
-    Prompts of different groups share a batch, as they would on a server; where they do not fill
-    the last batch, the first ones come again.
+    A slow minute of the machine then affects all cells alike.  Each time another cell goes first.
+    Prompts of different groups share a batch, as on a server.  Where the last batch is not full,
+    the first prompts fill it.  repeats: number of repeats by batch size.
     """
     questions = _mixed(questions)
     batches = sorted({cell.batch for cell in cells})
@@ -82,28 +82,29 @@ def jobs_of(
         due = [batch for batch in batches if repeat < repeats[batch]]
         starts = sorted((at, b) for b in due for at in range(0, len(questions), b))
         for start, batch in starts:
-            some = tuple((*questions, *questions)[start : start + batch])
-            own = [cell for cell in cells if cell.batch == batch]
+            batch_questions = tuple((*questions, *questions)[start : start + batch])
+            batch_cells = [cell for cell in cells if cell.batch == batch]
             turn += 1
-            for cell in own[turn % len(own) :] + own[: turn % len(own)]:
-                yield Job(cell, repeat, some)
+            first = turn % len(batch_cells)
+            for cell in batch_cells[first:] + batch_cells[:first]:
+                yield Job(cell, repeat, batch_questions)
 
 
 def repeats_of(batches: Sequence[int], repeats: int | Sequence[int]) -> dict[int, int]:
-    """How often each batch is run: one number for all of them, or one each."""
-    each = [repeats] * len(batches) if isinstance(repeats, int) else list(repeats)
-    if len(each) == 1:
-        each *= len(batches)
-    if len(each) != len(batches):
+    """Repeats by batch size, from one number for all batch sizes or one number per size."""
+    counts = [repeats] * len(batches) if isinstance(repeats, int) else list(repeats)
+    if len(counts) == 1:
+        counts *= len(batches)
+    if len(counts) != len(batches):
         cure = f"Give one number, or {len(batches)}: one for each batch."
-        raise InputError(explain("The repeats do not fit the batches.", each, cure))
-    if min(each) < 1:
-        raise InputError(explain("The repeats are too few.", min(each), "Use 1 or more."))
-    return dict(zip(batches, each, strict=True))
+        raise InputError(explain("The repeats do not fit the batches.", counts, cure))
+    if min(counts) < 1:
+        raise InputError(explain("The repeats are too few.", min(counts), "Use 1 or more."))
+    return dict(zip(batches, counts, strict=True))
 
 
 def check_batches(batches: Sequence[int], num_prompts: int) -> None:
-    """A batch that cannot be filled would be measured under a wrong name."""
+    """Refuses a batch larger than the prompt set: it would run smaller than its name says."""
     if max(batches) > num_prompts:
         cure = f"Use batches up to {num_prompts}, or more prompts."
         wrong = "A batch is larger than the prompt set."
@@ -111,9 +112,13 @@ def check_batches(batches: Sequence[int], num_prompts: int) -> None:
 
 
 def _mixed(questions: Sequence[Question]) -> list[Question]:
-    """One of each group, then the next of each, and so on."""
+    """The first question of each group, then the second of each group, and so on."""
     groups: dict[str, list[Question]] = {}
     for question in questions:
         groups.setdefault(question.group, []).append(question)
-    ranked = [(i, g, each) for g, own in enumerate(groups.values()) for i, each in enumerate(own)]
-    return [each for _, _, each in sorted(ranked, key=lambda entry: entry[:2])]
+    ranked = [
+        (i, g, question)
+        for g, members in enumerate(groups.values())
+        for i, question in enumerate(members)
+    ]
+    return [question for _, _, question in sorted(ranked, key=lambda entry: entry[:2])]

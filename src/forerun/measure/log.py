@@ -1,4 +1,4 @@
-"""The file of a sweep: opened before anything is loaded, appended to, and gone on with."""
+"""The file of a sweep: opened before any model is loaded, appended to, and resumed from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from forerun.measure.records import FILE, Header, Record, Records, parse, to_lin
 
 
 class Log:
-    """`sweep.jsonl` in a folder: what is in it already, and a way to add to it.
+    """`sweep.jsonl` in a folder: the records it holds, and `add` to append one.
 
-    A line that was cut when a sweep was killed is dropped: its run is run again.  Any other line
-    that cannot be read is an error, unless it may be skipped.
+    If a sweep was killed while writing a line, that line is dropped and its run is done again.
+    Any other unreadable line is an error, unless `skip_corrupt` is set.
     """
 
     def __init__(self, folder: str | Path, *, skip_corrupt: bool = False) -> None:
@@ -30,7 +30,7 @@ class Log:
         os.truncate(self.path, data.rfind(b"\n") + 1)
 
     def add(self, record: Record) -> None:
-        """Append a record; when this returns it is on the disk."""
+        """Append a record; it is on disk when this returns."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_line(record))
             file.flush()
@@ -38,7 +38,7 @@ class Log:
         self.records.add(record)
 
     def begin(self, header: Header) -> None:
-        """Say what follows; another sweep in the same file would spoil both."""
+        """Write the header; refuse one whose settings differ from those of the file's sweep."""
         for known in self.records.headers:
             was, asked = _identity(known), _identity(header)
             for name in was:
@@ -51,7 +51,7 @@ class Log:
 
 
 def _identity(header: Header) -> dict[str, object]:
-    """What must stay the same for figures to be comparable."""
+    """The settings that must not change within one file."""
     return {
         "target": header.target,
         "prompt set": header.prompts_digest,

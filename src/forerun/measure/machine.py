@@ -1,4 +1,4 @@
-"""Where and with what a figure was made: it means nothing without that."""
+"""The machine and versions that a figure was measured with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Machine:
 
 
 def this_machine(target: Any = None, *, command: str = "") -> Machine:
-    """The machine this process runs on, and where `target` lives on it."""
+    """The machine this process runs on, and the device and dtype of `target`."""
     model = getattr(target, "model", None)
     return Machine(
         cpu=_cpu(),
@@ -50,7 +50,7 @@ def this_machine(target: Any = None, *, command: str = "") -> Machine:
 
 
 def device_name(device: str) -> str:
-    """What a device is called by those who sell it."""
+    """The product name of a device."""
     if not device.startswith("cuda"):
         return device
     import torch
@@ -76,10 +76,10 @@ def _threads() -> int:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = []
+    versions = []
     for package in PACKAGES:
         try:
-            found.append((package, metadata.version(package)))
+            versions.append((package, metadata.version(package)))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,4 +1,4 @@
-"""What a reader calls a cell: its line, its draft length, and the setting it was run in."""
+"""Labels of a cell for readers: its series, its draft length, and its setting."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from forerun.measure.records import Cell
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What one plot holds fixed."""
+    """The batch size and temperature that one plot holds fixed."""
 
     batch: int
     temperature: float
 
     @property
     def name(self) -> str:
-        """As part of a file's name."""
+        """The setting as part of a file name."""
         return f"batch-{self.batch}-temperature-{self.temperature:g}"
 
     @property
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Series:
-    """Cells that differ in draft length alone: one line of a plot."""
+    """Cells that differ only in draft length: one line of a plot."""
 
     drafter: str | None
     tree: int | None
@@ -35,7 +35,7 @@ class Series:
 
     @property
     def label(self) -> str:
-        """What a reader calls it; a hub name is known without its owner."""
+        """Name for readers; a hub name is shortened to the part after the last slash."""
         name = "plain" if self.drafter is None else self.drafter.rstrip("/").split("/")[-1]
         tree = f" tree {self.tree}" if self.tree else ""
         rule = f" {self.rule}" if self.rule != "match" else ""
@@ -59,5 +59,5 @@ def length_words(cell: Cell) -> str:
 
 
 def cell_words(cell: Cell) -> str:
-    """All of it, but for the target."""
+    """All fields of the cell except the target."""
     return f"{series_of(cell).label}, {length_words(cell)}, {setting_of(cell).words}"

@@ -1,8 +1,8 @@
-"""The same cells run by transformers: plain, prompt lookup, and assisted by a model.
+"""Runs the same cells with transformers: plain, prompt lookup, and assisted by a model.
 
-Its `generate` says nothing about rounds, but hands each step's tokens to a streamer: when they come
-is the clock, and how many come at once is what a round gave.  Assisted and lookup modes exist at
-batch 1 only.
+Its `generate` does not report rounds, but passes the tokens of each step to a streamer.  The time
+of each call is the clock, and the number of tokens in it is what the round emitted.  Assisted and
+lookup modes exist at batch 1 only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
 from forerun.engine.intake import ending_tokens
 from forerun.errors import UnsupportedError, explain
-from forerun.measure.records import Answer, Cell, Run
+from forerun.measure.records import AnswerRecord, Cell, Run
 from forerun.measure.running import Question, digest
 
 PEERS = ("transformers",)
 
 
 def can_run(cell: Cell, drafter: Drafter | None) -> bool:
-    """Whether transformers has a mode like this cell of ours."""
+    """Whether transformers has a mode that corresponds to this cell."""
     if cell.tree is not None or cell.draft_length == "auto":
         return False
     if isinstance(drafter, Model):
@@ -33,7 +33,7 @@ def can_run(cell: Cell, drafter: Drafter | None) -> bool:
 
 
 def check_peer(target: Any) -> None:
-    """Refuse a target that transformers cannot run, before anything is timed."""
+    """Refuse a target that transformers cannot run."""
     if not _has_generate(target):
         cure = "Use a Hugging Face model, or leave out --against."
         wrong = "The target has no `generate` of transformers to compare with."
@@ -46,7 +46,7 @@ def _has_generate(model: Any) -> bool:
 
 @dataclass
 class Steps:
-    """A streamer that keeps when tokens came and how many; the prompt comes first."""
+    """A streamer that records the time and size of each step; the prompt is the first step."""
 
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Steps:
         self.counts.append(int(tokens.numel()))
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Nothing to flush."""
 
 
 def run_transformers(
@@ -68,7 +68,7 @@ def run_transformers(
     repeat: int,
     max_new_tokens: int,
 ) -> Run:
-    """Answer the questions with the target's own `generate`."""
+    """Answer the questions with the `generate` method of transformers."""
     import torch
 
     model, endings = target.model, ending_tokens(target)
@@ -80,14 +80,14 @@ def run_transformers(
     torch.manual_seed(questions[0].seed)
     start = time.perf_counter()
     with torch.inference_mode():
-        found = model.generate(
+        sequences = model.generate(
             torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(masks, device=model.device),
             generation_config=_config(cell, drafter, endings, padding, max_new_tokens),
             streamer=steps,
             **_assistant(drafter, cell),
         )
-    outputs = found[:, longest:].tolist()
+    outputs = sequences[:, longest:].tolist()
     seconds = time.perf_counter() - start
     answers = [
         _answer(question, _until(output, endings), steps, start, seconds, len(questions))
@@ -99,7 +99,7 @@ def run_transformers(
 def _config(
     cell: Cell, drafter: Drafter | None, endings: Sequence[int], padding: int, max_new_tokens: int
 ) -> Any:
-    """Everything that decides the law is said, so that no default of a checkpoint changes it."""
+    """Options that set the sampling law explicitly, so that no checkpoint default changes it."""
     from transformers import GenerationConfig
 
     options: dict[str, Any] = {"do_sample": False}
@@ -117,7 +117,7 @@ def _config(
 
 
 def _assistant(drafter: Drafter | None, cell: Cell) -> dict[str, Any]:
-    """The drafting model, told to draft as many tokens as ours."""
+    """The drafting model as assistant, with the cell's fixed draft length."""
     if not isinstance(drafter, Model):
         return {}
     inner: Any = drafter.model
@@ -129,7 +129,7 @@ def _assistant(drafter: Drafter | None, cell: Cell) -> dict[str, Any]:
 
 
 def _until(output: list[int], endings: Sequence[int]) -> list[int]:
-    """The answer without the padding behind its end."""
+    """The answer up to its first ending token, without padding."""
     ends = [place for place, token in enumerate(output) if token in endings]
     return output[: ends[0] + 1] if ends else output
 
@@ -141,18 +141,18 @@ def _answer(
     start: float,
     seconds: float,
     num_rows: int,
-) -> Answer:
+) -> AnswerRecord:
     if num_rows == 1:
         gained = steps.counts[1:]
-    else:  # a token each step, until its own end
+    else:  # each row emits one token per step until its own end
         gained, seconds = [1] * len(output), steps.times[len(output)] - start
-    return Answer(
+    return AnswerRecord(
         prompt=question.id,
         group=question.group,
         prompt_tokens=len(question.tokens),
         new_tokens=len(output),
         rounds=len(gained),
-        drafted=0,  # it does not say
+        drafted=0,  # not reported by transformers
         accepted=len(output) - len(gained),
         reached_by_position=[],
         accepted_by_position=[],

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.drafters.base import Drafter
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
-from forerun.measure.probe import Probe, look_at, try_out
+from forerun.measure.probe import DrafterProbe, look_at, try_out
+from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
-"""The lossless rules for chains; the first is preferred where it is about as fast."""
+"""The lossless rules for chains; the first is preferred if it is within `ABOUT_AS_FAST`."""
 
 ABOUT_AS_FAST = 0.02
-"""What `match` may lose and still be chosen: only it keeps the text whatever is drafted."""
+"""`match` is chosen if it is at most this share slower: only `match` keeps the exact text."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The best setting found, everything it was compared with, and how sure that is."""
+class SpeculationPlan:
+    """The chosen setting, and the forecasts of all settings it was compared with."""
 
     target: str
     drafter: Drafter | None  # None: do not speculate
-    drafter_name: str | None  # as it was called in the question
+    drafter_name: str | None  # its key in `drafters`
     choice: Forecast | None
-    forecasts: tuple[Forecast, ...]  # all settings, as tried
+    forecasts: tuple[Forecast, ...]  # one per setting, in the order they were tried
     batch: int
     temperature: float
 
@@ -35,17 +36,17 @@ class Plan:
         return self.choice is not None
 
     def __str__(self) -> str:
-        best = max(self.forecasts, key=lambda each: each.speedup.mean)
+        best = max(self.forecasts, key=lambda setting: setting.speedup.mean)
         if self.choice is None:
             return (
                 f"Do not speculate at batch {self.batch}: the best found, {best.drafter} with "
                 f"{_draft(best)}, would run at {_words(best)} of plain decoding."
             )
-        found = self.choice
-        sure = "" if found.speedup.low > 1 else "; it may as well not pay"
+        choice = self.choice
+        sure = "" if choice.speedup.low > 1 else "; it may as well not pay"
         return (
-            f"Draft with {found.drafter}, {_draft(found)}, under {found.rule} at batch "
-            f"{self.batch}: {_words(found)} plain decoding{sure}."
+            f"Draft with {choice.drafter}, {_draft(choice)}, under {choice.rule} at batch "
+            f"{self.batch}: {_words(choice)} plain decoding{sure}."
         )
 
 
@@ -61,12 +62,13 @@ def plan(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
-) -> Plan:
-    """Probe the drafters and choose what is predicted to be fastest on this machine.
+) -> SpeculationPlan:
+    """Probe the drafters and choose the setting with the fastest forecast on this machine.
 
-    drafters: one, or several by name.  prompts: like those of `generate`; plan with those you
-    have.  rules: lossless ones to choose among, where their acceptance can be computed.  trees:
-    numbers of nodes to try as well, under `match`, as deep as max_draft_length.
+    drafters: one drafter, or several by name.
+    prompts: as for `generate`; use prompts like those you will serve.
+    rules: the lossless rules to consider, where their acceptance can be computed.
+    trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
     """
     named = drafters if isinstance(drafters, Mapping) else {drafters.name: drafters}
     if not named or not rules:
@@ -89,51 +91,59 @@ def plan(
 
 
 def choose(
-    probes: Mapping[str, Probe],
+    probes: Mapping[str, DrafterProbe],
     drafters: Mapping[str, Drafter],
     *,
     batch: int,
     temperature: float,
     rules: Sequence[str] = RULES,
-) -> Plan:
-    """The fastest setting that probes know of; plain decoding if nothing beats it."""
-    found: dict[Forecast, str] = {}
+) -> SpeculationPlan:
+    """The setting with the highest forecast speed-up; plain decoding if no forecast exceeds 1."""
+    names: dict[Forecast, str] = {}
     for name, probe in probes.items():
         setting: dict[str, Any] = {"batch": batch, "temperature": temperature}
         longest = probe.subject.max_draft_length
         for rule in _different_rules(probe, temperature, rules):
             for length in range(1, longest + 1):
-                found[forecast(probe, draft_length=length, rule=rule, **setting)] = name
+                names[forecast(probe, draft_length=length, rule=rule, **setting)] = name
         for nodes in probe.subject.trees:
-            found[forecast(probe, draft_length=longest, tree=nodes, **setting)] = name
-    best = max(found, key=lambda each: each.speedup.mean)
-    close = [each for each in found if each.speedup.mean > best.speedup.mean * (1 - ABOUT_AS_FAST)]
-    preferred = min(close, key=lambda each: (rules.index(each.rule), -each.speedup.mean))
+            names[forecast(probe, draft_length=longest, tree=nodes, **setting)] = name
+    best = max(names, key=lambda candidate: candidate.speedup.mean)
+    threshold = best.speedup.mean * (1 - ABOUT_AS_FAST)
+    close = [candidate for candidate in names if candidate.speedup.mean > threshold]
+    preferred = min(close, key=lambda near: (rules.index(near.rule), -near.speedup.mean))
     pays = preferred.speedup.mean > 1
-    chosen = found[preferred] if pays else None
-    return Plan(
+    chosen = names[preferred] if pays else None
+    return SpeculationPlan(
         target=next(iter(probes.values())).subject.target.name,
         drafter=None if chosen is None else drafters[chosen],
         drafter_name=chosen,
         choice=preferred if pays else None,
-        forecasts=tuple(found),
+        forecasts=tuple(names),
         batch=batch,
         temperature=temperature,
     )
 
 
-def _different_rules(probe: Probe, temperature: float, rules: Sequence[str]) -> list[str]:
-    """Rules that the probe knows; greedy, or for guesses without a law, all do the same."""
+def _different_rules(probe: DrafterProbe, temperature: float, rules: Sequence[str]) -> list[str]:
+    """The rules that the probe covers; only one of them where they all accept the same drafts.
+
+    That is so under greedy decoding, and for guesses without a law.
+    """
     known = [rule for rule in rules if rule in probe.rules(temperature)]
-    own = {rule: probe.traces[temperature, rule] for rule in known}
-    is_same = temperature == 0 or all(own[rule] is own[known[0]] for rule in known)
+    traces = {rule: probe.traces[temperature, rule] for rule in known}
+    is_same = temperature == 0 or all(traces[rule] is traces[known[0]] for rule in known)
     return known[:1] if is_same else known
 
 
-def _draft(found: Forecast) -> str:
-    tree = "" if found.tree is None else f"a tree of {found.tree} nodes, "
-    return f"{tree}K = {found.draft_length}"
+def _draft(setting: Forecast) -> str:
+    tree = "" if setting.tree is None else f"a tree of {setting.tree} nodes, "
+    return f"{tree}K = {setting.draft_length}"
 
 
-def _words(found: Forecast) -> str:
-    return f"{found.speedup.mean:.2f}x [{found.speedup.low:.2f}, {found.speedup.high:.2f}]"
+def _words(setting: Forecast) -> str:
+    return f"{setting.speedup.mean:.2f}x [{setting.speedup.low:.2f}, {setting.speedup.high:.2f}]"
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Plan": "SpeculationPlan"})

@@ -1,27 +1,25 @@
-"""From costs and traces to a forecast: tokens per round, seconds per token, speed-up."""
+"""Turns costs and traces into a forecast: tokens per round, seconds per token, speed-up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
-from forerun.measure.costs import TargetCosts
 from forerun.measure.figures import ratio_interval
-from forerun.measure.probe import Probe
+from forerun.measure.probe import DrafterProbe
 from forerun.measure.records import Interval
+from forerun.measure.round_costs import TargetCosts
 from forerun.measure.traces import Trace
-
-Floats = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one setting should give; the figures are those of docs/measuring.md."""
+    """The predicted figures of one setting; docs/measuring.md defines them."""
 
     drafter: str
     rule: str
@@ -35,7 +33,7 @@ class Forecast:
 
 
 def forecast(
-    probe: Probe,
+    probe: DrafterProbe,
     *,
     draft_length: int,
     tree: int | None = None,
@@ -43,11 +41,11 @@ def forecast(
     temperature: float = 0.0,
     rule: str = "match",
 ) -> Forecast:
-    """Price drafts of one length from a probe; length 0 is plain decoding.
+    """Predict one setting from a probe; draft length 0 is plain decoding.
 
-    Every text is one prompt's answer.  Its rounds are counted given the text, each is charged for
-    what it would draft where it starts, and prompts count alike, as in a sweep.  A tree is as deep
-    as the longest draft that was probed.
+    Every text is the answer to one prompt.  The expected number of rounds is computed for each
+    text, and a round is charged for the tokens it would draft at the position where it starts.
+    All prompts have the same weight, as in a sweep.  A tree is as deep as the longest probed draft.
     """
     _check(probe, draft_length, tree, batch, temperature, rule)
     traces = probe.traces[temperature, rule] if tree is None else probe.trees[temperature, tree]
@@ -57,7 +55,7 @@ def forecast(
     tokens = np.array([len(trace.survival) for trace in traces], dtype=float)
     rounds = np.array([trace.rounds(draft_length) for trace in traces])
     drafted = [_drafted_law(trace, draft_length, size) for trace in traces]
-    if batch > 1:  # a pass holds requests of all kinds
+    if batch > 1:  # a pass mixes requests, so all texts share one law of draft sizes
         drafted = [np.sum(drafted, axis=0)] * len(traces)
     drafting = (
         probe.costs.draft_seconds(batch, draft_length)
@@ -82,26 +80,26 @@ def forecast(
     )
 
 
-def _drafted_law(trace: Trace, draft_length: int, most: int) -> Floats:
-    """How many rounds would draft 0, 1, ..., `most` tokens, (most + 1,); not normalised."""
+def _drafted_law(trace: Trace, draft_length: int, most: int) -> HostArray:
+    """Expected rounds that draft 0, 1, ..., `most` tokens, (most + 1,); not normalised."""
     num_tokens = len(trace.survival)
     drafted = np.minimum(trace.drafted, most)
-    if most == draft_length:  # a chain has no room for more than is left of the text
+    if most == draft_length:  # a chain drafts at most the rest of the text
         drafted = np.minimum(drafted, num_tokens - np.arange(num_tokens) - 1)
     return np.bincount(drafted, weights=trace.visits(draft_length), minlength=most + 1)
 
 
-def _pass_seconds(costs: TargetCosts, batch: int, law: Floats) -> float:
-    """The average pass if each of `batch` requests drafts 0, 1, ... tokens with this law."""
+def _pass_seconds(costs: TargetCosts, batch: int, law: HostArray) -> float:
+    """Mean seconds of a pass if each of `batch` requests draws its draft size from `law`."""
     if batch == 1:
         return float(sum(p * costs.pass_seconds(1, n + 1) for n, p in enumerate(law) if p))
     sizes = np.arange(len(law))
-    longest = np.diff(np.cumsum(law) ** batch, prepend=0.0)  # law of the longest of them
+    longest = np.diff(np.cumsum(law) ** batch, prepend=0.0)  # law of the longest draft in the batch
     return costs.ragged_seconds(batch, 1 + float(law @ sizes), 1 + float(longest @ sizes))
 
 
 def _widened(interval: Interval, doubt: float) -> Interval:
-    """Add a relative uncertainty of costs to one of texts; they are independent."""
+    """Widen the interval over texts by `doubt`, the independent relative error of the costs."""
 
     def end(value: float) -> float:
         share = math.hypot(value / interval.mean - 1, doubt)
@@ -112,7 +110,12 @@ def _widened(interval: Interval, doubt: float) -> Interval:
 
 
 def _check(
-    probe: Probe, draft_length: int, tree: int | None, batch: int, temperature: float, rule: str
+    probe: DrafterProbe,
+    draft_length: int,
+    tree: int | None,
+    batch: int,
+    temperature: float,
+    rule: str,
 ) -> None:
     deepest = probe.subject.max_draft_length
     known: dict[str, tuple[object, Sequence[object]]] = {

@@ -1,14 +1,14 @@
-"""`probe`: what a drafter would do for a target here, before anything is speculated.
+"""`probe`: predicts what a drafter gains for a target on this machine, without speculating.
 
-Costs are timed and acceptance is computed, separately, because they answer to different things:
-costs to the machine and the batch, acceptance to the texts and the temperature.
+Costs are timed and acceptance is computed separately, because they depend on different things:
+costs on the machine and the batch, acceptance on the texts and the temperature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from forerun.drafters.base import Drafter, Guess
 from forerun.drafters.model import Model
 from forerun.engine.prompts import encode, is_one
 from forerun.errors import InputError, explain
-from forerun.measure.costs import DraftCosts, TargetCosts, time_drafter, time_target
 from forerun.measure.rehearsal import Overheard
+from forerun.measure.round_costs import DraftCosts, TargetCosts, time_drafter, time_target
 from forerun.measure.texts import Text, write_texts
 from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
 from forerun.models.load import wrap
-from forerun.theory.checks import as_count
+from forerun.renamed import renamed
+from forerun.theory.arguments import as_count
 from forerun.types import Drawn
 
 Key = TypeVar("Key")
@@ -31,19 +32,19 @@ Traces = dict[tuple[float, Key], list[Trace]]  # one per text
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A target with texts of its own at each temperature, and what its passes cost."""
+    """A target, texts it wrote at each temperature, and the costs of its passes."""
 
     target: LanguageModel
     texts: dict[float, list[Text]]
     costs: TargetCosts
     batches: tuple[int, ...]
     max_draft_length: int
-    trees: tuple[int, ...] = ()  # numbers of nodes, at most max_draft_length deep
+    trees: tuple[int, ...] = ()  # node counts; the trees are at most max_draft_length deep
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
-    """A drafter before a subject: seconds of its drafts, and the fate of drafts along the texts."""
+class DrafterProbe:
+    """A drafter tried on a subject: seconds of its drafts, and their survival along the texts."""
 
     subject: Subject
     drafter: str
@@ -58,9 +59,9 @@ class Probe:
     def acceptance_by_position(
         self, temperature: float, rule: str = "match", draft_length: int | None = None
     ) -> list[float]:
-        """Acceptance of each slot given that it was reached, over all texts."""
+        """Acceptance rate of each draft slot, given that the slot was reached, over all texts."""
         length = self.subject.max_draft_length if draft_length is None else draft_length
-        pairs = [each.reached_and_accepted(length) for each in self.traces[temperature, rule]]
+        pairs = [trace.reached_and_accepted(length) for trace in self.traces[temperature, rule]]
         reached = np.sum([pair[0] for pair in pairs], axis=0)
         accepted = np.sum([pair[1] for pair in pairs], axis=0)
         rates: list[float] = (accepted / np.maximum(reached, 1e-12)).tolist()
@@ -78,12 +79,13 @@ def probe(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
-) -> Probe:
-    """Time what a round is made of, and compute what would become of drafts.
+) -> DrafterProbe:
+    """Time the stages of a round, and compute how much of each draft would be accepted.
 
-    prompts: like those of `generate`, best the ones you care about; their answers are written
-    first, by plain decoding.  No draft length is run end to end: any up to max_draft_length can
-    be priced from what this finds (`forecast`).  trees: numbers of nodes, tried out one by one.
+    prompts: as for `generate`; use prompts like those you will serve.  Plain decoding writes
+    their answers first.  No draft length is run end to end: `forecast` prices any length up to
+    max_draft_length from this probe.
+    trees: node counts of trees; each is tried separately.
     """
     subject = look_at(
         target,
@@ -109,7 +111,7 @@ def look_at(
     max_new_tokens: int = 64,
     seed: int = 0,
 ) -> Subject:
-    """The target's half of a probe, which several drafters may share."""
+    """The target's part of a probe: its texts and costs, which several drafters may share."""
     model = wrap(target)
     as_count("max_draft_length", max_draft_length, minimum=1)
     sizes = tuple(sorted({as_count("batch", batch, minimum=1) for batch in batches}))
@@ -135,8 +137,8 @@ def look_at(
     return Subject(model, texts, costs, sizes, max_draft_length, grown)
 
 
-def try_out(subject: Subject, drafter: Drafter) -> Probe:
-    """The drafter's half of a probe."""
+def try_out(subject: Subject, drafter: Drafter) -> DrafterProbe:
+    """The drafter's part of a probe: draft costs, and survival along the subject's texts."""
     texts = next(iter(subject.texts.values()))
     costs = time_drafter(
         subject.target,
@@ -147,24 +149,24 @@ def try_out(subject: Subject, drafter: Drafter) -> Probe:
         longest=subject.max_draft_length,
         trees=subject.trees,
     )
-    found: Traces[str] = {}
-    for temperature, own in subject.texts.items():
+    chains: Traces[str] = {}
+    for temperature, texts_at in subject.texts.items():
         by_rule = (
-            _from_laws(subject, drafter, own)
+            _from_laws(subject, drafter, texts_at)
             if isinstance(drafter, Model)
-            else _from_guesses(subject, drafter, own)
+            else _from_guesses(subject, drafter, texts_at)
         )
-        found |= {(temperature, rule): traces for rule, traces in by_rule.items()}
+        chains |= {(temperature, rule): traces for rule, traces in by_rule.items()}
     grown = {
-        (temperature, nodes): [_overheard(subject, drafter, text, nodes)[0] for text in own]
-        for temperature, own in subject.texts.items()
+        (temperature, nodes): [_overheard(subject, drafter, text, nodes)[0] for text in texts_at]
+        for temperature, texts_at in subject.texts.items()
         for nodes in subject.trees
     }
-    return Probe(subject, drafter.name, costs, found, grown)
+    return DrafterProbe(subject, drafter.name, costs, chains, grown)
 
 
 def _from_laws(subject: Subject, drafter: Model, texts: list[Text]) -> dict[str, list[Trace]]:
-    """A model that drafts has a law at every place: one pass of it prices every rule."""
+    """Traces of a drafting model: one pass gives its law at every position, for every rule."""
     by_rule: dict[str, list[Trace]] = {}
     for text in texts:
         sampling = text.sampling
@@ -179,9 +181,12 @@ def _from_laws(subject: Subject, drafter: Model, texts: list[Text]) -> dict[str,
 
 
 def _from_guesses(subject: Subject, drafter: Drafter, texts: list[Text]) -> dict[str, list[Trace]]:
-    """Any other is asked at every place.  Law rules treat guesses without a law as `match` does."""
+    """Traces of any other drafter, which is asked for a guess at every position.
+
+    Rules that use the draft's law treat guesses without a law as `match` does.
+    """
     pairs = [_overheard(subject, drafter, text) for text in texts]
-    has_no_law = all(each.drawn is Drawn.POINT for _, guesses in pairs for each in guesses)
+    has_no_law = all(guess.drawn is Drawn.POINT for _, guesses in pairs for guess in guesses)
     traces = [trace for trace, _ in pairs]
     return dict.fromkeys(("match", "ratio", "block") if has_no_law else ("match",), traces)
 
@@ -189,10 +194,10 @@ def _from_guesses(subject: Subject, drafter: Drafter, texts: list[Text]) -> dict
 def _overheard(
     subject: Subject, drafter: Drafter, text: Text, tree: int | None = None
 ) -> tuple[Trace, list[Guess]]:
-    """What a drafter would have guessed at every place of a text, and what would come of it.
+    """The guesses of a drafter at every position of a text, and their trace.
 
-    The text is written once more for that, alone: what a drafter may remember of one text is no
-    part of a run on the next.
+    The target writes the text again in a call of its own, so that nothing the drafter remembers
+    from one text influences its guesses on the next.
     """
     listener = Overheard(drafter)
     (again,) = write_texts(
@@ -207,3 +212,7 @@ def _overheard(
     )
     trace = trace_of_guesses(again, listener.guesses, subject.max_draft_length)
     return trace, listener.guesses
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Probe": "DrafterProbe"})

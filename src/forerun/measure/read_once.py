@@ -1,7 +1,7 @@
-"""Each prompt is read once: the cells of a sweep all begin with the same ones.
+"""Reads each prompt of a sweep once, and copies the result for all later cells.
 
-On a CPU a long prompt takes as long to read as its answer takes to write, and every cell would read
-it again to come to the same keys, values and hidden states.
+On a CPU, reading a long prompt takes as long as writing its answer.  Every cell would read it again
+and compute the same keys, values and hidden states.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from forerun.errors import UnsupportedError, explain
 from forerun.models.base import LanguageModel, Parents, check_score
 
 MOST_BYTES = 2 * 2**30
-"""What may be remembered; the prompts that were not needed for longest are forgotten first."""
+"""Limit of the memory; the least recently used prompts are dropped first."""
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class ReadOnce:
-    """A memory of prompts, and `target`: the model, scoring with the help of it.
+    """A memory of prompts, and `target`: a copy of the model that uses the memory.
 
-    The target is a copy that shares the weights and not something wrapped around the model, because
-    drafters ask what kind of model they draft for.
+    `target` shares the model's weights.  It is a copy and not a wrapper, because drafters check
+    the type of the model they draft for.
 
-    A row that is empty and fed a known prompt is put into the state that reading all but the
-    prompt's last token would have left.  That token is fed as ever, together with the draft, so a
-    first round has logits of its own and costs what later rounds cost.
+    When an empty row is fed a known prompt, its state is set to the one after all but the prompt's
+    last token.  The model reads that token as usual, together with the draft, so a first round has
+    its own logits and costs as much as later rounds.
     """
 
     def __init__(self, model: LanguageModel, most_bytes: int = MOST_BYTES) -> None:
@@ -39,10 +39,10 @@ class ReadOnce:
                 'in float32 on the CPU, where the lean pass can: pip install "forerun[cpu]".'
             )
             raise UnsupportedError(explain(wrong, type(model).__name__, cure))
-        self.num_recalled = 0  # prompts that were not read
+        self.num_recalled = 0  # prompts taken from memory
         self.num_bytes = 0
         self._most_bytes = most_bytes
-        self._known: OrderedDict[Key, Any] = OrderedDict()  # the one needed last comes last
+        self._known: OrderedDict[Key, Any] = OrderedDict()  # least recently used first
         self._model = model
         self.target: Any = copy(model)
         self.target.score = self._score  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ class ReadOnce:
         return logits
 
     def _remember(self, key: Key, begun: Any) -> None:
-        if key in self._known:  # two rows of a batch began alike
+        if key in self._known:  # two rows of the batch share the prompt
             return
         self._known[key] = begun
         self.num_bytes += begun.num_bytes

@@ -1,8 +1,8 @@
-"""What a sweep writes: one JSON object per line, appended as things happen, never rewritten.
+"""The records of a sweep: one JSON object per line, appended and never rewritten.
 
 A *cell* is one setting; a *run* is one call in it: up to `batch` prompts answered together, once.
-Counts and seconds are kept as they were observed; every figure made of them is in `figures`, under
-the name that docs/measuring.md gives it.
+Records hold counts and seconds as observed.  `figures` computes every figure from them, under the
+name that docs/measuring.md gives it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FILE = "sweep.jsonl"
 class Cell:
     """One setting of a sweep.
 
-    Plain decoding is drafter None with draft length 0.  A peer's cells use the same words: its
-    prompt lookup is drafter "ngram", its assisted mode the assistant's name.
+    Plain decoding is drafter None with draft length 0.  Cells of a peer use the same fields:
+    drafter "ngram" is its prompt lookup, and the name of a model is its assisted mode.
     """
 
     target: str
@@ -36,12 +36,12 @@ class Cell:
     batch: int
     temperature: float
     rule: str
-    peer: str | None = None  # who ran it, if not Forerun: "transformers"
+    peer: str | None = None  # the library that ran it, if not Forerun: "transformers"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One prompt's part of a run: counts, and the wall clock of the rounds it took part in."""
+class AnswerRecord:
+    """The answer to one prompt of a run: counts, and the seconds of its rounds."""
 
     prompt: str  # its id in the prompt set
     group: str  # its task group
@@ -51,31 +51,31 @@ class Answer:
     drafted: int
     accepted: int
     reached_by_position: list[int]  # rounds in which each draft slot was reached
-    accepted_by_position: list[int]  # and was accepted
+    accepted_by_position: list[int]  # rounds in which each draft slot was accepted
     drafted_by_round: list[int]  # draft length of each round
     accepted_by_round: list[int]  # accepted length of each round, without the extra token
     first_tokens: int  # tokens of the first round, the one that reads the prompt
-    first_seconds: float  # and how long that round took
-    seconds: float  # all rounds
+    first_seconds: float  # seconds of that round
+    seconds: float  # of all rounds
     seconds_by_stage: dict[str, float]  # draft, score, verify, commit; empty for a peer
-    digest: str  # of the tokens: equal digests, equal texts
+    digest: str  # of the tokens: answers with equal digests have equal texts
 
 
 @dataclass(frozen=True)
 class Run:
-    """Up to `batch` prompts through one cell, once; seconds is the wall clock of the call."""
+    """One call: up to `batch` prompts in one cell; `seconds` is the wall clock of the call."""
 
     cell: Cell
     repeat: int
     seconds: float
-    answers: list[Answer]
-    notes: list[str] = field(default_factory=list)  # what the engine had to say, a failed drafter
-    read_prompts: bool = True  # False: a prompt was remembered, so first rounds show no reading
+    answers: list[AnswerRecord]
+    notes: list[str] = field(default_factory=list)  # from the engine, such as a failed drafter
+    read_prompts: bool = True  # False: a prompt came from memory, so the first round is short
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A middle value and the ends of its 95% interval."""
+    """A mean or median, and the ends of its 95% interval."""
 
     mean: float
     low: float
@@ -93,7 +93,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token: its text, how it came about, its probability under the target's law."""
+    """A generated token: its text, its fate, and its probability under the target's law."""
 
     text: str
     fate: str  # "accepted", "correction" or "bonus"
@@ -102,7 +102,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation token by token; made apart from the timed runs."""
+    """One generation token by token, from an extra call that is not timed."""
 
     cell: Cell
     prompt: str  # its id
@@ -112,7 +112,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Header:
-    """What all lines below it have in common, and where they were made."""
+    """Settings shared by all records that follow, and the machine they were made on."""
 
     target: str
     max_new_tokens: int
@@ -158,15 +158,15 @@ def from_line(line: str) -> Record:
     row = json.loads(line)
     if not isinstance(row, dict) or row.get("kind") not in KINDS:
         raise ValueError(f"it is none of {', '.join(KINDS)}")
-    found: Record = build(KINDS[row.pop("kind")], row)
-    return found
+    record: Record = build(KINDS[row.pop("kind")], row)
+    return record
 
 
 def read_records(folder: str | Path, *, skip_corrupt: bool = False) -> Records:
     """All records of a sweep's folder; a corrupt line is an error unless it may be skipped.
 
-    A last line without its newline is no error: the sweep was killed while it wrote it, and will
-    run that run again.
+    A last line without a newline is not an error: the sweep was killed while writing it, and does
+    that run again when it resumes.
     """
     path = Path(folder) / FILE
     try:
@@ -183,7 +183,7 @@ def read_records(folder: str | Path, *, skip_corrupt: bool = False) -> Records:
 
 
 def parse(data: bytes, name: str, *, skip_corrupt: bool = False) -> Records:
-    """Records of the complete lines of a file; `name` is what an error calls it."""
+    """Records of the complete lines of a file; errors call the file `name`."""
     lines = data.decode("utf-8", errors="replace").split("\n")[:-1]
     records = Records()
     for number, line in enumerate(lines, start=1):

@@ -1,7 +1,7 @@
-"""Drafters that help to measure: they make an engine's real rounds show what is asked for.
+"""Drafters for measuring: they make the engine run rounds of a chosen size.
 
-Costs are taken from rounds that the engine really runs, not from loops around a model: so they
-include whatever a round includes.
+Costs are timed in rounds that the engine really runs, not in loops around a model, so they
+include everything that a round does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from forerun.models.base import LanguageModel
 
 @dataclass(frozen=True)
 class Script:
-    """Proposes what is known to follow, right up to a point that moves, and wrong after it.
+    """Proposes the known next tokens: correct up to a slot that varies, wrong after it.
 
-    outputs: the known answer to each prompt.  Always as many tokens as asked for, so that passes of
-    every size are run, with acceptance of every length.  is_ragged: every other row is silent.
+    It always proposes as many tokens as asked, so the engine runs passes of every size and
+    accepts drafts of every length.
+    outputs: the known answer to each prompt.
+    is_ragged: every other row proposes nothing.
     """
 
     outputs: Mapping[tuple[int, ...], Sequence[int]]
@@ -29,7 +31,7 @@ class Script:
     name: str = "script"
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> None:
-        """Nothing evolves: the script is written."""
+        """A script has no state."""
 
     def propose(self, state: None, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return [Guess(self._guess(turn)) for turn in turns]
@@ -56,10 +58,10 @@ def _other(token: int) -> int:
 
 @dataclass
 class Cycling(PassingOn):
-    """Another drafter, asked for drafts of these lengths in turn; remembers what it asked for."""
+    """Asks another drafter for drafts of these lengths in turn, and records what it asked for."""
 
     lengths: Sequence[int]
-    asked: list[int] = field(default_factory=list)  # the longest draft wanted in each round
+    asked: list[int] = field(default_factory=list)  # the longest budget of each round
 
     def __post_init__(self) -> None:
         self._next = cycle(self.lengths)
@@ -73,7 +75,7 @@ class Cycling(PassingOn):
 
 @dataclass
 class Overheard(PassingOn):
-    """Another drafter, asked at every token of one text and never heeded: decoding stays plain."""
+    """Records another drafter's guess at every token and proposes nothing: decoding stays plain."""
 
     guesses: list[Guess] = field(default_factory=list)  # at each output position
 

@@ -1,4 +1,4 @@
-"""A check of the simulator: fed what was accepted, does it give back what was measured?"""
+"""Checks the simulator: replaying recorded rounds must give the measured tokens per round."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Replayed:
 
     cell: Cell
     measured: float
-    from_own: float  # the cell's own rounds
-    from_longest: float  # rounds of the same drafter's longest drafts, each cut to this length
+    from_own: float  # from the rounds of the cell itself
+    from_longest: float  # the rounds of the same drafter's longest drafts, cut to this length
 
     @property
     def error(self) -> float:
-        """How far the replay of its own rounds is off, as a share."""
+        """Relative error of the replay of the cell's own rounds."""
         return abs(self.from_own / self.measured - 1)
 
 
 def replayed(runs: Sequence[Run]) -> list[Replayed]:
-    """Every cell with chains of a fixed length, against the simulator's replay of it."""
+    """The replay of every cell that drafts chains of a fixed length."""
     rounds: dict[Cell, list[int]] = defaultdict(list)
     tokens: dict[Cell, int] = defaultdict(int)
     for run in runs:
@@ -43,11 +43,11 @@ def replayed(runs: Sequence[Run]) -> list[Replayed]:
     return [
         Replayed(
             cell,
-            tokens[cell] / len(own),
-            _replay(own, cell, cell),
+            tokens[cell] / len(accepted),
+            _replay(accepted, cell, cell),
             _replay(rounds[longest[_kind(cell)]], longest[_kind(cell)], cell),
         )
-        for cell, own in rounds.items()
+        for cell, accepted in rounds.items()
     ]
 
 
@@ -55,11 +55,11 @@ def _kind(cell: Cell) -> tuple[object, ...]:
     return cell.drafter, cell.batch, cell.temperature, cell.rule
 
 
-def _replay(accepted: list[int], recorded: Cell, wanted: Cell) -> float:
-    found = replay(
+def _replay(accepted: list[int], recorded: Cell, replayed_cell: Cell) -> float:
+    simulation = replay(
         accepted,
         recorded_length=int(recorded.draft_length),
-        draft_length=int(wanted.draft_length),
+        draft_length=int(replayed_cell.draft_length),
         draft_cost=0.0,
     )
-    return found.tokens_per_round.mean
+    return simulation.tokens_per_round.mean

@@ -1,4 +1,4 @@
-"""One run of a sweep: a few prompts through one cell, timed."""
+"""One timed run of a sweep: a batch of prompts in one cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from forerun.drafters.base import Drafter
 from forerun.engine.generate import generate
 from forerun.engine.results import Generation
-from forerun.measure.records import Answer, Cell, Run, Sample, Token
+from forerun.measure.records import AnswerRecord, Cell, Run, Sample, Token
 from forerun.sampling import Sampling
 
 
@@ -36,31 +36,33 @@ def run_cell(
     repeat: int,
     max_new_tokens: int,
 ) -> Run:
-    """Answer the questions together and keep the counts."""
+    """Answer the questions in one call, and record counts and seconds."""
     start = time.perf_counter()
-    found = _answers(target, drafter, cell, questions, max_new_tokens)
+    generations = _answers(target, drafter, cell, questions, max_new_tokens)
     seconds = time.perf_counter() - start
-    notes = list(dict.fromkeys(note for each in found for note in each.stats.notes))
-    answers = [_answer(*pair) for pair in zip(questions, found, strict=True)]
+    notes = list(
+        dict.fromkeys(note for generation in generations for note in generation.stats.notes)
+    )
+    answers = [_answer(*pair) for pair in zip(questions, generations, strict=True)]
     return Run(cell, repeat, seconds, answers, notes)
 
 
 def sample_cell(
     target: Any, drafter: Drafter | None, cell: Cell, question: Question, *, max_new_tokens: int
 ) -> Sample:
-    """One answer token by token, with probabilities, which cost time: so never a timed one."""
-    (found,) = _answers(target, drafter, cell, [question], max_new_tokens, logprobs=0)
+    """One answer token by token, with probabilities; they cost time, so it is not a timed run."""
+    (generation,) = _answers(target, drafter, cell, [question], max_new_tokens, logprobs=0)
     tokenizer = getattr(target, "tokenizer", None)
-    scored = zip(found.tokens, found.fates, found.logprobs or (), strict=True)
+    scored = zip(generation.tokens, generation.fates, generation.logprobs or (), strict=True)
     tokens = [
-        Token(_text(tokenizer, token), fate.value, min(1.0, math.exp(each.logprob)))
-        for token, fate, each in scored
+        Token(_text(tokenizer, token), fate.value, min(1.0, math.exp(choice.logprob)))
+        for token, fate, choice in scored
     ]
     return Sample(cell, question.id, question.text, tokens)
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """A short name of a token sequence: equal ones have equal names."""
+    """A short hash of a token sequence; equal sequences have equal digests."""
     return hashlib.blake2b(",".join(map(str, tokens)).encode(), digest_size=8).hexdigest()
 
 
@@ -73,7 +75,7 @@ def _answers(
     logprobs: int | None = None,
 ) -> list[Generation]:
     length: Any = cell.draft_length
-    found: list[Generation] = generate(
+    generations: list[Generation] = generate(
         target,
         [question.tokens for question in questions],
         drafter=drafter,
@@ -85,17 +87,17 @@ def _answers(
         batch_size=cell.batch,
         logprobs=logprobs,
     )
-    return found
+    return generations
 
 
-def _answer(question: Question, found: Generation) -> Answer:
-    stats = found.stats
+def _answer(question: Question, generation: Generation) -> AnswerRecord:
+    stats = generation.stats
     first = stats.accepted_by_round[0] + 1
-    return Answer(
+    return AnswerRecord(
         prompt=question.id,
         group=question.group,
-        prompt_tokens=len(found.prompt_tokens),
-        new_tokens=len(found.tokens),
+        prompt_tokens=len(generation.prompt_tokens),
+        new_tokens=len(generation.tokens),
         rounds=stats.rounds,
         drafted=stats.drafted,
         accepted=stats.accepted,
@@ -103,11 +105,11 @@ def _answer(question: Question, found: Generation) -> Answer:
         accepted_by_position=stats.accepted_by_position,
         drafted_by_round=stats.drafted_by_round,
         accepted_by_round=stats.accepted_by_round,
-        first_tokens=min(first, len(found.tokens)),
+        first_tokens=min(first, len(generation.tokens)),
         first_seconds=stats.seconds_by_round[0].total,
         seconds=stats.seconds.total,
         seconds_by_stage=dict(vars(stats.seconds)),
-        digest=digest(found.tokens),
+        digest=digest(generation.tokens),
     )
 
 

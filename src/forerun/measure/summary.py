@@ -29,16 +29,16 @@ class Miss:
 
 @dataclass(frozen=True)
 class Auto:
-    """A cell with draft length "auto" against the fixed ones of the same drafter."""
+    """A cell with draft length "auto", compared with fixed lengths of the same drafter."""
 
     cell: Cell
-    best: Cell  # the fixed draft length with the most tokens per second, plain decoding included
-    against_best: float  # tokens per second over those of the best
-    by_group: dict[str, float]  # and over those of plain decoding, by task group
+    best: Cell  # the fastest cell of fixed draft length, plain decoding included
+    against_best: float  # tokens per second, divided by those of `best`
+    by_group: dict[str, float]  # speed-up over plain decoding by task group
 
     @property
     def lowest(self) -> str | None:
-        """The task group that gains least."""
+        """The task group with the smallest speed-up."""
         return min(self.by_group, key=self.by_group.__getitem__, default=None)
 
 
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def worst_replay(self) -> Replayed | None:
-        return max(self.replays, key=lambda each: each.error, default=None)
+        return max(self.replays, key=lambda replay: replay.error, default=None)
 
 
 def summarise(records: Records) -> Summary:
@@ -63,9 +63,9 @@ def summarise(records: Records) -> Summary:
     measured = figures(records.runs)
     pairs = predicted(records.predictions, measured)
     misses = [
-        Miss(guess.cell, guess.speedup.mean, found.speedup.mean)
-        for guess, found in pairs
-        if found.speedup is not None and not is_close(guess, found)
+        Miss(prediction.cell, prediction.speedup.mean, entry.speedup.mean)
+        for prediction, entry in pairs
+        if entry.speedup is not None and not is_close(prediction, entry)
     ]
     return Summary(len(pairs), misses, _autos(records.runs, measured), replayed(records.runs))
 
@@ -74,62 +74,67 @@ def predicted(
     predictions: Sequence[Prediction], measured: Sequence[Figures]
 ) -> list[tuple[Prediction, Figures]]:
     """Predictions whose cell was measured, plain decoding included."""
-    known = {each.cell: each for each in measured if each.speedup is not None}
-    latest = {each.cell: each for each in predictions}  # a new probe counts
-    return [(each, known[cell]) for cell, each in latest.items() if cell in known]
+    known = {entry.cell: entry for entry in measured if entry.speedup is not None}
+    latest = {
+        prediction.cell: prediction for prediction in predictions
+    }  # the last prediction of a cell counts
+    return [(prediction, known[cell]) for cell, prediction in latest.items() if cell in known]
 
 
-def is_close(guess: Prediction, found: Figures) -> bool:
-    if found.speedup is None:
+def is_close(prediction: Prediction, entry: Figures) -> bool:
+    if entry.speedup is None:
         return False
-    return abs(guess.speedup.mean - found.speedup.mean) <= CLOSE * found.speedup.mean
+    return abs(prediction.speedup.mean - entry.speedup.mean) <= CLOSE * entry.speedup.mean
 
 
 def in_words(summary: Summary) -> list[str]:
-    """A line for each of the three questions that the sweep can answer, and one for each miss."""
+    """Text lines: predictions and each miss, the automatic draft length, the replay."""
     lines = []
     if summary.num_predicted:
         close = f"{summary.num_close} of {summary.num_predicted}"
         lines.append(f"predictions: {close} cells within {CLOSE:.0%} of the measured speed-up")
         lines += [
-            f"  missed: {cell_words(each.cell)}: predicted {each.predicted:.2f}x, "
-            f"measured {each.measured:.2f}x"
-            for each in summary.misses
+            f"  missed: {cell_words(miss.cell)}: predicted {miss.predicted:.2f}x, "
+            f"measured {miss.measured:.2f}x"
+            for miss in summary.misses
         ]
-    for each in summary.autos:
-        best = f"{each.against_best:.2f}x the best fixed one ({length_words(each.best)})"
-        least = f"; over plain decoding at least {_least(each)}" if each.by_group else ""
-        lines.append(f"auto: {cell_words(each.cell)}: {best}{least}")
+    for auto in summary.autos:
+        best = f"{auto.against_best:.2f}x the best fixed one ({length_words(auto.best)})"
+        least = f"; over plain decoding at least {_least(auto)}" if auto.by_group else ""
+        lines.append(f"auto: {cell_words(auto.cell)}: {best}{least}")
     if (worst := summary.worst_replay) is not None:
         where = f"{len(summary.replays)} cells; worst: {cell_words(worst.cell)}"
         lines.append(f"replay: tokens per round within {worst.error:.1%} in {where}")
     return lines
 
 
-def _least(each: Auto) -> str:
-    group = each.lowest or ""
-    return f"{each.by_group[group]:.2f}x ({group})"
+def _least(auto: Auto) -> str:
+    group = auto.lowest or ""
+    return f"{auto.by_group[group]:.2f}x ({group})"
 
 
 def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:
-    """Every chain of ours with draft length "auto" that has a fixed one beside it."""
-    cells = [each.cell for each in measured if _is_auto(each.cell)]
-    speeds = {each.cell: each.tokens_per_second.mean for each in measured}
+    """Every chain cell with draft length "auto" that has a cell of fixed length beside it."""
+    cells = [entry.cell for entry in measured if _is_auto(entry.cell)]
+    speeds = {entry.cell: entry.tokens_per_second.mean for entry in measured}
     compared = {*cells, *map(plain_of, cells)}
-    own = [run for run in runs if run.cell in compared]
+    compared_runs = [run for run in runs if run.cell in compared]
     gains: dict[Cell, dict[str, float]] = {cell: {} for cell in compared}
-    for group in groups(own):
-        paces = {each.cell: each.tokens_per_second.mean for each in figures(own, group=group)}
+    for group in groups(compared_runs):
+        paces = {
+            entry.cell: entry.tokens_per_second.mean
+            for entry in figures(compared_runs, group=group)
+        }
         for cell, pace in paces.items():
             if paces.get(plain_of(cell)):
                 gains[cell][group] = pace / paces[plain_of(cell)]
-    found = []
+    autos = []
     for cell in cells:
         fixed = [other for other in speeds if _is_fixed_of(cell, other) and speeds[other]]
         if fixed:
             best = max(fixed, key=speeds.__getitem__)
-            found.append(Auto(cell, best, speeds[cell] / speeds[best], gains[cell]))
-    return found
+            autos.append(Auto(cell, best, speeds[cell] / speeds[best], gains[cell]))
+    return autos
 
 
 def _is_auto(cell: Cell) -> bool:
@@ -138,7 +143,7 @@ def _is_auto(cell: Cell) -> bool:
 
 
 def _is_fixed_of(cell: Cell, other: Cell) -> bool:
-    """Whether another cell is this one with a fixed draft length, or plain decoding."""
+    """Whether `other` equals `cell` except for a fixed draft length, or is plain decoding."""
     if other == plain_of(cell):
         return True
     kinds = ((x.drafter, x.tree, x.batch, x.temperature, x.rule, x.peer) for x in (cell, other))

@@ -1,7 +1,7 @@
-"""`sweep`: every drafter, draft length, batch and temperature over the same prompts, in turns.
+"""`sweep`: runs every drafter, draft length, batch and temperature on the same prompts.
 
-It may be killed at any time and started again: each run is on the disk before the next begins, and
-what is there is not run again.
+A sweep can be killed at any time and started again: each run is on disk before the next one
+begins, and finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def sweep(
     read_prompts_once: bool = False,
     command: str = "",
 ) -> Records:
-    """Run all cells and return what is in the file at the end.
+    """Run all cells and return all records of the file.
 
-    drafters: by the name the records should give them.  Plain decoding is always in the sweep.
-    trees: numbers of nodes, for trees as deep as the longest draft; chains are run anyway.
-    repeats: how often everything is run, or how often at each of the batches.
+    drafters: by the name used in the records.  Plain decoding is always included.
+    trees: node counts of trees as deep as the longest draft; chains are run as well.
+    repeats: number of repeats, or one number per batch size.
     against: peers that run the cells they have a counterpart for: "transformers".
-    predict: probe first, and write down what each cell is expected to give.
-    read_prompts_once: later runs of a prompt go on from a copy of what was read; on the lean CPU
-        pass only.  Text, counts and speed stay as they are, a speed with the prompt is not known.
+    predict: probe first, and record a prediction for each cell.
+    read_prompts_once: later runs of a prompt start from a copy of its state; lean CPU pass only.
+        Text, counts and speed do not change; the speed with the prompt is then unknown.
     """
     log = out if isinstance(out, Log) else Log(out)
     model = wrap(target)
@@ -106,7 +106,7 @@ def sweep(
 
 
 class _Runner:
-    """Runs jobs on one target, and warms up whatever runs for the first time."""
+    """Runs jobs on one target; each kind of cell is warmed up before its first run."""
 
     def __init__(
         self,
@@ -149,26 +149,26 @@ class _Runner:
         return 0 if self.memory is None else self.memory.num_recalled
 
     def predict(self, cells: Sequence[Cell], questions: Sequence[Question], seed: int) -> None:
-        """Probe every drafter whose cells have no prediction yet."""
-        known = {each.cell for each in self.log.records.predictions}
-        wanted = [cell for cell in cells if _is_predictable(cell) and cell not in known]
-        if not wanted:
+        """Probe the drafters of all cells that have no prediction yet."""
+        known = {prediction.cell for prediction in self.log.records.predictions}
+        missing = [cell for cell in cells if _is_predictable(cell) and cell not in known]
+        if not missing:
             return
         subject = look_at(
             self.target,
             [question.tokens for question in questions],
-            temperatures=sorted({cell.temperature for cell in wanted}),
-            batches=sorted({cell.batch for cell in wanted}),
-            max_draft_length=max(int(cell.draft_length) for cell in wanted),
-            trees=sorted({cell.tree for cell in wanted if cell.tree is not None}),
+            temperatures=sorted({cell.temperature for cell in missing}),
+            batches=sorted({cell.batch for cell in missing}),
+            max_draft_length=max(int(cell.draft_length) for cell in missing),
+            trees=sorted({cell.tree for cell in missing if cell.tree is not None}),
             max_new_tokens=self.max_new_tokens,
             seed=seed,
         )
-        for name in dict.fromkeys(cell.drafter for cell in wanted):
+        for name in dict.fromkeys(cell.drafter for cell in missing):
             probe = try_out(subject, self.drafters[name or ""])
-            for cell in (cell for cell in wanted if cell.drafter == name):
+            for cell in (cell for cell in missing if cell.drafter == name):
                 if cell.rule in probe.rules(cell.temperature):
-                    found = forecast(
+                    expected = forecast(
                         probe,
                         draft_length=int(cell.draft_length),
                         tree=cell.tree,
@@ -176,18 +176,18 @@ class _Runner:
                         temperature=cell.temperature,
                         rule=cell.rule,
                     )
-                    self.log.add(Prediction(cell, found.tokens_per_round, found.speedup))
+                    self.log.add(Prediction(cell, expected.tokens_per_round, expected.speedup))
 
     def sample(self, cells: Sequence[Cell], questions: Sequence[Question]) -> None:
-        """One generation of each drafter token by token, in the cell that was its fastest."""
-        known = {each.cell.drafter for each in self.log.records.samples}
+        """Record one generation of each drafter token by token, in its fastest cell."""
+        known = {done.cell.drafter for done in self.log.records.samples}
         alone = [cell for cell in cells if cell.peer is None and cell.batch == 1]
         measured = figures([run for run in self.log.records.runs if run.cell in alone])
-        speeds = {each.cell: each.tokens_per_second.mean for each in measured}
+        speeds = {entry.cell: entry.tokens_per_second.mean for entry in measured}
         for name in self.drafters:
-            own = [cell for cell in alone if cell.drafter == name]
-            if own and name not in known:
-                cell = max(own, key=lambda each: speeds.get(each, 0.0))
+            cells_of_drafter = [cell for cell in alone if cell.drafter == name]
+            if cells_of_drafter and name not in known:
+                cell = max(cells_of_drafter, key=lambda candidate: speeds.get(candidate, 0.0))
                 self.log.add(
                     sample_cell(
                         self.target,
@@ -203,13 +203,13 @@ class _Runner:
 
 
 def _is_predictable(cell: Cell) -> bool:
-    """Fixed drafts of our own; of trees, those that grow freely."""
+    """Whether a probe covers the cell: our own fixed-length drafts, and trees under `match`."""
     is_ours = cell.peer is None and cell.drafter is not None
     return is_ours and cell.draft_length != "auto" and (cell.tree is None or cell.rule == "match")
 
 
 def as_chat(target: Any, prompt: Prompt) -> Any:
-    """The first turn, as a chat where the target has a template for it."""
+    """The first turn; as a chat if the target's tokenizer has a chat template."""
     has_template = getattr(getattr(target, "tokenizer", None), "chat_template", None) is not None
     return [{"role": "user", "content": prompt.text}] if has_template else prompt.text
 
@@ -229,7 +229,7 @@ def _ids(run: Run) -> tuple[str, ...]:
 
 
 def _progress(num_done: int, total: int) -> Any:
-    """A bar with the time left, on a terminal."""
+    """A progress bar with the remaining time; shown on a terminal only."""
     try:
         from tqdm import tqdm
     except ImportError as error:

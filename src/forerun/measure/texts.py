@@ -1,7 +1,7 @@
-"""Texts that the target wrote by plain decoding: what drafts are held against.
+"""Texts that the target wrote by plain decoding; drafts are compared with them.
 
-Under a lossless rule every text of speculative decoding has the law of these; under `match` with
-the same seeds it is these very texts.
+Under a lossless rule, speculative decoding writes texts of the same law.  Under `match` with the
+same seeds it writes exactly these texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forerun.sampling import Sampling
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and the target's own answer, as token ids, and how it was sampled."""
+    """A prompt and the target's answer, as token ids, and the sampling options."""
 
     prompt: list[int]
     output: list[int]
@@ -43,9 +43,9 @@ def write_texts(
     draft_length: int = 0,
     tree: int | None = None,
 ) -> list[Text]:
-    """The target's answers to prompts of token ids; a drafter may listen."""
+    """The target's answers to prompts of token ids; `drafter` is asked for guesses if given."""
     samplings = one_each(Sampling(temperature=temperature, seed=seed), len(prompts))
-    found: list[Generation] = generate(
+    generations: list[Generation] = generate(
         target,
         prompts,
         sampling=samplings,
@@ -55,22 +55,24 @@ def write_texts(
         draft_length=draft_length,
         tree=tree,
     )
-    check_drafted(found)
+    check_drafted(generations)
     return [
-        Text(each.prompt_tokens, each.tokens, sampling)
-        for each, sampling in zip(found, samplings, strict=True)
+        Text(generation.prompt_tokens, generation.tokens, sampling)
+        for generation, sampling in zip(generations, samplings, strict=True)
     ]
 
 
 def one_each(sampling: Sampling, count: int) -> list[Sampling]:
-    """The same options with a seed of its own for each prompt: equal noise would make the luck
-    of one prompt the luck of all."""
+    """The same options with a different seed per prompt.
+
+    With one seed all prompts would share their noise, and intervals over prompts would be wrong.
+    """
     return [replace(sampling, seed=fold(sampling.seed or 0, index)) for index in range(count)]
 
 
-def check_drafted(found: Sequence[Generation]) -> None:
-    """A drafter that failed was done without: what follows would be about plain decoding."""
-    notes = [note for each in found for note in each.stats.notes]
+def check_drafted(generations: Sequence[Generation]) -> None:
+    """Raises if the drafter failed: the engine went on without it, so nothing was drafted."""
+    notes = [note for generation in generations for note in generation.stats.notes]
     if notes:
         cure = "Mend the drafter, or leave it out."
         raise UnsupportedError(explain("A drafter failed while it was probed.", notes[0], cure))

@@ -1,4 +1,4 @@
-"""Medians with honest intervals: what a clock on a busy machine can say."""
+"""Medians of timings with 95% intervals, for clocks on a busy machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Z_95 = 1.96
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median and the order statistics that hold it 95% of the time, whatever the law.
+    """The median, and the order statistics that enclose the true one in 95% of cases.
 
     The number of values below the true median is binomial, so the ranks n/2 -+ 0.98 sqrt(n)
-    enclose it.  A few values say little: then the interval is all of them.
+    enclose it, whatever the law of the values.  With few values the interval covers all of them.
     """
     ranked, n = sorted(values), len(values)
     half = Z_95 * math.sqrt(n) / 2

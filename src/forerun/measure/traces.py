@@ -1,28 +1,27 @@
-"""How much of a draft would survive, at every place of a text where a round might start.
+"""How much of a draft would survive, at every position of a text where a round may start.
 
-The text is the target's own, x_0 .. x_(N-1), and the question is asked *given the text*: with what
-chance was x_s drafted and kept, rather than put there by a correction?  Given x_s and a drafter
-whose law q at s depends on the text alone, with p the target's,
+The target wrote the text x_0 .. x_(N-1).  Survival is a chance *given the text*: the chance that
+x_s was drafted and accepted, rather than emitted as a correction.  With p the target's law at s,
+and q the drafter's, which must depend on the text alone, that chance is
 
     match   P(both races pick x_s) / p(x_s),  the races sharing their noise
     ratio   min(1, q(x_s) / p(x_s))
     block   not slot by slot: the running minimum of the product of q / p along the draft
 
-and slots multiply.  These are exact, not approximations: the text of a lossless rule is the
-target's text, and what happened before a correction does not touch what comes after it.  So one
-pass of each model over the text prices every draft length and every rule.  A drafter without a law,
-or whose law depends on more than the text, is asked at every place instead (`Overheard`).
+For `match` and `ratio` the chances of the slots multiply.  All three are exact: a lossless rule
+emits the target's text, and a round does not depend on the rounds before it.  So one pass of each
+model over the text prices every draft length and every rule.  A drafter without a law, or whose
+law depends on more than the text, is asked for a guess at every position instead (`Overheard`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.drafters.base import Guess
 from forerun.measure.texts import Text
 from forerun.models.base import LanguageModel
@@ -30,21 +29,20 @@ from forerun.sampling import Bans, Sampling, weights
 from forerun.theory.overlap import acceptance, gumbel_acceptance
 from forerun.tree import ROOT, Tree
 
-Floats = np.ndarray[Any, Any]
 CHUNK = 64
-"""Rows of logits to hold at once."""
+"""Rows of logits held in memory at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One text of N tokens and drafts of up to K, under one rule."""
+    """Survival of drafts of up to K tokens along one text of N tokens, under one rule."""
 
-    survival: Floats  # (N, K): chance, given the text, that a round starting here accepts > k
-    drafted: Floats  # (N,): tokens that would be drafted here if there were room for K
-    overlap: Floats | None = None  # (N,): acceptance here in closed form, over all tokens; if known
+    survival: HostArray  # (N, K): chance, given the text, that a round starting here accepts > k
+    drafted: HostArray  # (N,): tokens drafted by a round starting here, if K are allowed
+    overlap: HostArray | None = None  # (N,): closed-form acceptance over all tokens, if known
 
-    def visits(self, draft_length: int) -> Floats:
-        """Expected number of rounds (0 to 1) that start at each place, (N,)."""
+    def visits(self, draft_length: int) -> HostArray:
+        """Expected number of rounds, 0 to 1, that start at each position, (N,)."""
         num_tokens = len(self.survival)
         reach = np.concatenate([np.ones((num_tokens, 1)), self.survival[:, :draft_length]], axis=1)
         stops = reach - np.concatenate([reach[:, 1:], np.zeros((num_tokens, 1))], axis=1)
@@ -55,11 +53,11 @@ class Trace:
         return visits[:num_tokens]
 
     def rounds(self, draft_length: int) -> float:
-        """Expected rounds to write this text."""
+        """Expected number of rounds that write this text."""
         return float(self.visits(draft_length).sum())
 
-    def reached_and_accepted(self, draft_length: int) -> tuple[Floats, Floats]:
-        """Expected times that each slot is reached, and accepted, (K,) each."""
+    def reached_and_accepted(self, draft_length: int) -> tuple[HostArray, HostArray]:
+        """Expected number of times that each slot is reached and is accepted, both (K,)."""
         visits, survival = self.visits(draft_length), self.survival[:, :draft_length]
         num_tokens = len(visits)
         reached, accepted = np.zeros(draft_length), np.zeros(draft_length)
@@ -78,9 +76,10 @@ class Trace:
 def traces_of_laws(
     target: LanguageModel, model: LanguageModel, text: Text, draft_sampling: Sampling, most: int
 ) -> dict[str, Trace]:
-    """Traces under `match`, `ratio` and `block` of a drafter that is a model.
+    """Traces of a drafting model under `match`, `ratio` and `block`.
 
-    Greedy, the target's law is the text, whatever a pass over all of it says about a near-tie.
+    Under greedy decoding the target's law is a point mass on the text's token.  It is not read
+    from a pass over the whole text, which may round a near-tie differently.
     """
     size, output = target.vocab_size, text.output
     draft_laws = laws(model, text, draft_sampling, size)
@@ -104,8 +103,8 @@ def traces_of_laws(
     }
 
 
-def shared_hit(target_law: Floats, draft_law: Floats, token: int) -> float:
-    """Chance that the drafter's race picks the token, given that the target's did."""
+def shared_hit(target_law: HostArray, draft_law: HostArray, token: int) -> float:
+    """Chance that the drafter's race picks the token, given that the target's race did."""
     p, q = target_law[token], draft_law[token]
     if q == 0:
         return 0.0
@@ -113,10 +112,10 @@ def shared_hit(target_law: Floats, draft_law: Floats, token: int) -> float:
 
 
 def trace_of_guesses(text: Text, guesses: Sequence[Guess], most: int) -> Trace:
-    """The trace of a drafter that was asked at every place of the text, under `match`.
+    """The trace under `match` of a drafter that guessed at every position of the text.
 
-    A guess counts as far as a path of it agrees with the text.  It is also what law rules make of
-    guesses that have no law: those are kept exactly when the target's own draw agrees.
+    A guess survives as far as one of its paths agrees with the text.  Rules that use the draft's
+    law give the same trace for guesses without a law: the target's own draw decides there too.
     """
     num_tokens = len(text.output)
     survival, drafted = np.zeros((num_tokens, most)), np.zeros(num_tokens, dtype=np.int64)
@@ -127,7 +126,7 @@ def trace_of_guesses(text: Text, guesses: Sequence[Guess], most: int) -> Trace:
 
 
 def _agreement(guess: Guess, ahead: Sequence[int]) -> int:
-    """The longest path of a guess, chain or tree, that the text goes along."""
+    """Length of the longest path of a guess, chain or tree, that agrees with the text."""
     parents = guess.parents or Tree.chain(len(guess.tokens)).parents
     children = {
         (up, token): node
@@ -139,33 +138,35 @@ def _agreement(guess: Guess, ahead: Sequence[int]) -> int:
     return depth
 
 
-def laws(model: LanguageModel, text: Text, sampling: Sampling, vocab_size: int) -> Iterator[Floats]:
-    """The model's law (vocab_size,) at each place of the text's output, from passes over it."""
+def laws(
+    model: LanguageModel, text: Text, sampling: Sampling, vocab_size: int
+) -> Iterator[HostArray]:
+    """The model's law (vocab_size,) at each position of the text's output."""
     tokens, state = text.tokens, model.start(1, len(text.tokens))
     first = len(text.prompt)
     for begin in range(first, len(tokens), CHUNK):
         end = min(begin + CHUNK, len(tokens))
         feed = tokens[state.lengths[0] : end - 1]
-        found = to_numpy(model.score(state, [0], [feed], [end - begin]))[0]
+        rows = to_numpy(model.score(state, [0], [feed], [end - begin]))[0]
         model.commit(state, [0], [len(feed)])
-        for place, logits in enumerate(found, start=begin):
+        for place, logits in enumerate(rows, start=begin):
             fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
             fitted[: len(logits)] = logits[:vocab_size]
             law = weights(sampling, fitted, text.prompt, tokens[first:place], Bans())
             yield law / law.sum(dtype=np.float64)
 
 
-def slot_by_slot(hits: Floats, most: int) -> Floats:
-    """(N,) chances into their products along every draft, (N, K); none survives the text's end."""
+def slot_by_slot(hits: HostArray, most: int) -> HostArray:
+    """Survival (N, K): products of chances (N,) along every draft, 0 past the text's end."""
     return np.cumprod(_windows(hits, most), axis=1)
 
 
-def block_wise(ratios: Floats, most: int) -> Floats:
-    """(N,) ratios q / p into survival under `block` along every draft, (N, K)."""
+def block_wise(ratios: HostArray, most: int) -> HostArray:
+    """Survival (N, K) under `block`, from ratios q / p (N,)."""
     products = np.cumprod(_windows(ratios, most), axis=1)
     return np.minimum(np.minimum.accumulate(products, axis=1), 1.0)
 
 
-def _windows(values: Floats, most: int) -> Floats:
+def _windows(values: HostArray, most: int) -> HostArray:
     padded = np.concatenate([values, np.zeros(most)])
     return np.lib.stride_tricks.sliding_window_view(padded, most)[: len(values)]

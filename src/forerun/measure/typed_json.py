@@ -1,8 +1,8 @@
-"""JSON into dataclasses, strictly: what a line says must be what its type promises.
+"""Converts JSON to dataclasses and checks every type.
 
-A file that was cut, edited or written by another version should be told apart from a good one when
-it is read, not by a strange plot an hour later.  Only a field with a default may be missing: it is
-younger than the file.
+A file that was cut, edited or written by another version must fail when it is read, not in a
+strange plot an hour later.  Only a field with a default may be missing: it was added after the
+file was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 def build(kind: Any, value: Any, where: str = "it") -> Any:
     """`value` as a `kind`: a dataclass, a list, dict or union of such, or a plain value.
 
-    Raises ValueError that says where the two differ.
+    Raises ValueError that says where they differ.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
@@ -28,10 +28,10 @@ def build(kind: Any, value: Any, where: str = "it") -> Any:
         return _checked(value in parts, value, f"one of {list(parts)}", where)
     if origin is list:
         _checked(isinstance(value, list), value, "a list", where)
-        return [build(parts[0], each, f"{where}[{i}]") for i, each in enumerate(value)]
+        return [build(parts[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _checked(isinstance(value, dict), value, "an object", where)
-        return {key: build(parts[1], each, f"{where}.{key}") for key, each in value.items()}
+        return {key: build(parts[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind is float:
         fine = isinstance(value, int | float) and not isinstance(value, bool)
         return float(_checked(fine and math.isfinite(value), value, "a number", where))
@@ -42,18 +42,18 @@ def build(kind: Any, value: Any, where: str = "it") -> Any:
 def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     _checked(isinstance(value, dict), value, "an object", where)
     hints = _hints(kind)
-    wanted = set(hints)
+    known = set(hints)
     needed = {field.name for field in fields(kind) if not _has_default(field)}
     if missing := sorted(needed - set(value)):
         raise ValueError(f"{where} lacks {', '.join(missing)}")
-    if unknown := sorted(set(value) - wanted):
+    if unknown := sorted(set(value) - known):
         raise ValueError(f"{where} has unknown fields: {', '.join(unknown)}")
     return kind(**{name: build(hints[name], value[name], f"{where}.{name}") for name in value})
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Types by field; looking them up takes longer than all the rest of a line."""
+    """Types by field, cached: looking them up takes longer than the rest of a line."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -76,7 +76,7 @@ def _build_union(parts: tuple[Any, ...], value: Any, where: str) -> Any:
     raise ValueError(f"{where} is {value!r}, which fits none of its types")
 
 
-def _checked(fine: bool, value: Any, wanted: str, where: str) -> Any:
+def _checked(fine: bool, value: Any, expected: str, where: str) -> Any:
     if not fine:
-        raise ValueError(f"{where} is {str(value)[:40]!r} and not {wanted}")
+        raise ValueError(f"{where} is {str(value)[:40]!r} and not {expected}")
     return value

@@ -1,9 +1,9 @@
-"""Does a strategy reproduce a fresh pass on this very model?
+"""Checks that a strategy reproduces a fresh pass on the given model.
 
-Architectures are too many and change too often for a list of names to be trusted. A few tiny
-passes answer for the object at hand: two rows of different length are filled, continued by one
+A list of architecture names would be incomplete and soon outdated. So a few tiny passes test the
+model itself: two rows of different length are filled, continued by one
 token, by a draft that is partly refused, and by several tokens, and every score is compared with
-the model run from scratch. Trees are tried in the same way, where they are asked for.
+the model run from scratch. Trees are tested in the same way, if they are needed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TREES = ((4, Tree((-1, -1, 1, 0, 2))), (3, Tree((-1, -1, -1, 2, 2))))
 # masks or states move logits by about their whole spread; rounding stays far below these. Float64
 # is held to no more than float32, since many layers compute parts of it in float32.
 TOLERANCE = 1e-4
-TF32_TOLERANCE = 1e-2  # what float32 may silently become on an accelerator
+TF32_TOLERANCE = 1e-2  # an accelerator may compute float32 products in TF32
 LOW_PRECISION_TOLERANCE = 0.15  # float16 and bfloat16
 
 
 class Probe:
-    """Two texts of different length and their logits (N, V) from scratch."""
+    """Two texts of different length, and their logits (N, V) from a fresh pass."""
 
     def __init__(self, forward: Forward, vocab_size: int) -> None:
         text = [(7 + 7919 * (i + 1) ** 2) % vocab_size for i in range(TEXT_LENGTH)]

@@ -23,7 +23,7 @@ Kept = int | Sequence[int]
 
 
 class State(Protocol):
-    """What a model keeps for a batch; only the model that made it looks further inside."""
+    """The state of a model for a batch; only the model that made it reads more than `lengths`."""
 
     lengths: list[int]  # tokens stored per row, as of the last commit
 
@@ -32,8 +32,8 @@ class State(Protocol):
 class LanguageModel(Protocol):
     """Any model that can score the continuation of several texts at once.
 
-    One that has an attribute `scores_trees`, and it is true, can score several continuations of
-    each: only to such a model are `parents` and paths ever given.
+    A model whose attribute `scores_trees` is true can score several continuations of each text.
+    The engine passes `parents` and paths to such models only.
     """
 
     name: str
@@ -141,7 +141,7 @@ def check_score(
     num_logits: Sequence[int],
     vocab_size: int,
 ) -> None:
-    """Refuse a batch that has no meaning before it reaches a device that reports it badly."""
+    """Refuse invalid arguments on the host, because a device would report them badly."""
     if not 0 < len(rows) == len(tokens) == len(num_logits):
         raise InputError(
             explain(
@@ -178,27 +178,27 @@ def check_score(
 
 
 def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept]) -> list[int]:
-    """How many leading tokens each row keeps.
+    """The number of leading tokens that each row keeps.
 
-    Keeping what was never scored would silently extend a row with garbage, so it is refused; so
-    is a path that is no beginning, which only a model that scores trees can keep.
+    Refuses tokens that were never scored, which would silently extend a row with garbage.  Refuses
+    a path that is not a prefix, which only a model that scores trees can keep.
     """
     counts = []
-    for row, most, wanted in zip(rows, scored, kept, strict=True):
-        count = wanted if isinstance(wanted, int) else len(wanted)
+    for row, most, keeps in zip(rows, scored, kept, strict=True):
+        count = keeps if isinstance(keeps, int) else len(keeps)
         if not 0 <= count <= most:
             raise InputError(
                 explain(
                     f"Row {row} can keep at most the {most} tokens scored since its last commit.",
-                    f"kept {wanted}",
+                    f"kept {keeps}",
                     "Score before each commit and keep a prefix of what was scored.",
                 )
             )
-        if not isinstance(wanted, int) and list(wanted) != list(range(count)):
+        if not isinstance(keeps, int) and list(keeps) != list(range(count)):
             raise InputError(
                 explain(
                     f"Row {row} can keep only a beginning of what was scored.",
-                    f"kept {list(wanted)}",
+                    f"kept {list(keeps)}",
                     "Keep paths of a tree with a model whose `scores_trees` is true.",
                 )
             )

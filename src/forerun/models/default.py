@@ -1,4 +1,4 @@
-"""The model that answers when none is named: small, free, and installable without a hub."""
+"""The default model: small, free, and installable without a hub."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a row is fed between two commits: a run of text, then perhaps a tree of guesses.
+"""The tokens a row is fed between two commits: text, then optionally a tree of guesses.
 
-A chain is a run and nothing else, so rows with and without trees take the same road.
+A chain counts as text, so rows with and without trees share the same code.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Feed:
 
     @classmethod
     def of(cls, tokens: Sequence[int], parents: Parents | None) -> Feed:
-        """A tree that is a chain is more text."""
-        tokens = list(tokens)  # the caller may let its own grow
+        """A feed; a tree that is a chain is treated as text."""
+        tokens = list(tokens)  # a copy, since the caller may extend its list
         if parents is None:
             return cls(tokens)
         tree = Tree(tuple(parents))
@@ -44,12 +44,12 @@ class Feed:
         return len(self.tokens) - len(self.tree)
 
     def follows(self, index: int) -> int:
-        """The index of the token that a token stands after; -1 is what the row stores."""
+        """The index of the token before a token; -1 is the end of the stored text."""
         trunk = self.trunk
         return index - 1 if index < trunk else trunk + self.tree.parents[index - trunk]
 
     def shared(self, new: Feed, most: int) -> int:
-        """How many leading tokens of `new` are these same ones in the same places, up to `most`."""
+        """Leading tokens of `new`, up to `most`, that have the same token and parent here."""
         count = shared_prefix(self.tokens, new.tokens, most)
         for index in range(min(self.trunk, new.trunk), count):
             if self.follows(index) != new.follows(index):
@@ -57,20 +57,20 @@ class Feed:
         return count
 
     def offsets(self, begin: int, end: int) -> NDArray[np.int64]:
-        """How far after the stored text the tokens from `begin` to `end` stand, (end - begin,)."""
-        found = np.arange(begin, end)
-        is_node = found >= self.trunk
+        """Positions after the stored text of the tokens from `begin` to `end`, (end - begin,)."""
+        places = np.arange(begin, end)
+        is_node = places >= self.trunk
         if is_node.any():
             depths = np.asarray(self.tree.depths)
-            found[is_node] = self.trunk + depths[found[is_node] - self.trunk]
-        return found
+            places[is_node] = self.trunk + depths[places[is_node] - self.trunk]
+        return places
 
     def path(self, row: int, kept: Kept) -> Sequence[int]:
-        """Indices of the tokens to keep; each must stand right after the one before it."""
+        """Indices of the tokens to keep; each must directly follow the one before it."""
         if isinstance(kept, int):
             check_commit([row], [len(self.tokens)], [kept])
             indices: Sequence[int] = range(kept)
-            known = min(kept, self.trunk)  # the text needs no looking at
+            known = min(kept, self.trunk)  # text before the tree is a chain and needs no check
         else:
             check_commit([row], [len(self.tokens)], [len(kept)])
             indices, known = kept, 0
@@ -85,11 +85,11 @@ class Feed:
 
 
 def feeds(tokens: Sequence[Sequence[int]], parents: Sequence[Parents | None] | None) -> list[Feed]:
-    """The arguments of a score, row by row."""
+    """The feed of each row, from the arguments of `score`."""
     if parents is None:
         parents = [None] * len(tokens)
     if len(parents) != len(tokens):
         wrong = "Parents must have one entry per scored row, None for a chain."
         received = f"{len(parents)} entries for {len(tokens)} rows"
         raise InputError(explain(wrong, received, "Pass None for all rows if none has a tree."))
-    return [Feed.of(*each) for each in zip(tokens, parents, strict=True)]
+    return [Feed.of(*row) for row in zip(tokens, parents, strict=True)]

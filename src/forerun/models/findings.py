@@ -1,8 +1,8 @@
-"""What was found out about a transformers model by trying it, kept as long as the model lives.
+"""Results of trial passes on a transformers model, kept as long as the model lives.
 
-`generate(model)` wraps the model anew at every call, and trying out how its rows can be kept takes
-several passes.  A remembered wrapper would keep its model alive, since it holds it; findings hold
-nothing of the model, so it is still freed when its owner lets go of it.
+`generate(model)` wraps the model again at every call, and the trial that chooses a strategy takes
+several passes.  A cached wrapper would keep its model alive; findings hold no reference to the
+model, so it is freed when its owner drops it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 LOCK = RLock()
-"""Held while a model is tried out: the second of two threads waits for what the first finds."""
+"""Held during trial passes: a second thread waits for the findings of the first."""
 
 
 @dataclass(eq=False)
 class Findings:
-    """What is known so far; None is what nobody has asked yet."""
+    """Results so far; None means not tried yet."""
 
     model: ReferenceType[Any] | None  # the one to be tried out
     candidate: Any = None  # the way to keep rows
@@ -31,7 +31,7 @@ _known: WeakKeyDictionary[Any, tuple[Hashable, Findings]] = WeakKeyDictionary()
 
 
 def findings_of(model: Any) -> Findings:
-    """What earlier wrappers of this model found out, as long as it is run as it was then."""
+    """The findings of earlier wrappers of this model, if its fingerprint is unchanged."""
     try:
         with LOCK:
             shape = _fingerprint(model)
@@ -45,7 +45,7 @@ def findings_of(model: Any) -> Findings:
 
 
 def _fingerprint(model: Any) -> Hashable:
-    """All that decides how a model is run, but for the values of its weights."""
+    """Everything that determines how a model runs, except the values of its weights."""
     weights = list(model.parameters())
     modules = list(model.modules())
     forward = model.forward

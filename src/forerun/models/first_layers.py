@@ -1,8 +1,8 @@
-"""The first layers of a model under its own head, on the rows of the whole model.
+"""The first layers of a model with the model's own head, on the rows of the whole model.
 
-Nothing is copied: the layers are the model's own, and what they compute for text that the model
-has stored lies in its cache already. Keys and values of other tokens go past a row's length, where
-the model's next pass overwrites them, so the model never learns that its first layers were used.
+Nothing is copied: the layers are shared, and the cache of the whole model already holds their keys
+and values for the stored text. Keys and values of draft tokens are written past a row's length,
+where the whole model's next pass overwrites them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forerun.models.base import Kept, Parents, State, check_score
 
 
 class SharedRows(State, Protocol):
-    """Rows that two passes can work on; what one scores the other must forget."""
+    """Rows shared by two passes; after one scores, the other must drop its uncommitted scores."""
 
     def score(
         self,
@@ -29,12 +29,12 @@ class SharedRows(State, Protocol):
     ) -> Any: ...
 
     def forget(self, row: int) -> None:
-        """Do not build on anything scored since the last commit."""
+        """Drop everything scored since the last commit."""
         ...
 
 
 class FirstLayers:
-    """A `LanguageModel` over rows that belong to another: they only grow when that one commits."""
+    """A `LanguageModel` on the rows of another model; only commits of that model extend them."""
 
     def __init__(
         self, whole: Any, num_layers: int, rows_of_whole: SharedRows, own_rows: SharedRows
@@ -49,7 +49,7 @@ class FirstLayers:
 
     @property
     def scores_trees(self) -> bool:
-        """As the whole model does, which is asked only where a tree is."""
+        """The answer of the whole model, which is asked only if there is a tree."""
         return bool(self._whole.scores_trees)
 
     def start(self, num_rows: int, capacity: int = 0) -> SharedRows:
@@ -78,7 +78,7 @@ class FirstLayers:
 
 
 def check_depth(name: str, total: int, num_layers: int) -> None:
-    """Refuse more layers than there are."""
+    """Refuse more layers than the model has."""
     if not 1 <= num_layers <= total:
         received = f"the first {num_layers}"
         raise InputError(explain(f"{name} has {total} layers.", received, f"Use 1 to {total}."))

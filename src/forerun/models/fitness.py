@@ -1,4 +1,4 @@
-"""Which transformers models can be served at all, and texts of which length."""
+"""Checks that a transformers model can be served, and up to which text length."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse_unfit(model: Any) -> None:
 
 
 def refuse_attention(model: Any) -> None:
-    """Per-row masks need an attention that honours a prepared mask."""
+    """Refuse an attention implementation that ignores a prepared mask: rows need their own."""
     implementation = model.config.get_text_config(decoder=True)._attn_implementation
     if implementation not in ("sdpa", "eager", None):
         raise UnsupportedError(

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gguf import GGUFReader, dequantize
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from forerun.arrays import HostArray
 
 BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
 CONTROL = 3  # the type GGUF gives to special tokens
@@ -116,7 +117,7 @@ def _name(name: str) -> str:
     return f"model.{place}{NAMES[part]}.{kind}"
 
 
-def _halved(weight: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
+def _halved(weight: HostArray, num_heads: int) -> HostArray:
     """Rows of each head from rotary pairs side by side, llama.cpp's order, to two halves."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)

@@ -1,7 +1,7 @@
-"""Hidden states of all tokens that rows store, so that a row's next user can be shown them.
+"""Hidden states of all stored tokens, for drafters that start on a row already in use.
 
-They are kept as long as the keys and values they belong to. With a few layers watched they take
-about a sixth of the memory of those.
+The states are kept as long as the keys and values of their tokens. With a few layers watched they
+take about a sixth of the memory of the keys and values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class History:
         """
         self._join = join
         self._parts: list[list[Any] | None] = [None if length else [] for length in lengths]
-        self._is_new = [False] * len(lengths)  # to whoever uses the row now
+        self._is_new = [False] * len(lengths)  # to the current user of the row
 
     def add(self, row: int, states: Any) -> Any:
         """Append the states of a commit; what the row's user has not been shown yet."""

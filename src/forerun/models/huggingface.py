@@ -1,7 +1,7 @@
 """Any decoder-only transformers model as a `LanguageModel`.
 
-Three strategies keep rows (crop, snapshot, recompute); this file refuses what none of them can
-serve, and picks the first that reproduces a fresh pass on the model at hand.
+Three strategies keep rows: crop, snapshot and recompute. This file refuses models that none of them
+can serve, and picks the first strategy that reproduces a fresh pass on the given model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 
 
 class Candidate(NamedTuple):
-    """A way to keep rows, and what the user should know if it is the best one left."""
+    """A strategy, and the warning for the user if it is chosen."""
 
     strategy: Strategy
     start: Callable[[Forward, int, int], Rows]  # (forward, num_rows, capacity)
@@ -85,7 +85,7 @@ class HuggingFaceModel:
 
     @property
     def identity(self) -> Findings:
-        """The same for wrappers that share it: what is learned about a model is kept with it."""
+        """The key of what is learned about the model; equal for wrappers of one model."""
         return self.findings
 
     @property
@@ -95,7 +95,7 @@ class HuggingFaceModel:
 
     @property
     def scores_trees(self) -> bool:
-        """Whether a tree scores like its paths run alone, tried out in a few tiny passes."""
+        """Whether a tree scores like its paths run alone; a few tiny passes decide."""
         with LOCK:
             if self.findings.scores_trees is None:
                 chosen, forward = self._choice(), self._tried()
@@ -131,7 +131,7 @@ class HuggingFaceModel:
             state.commit(rows, kept)
 
     def watch(self, state: Rows, layers: Sequence[int]) -> None:
-        """Keep hidden states of what is scored from now on.
+        """Keep the hidden states of all tokens scored from now on.
 
         0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
         """
@@ -153,21 +153,20 @@ class HuggingFaceModel:
         return state.watch.kept(row)
 
     def first_layers(self, state: Rows, num_layers: int) -> FirstLayers:
-        """The first layers under the model's own head, scoring on these very rows."""
+        """The first layers with the model's own head, scoring on the given rows."""
         if not isinstance(state, CropRows):
             wrong = "Only rows kept by the crop strategy can be shared with the first layers."
             received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
             raise UnsupportedError(explain(wrong, received, "Use another drafter."))
         check_depth(self.name, self.num_layers, num_layers)
-        own = state.seen_by(Forward(truncated(self.model, num_layers)))
-        return FirstLayers(self, num_layers, state, own)
+        shared_rows = state.seen_by(Forward(truncated(self.model, num_layers)))
+        return FirstLayers(self, num_layers, state, shared_rows)
 
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, which shares everything else.
 
-        How its rows are kept is found out on the exact weights as long as they are there: rounding
-        changes what a model says and not how it is run, but it may magnify the last digit of a
-        pass.
+        The strategy is tried on the exact weights while they exist. Rounding does not change which
+        strategy is right, but it can magnify rounding errors of a pass and fail the trial.
         """
         other = copy(self)
         other.findings = copy(self.findings)
@@ -205,13 +204,13 @@ class HuggingFaceModel:
 
     @property
     def is_routed(self) -> bool:
-        """Whether tokens are sent to experts, where a near-tie makes a difference."""
+        """Whether the model is a mixture of experts, where a near-tie can change the routing."""
         config = self.model.config.get_text_config(decoder=True)
         return any((getattr(config, name, 0) or 0) > 1 for name in EXPERT_COUNTS)
 
     @property
     def _shows_states(self) -> bool:
-        """Whether a pass tells its hidden states, one vector per token for each layer."""
+        """Whether a pass returns hidden states, one vector per token and layer."""
         with LOCK:
             if self.findings.shows_states is None:
                 with torch.inference_mode():
@@ -223,7 +222,7 @@ class HuggingFaceModel:
             return self.findings.shows_states
 
     def _find_candidates(self) -> list[Candidate]:
-        """What the model's layers and signature allow, fastest first, less what was not asked."""
+        """The strategies that the model's layers and options allow, fastest first."""
         if self._asked not in ("auto", *get_args(Strategy)):
             choices = ("auto", *get_args(Strategy))
             raise InputError(
@@ -231,12 +230,12 @@ class HuggingFaceModel:
             )
         forward = self._forward
         kinds = layer_kinds(self.model.config) if forward.takes_positions else None
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         if kinds is not None and self._asked in ("auto", "crop"):
             refuse_attention(self.model)
-            found.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
+            candidates.append(Candidate("crop", lambda f, n, size: CropRows(f, kinds, n, size)))
         if forward.cache_argument:
-            found += [
+            candidates += [
                 Candidate(
                     "snapshot",
                     lambda f, n, _: SnapshotRows(f, n),
@@ -253,9 +252,11 @@ class HuggingFaceModel:
                 ),
             ]
         recompute = "has no cache that reproduces a fresh pass, so each score recomputes the text."
-        found.append(Candidate("recompute", lambda f, n, _: RecomputeRows(f, n), recompute))
-        found = [candidate for candidate in found if self._asked in ("auto", candidate.strategy)]
-        if not found:
+        candidates.append(Candidate("recompute", lambda f, n, _: RecomputeRows(f, n), recompute))
+        candidates = [
+            candidate for candidate in candidates if self._asked in ("auto", candidate.strategy)
+        ]
+        if not candidates:
             raise UnsupportedError(
                 explain(
                     f"The {self._asked} strategy does not fit the layers of this model.",
@@ -263,10 +264,10 @@ class HuggingFaceModel:
                     'Use strategy="auto".',
                 )
             )
-        return found
+        return candidates
 
     def _choice(self) -> Candidate:
-        """The first candidate that holds on this model, tried out once."""
+        """The first candidate that reproduces a fresh pass; tried once per model."""
         with LOCK:
             chosen: Candidate | None = self.findings.candidate
             if chosen is None:
@@ -293,7 +294,7 @@ class HuggingFaceModel:
         return chosen
 
     def _tried(self) -> Forward:
-        """What is tried out: of a rounded copy, the exact model while it is there."""
+        """The model to try: for a rounded copy, the exact model while it exists."""
         exact = None if self.findings.model is None else self.findings.model()
         return self._forward if exact is None or exact is self.model else Forward(exact)
 
@@ -303,5 +304,5 @@ def _holds(test: Callable[[Any], bool], candidate: Candidate, forward: Forward) 
         return test(candidate.start(forward, 2, 16))
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # a model may object to a foreign cache or mask in any way it likes
+    except Exception:  # models reject a foreign cache or mask with any exception
         return False

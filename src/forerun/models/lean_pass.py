@@ -1,4 +1,4 @@
-"""Which pass a loaded model runs on: that of transformers, or the lean one where Numba is there."""
+"""Chooses the pass of a loaded model: transformers, or the lean one if Numba is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL = 'Install it with: pip install "forerun[cpu]"'
 
 
 def check_pass(lean: Lean, quantize: Quantize | None) -> None:
-    """Refuse choices that make no sense, before anything is loaded."""
+    """Refuse contradictory options before a model is loaded."""
     if lean not in (True, False, "auto"):
         wrong, cure = "Unknown choice of the lean CPU pass.", 'Use "auto", True or False.'
         raise InputError(explain(wrong, repr(lean), cure))

@@ -1,4 +1,4 @@
-"""From a name, a transformers model or a function to something the engine can score with."""
+"""Makes a `LanguageModel` from a name, a transformers model or a function."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def load(
 
 
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
-    """Whatever the caller has, as a `LanguageModel`.
+    """Any kind of model as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
     callable is taken for a function from token ids to laws. A model is tried out the first time,
@@ -120,9 +120,9 @@ def huggingface_model() -> type[HuggingFaceModel]:
 
 
 def _hub_has(name: str, token: Any) -> bool:
-    """Ask once whether the hub has it; the loader itself would ask for a minute before it gives up.
+    """Ask the hub once whether it has the model; the loader would retry for a minute.
 
-    Where it does not answer, what was downloaded earlier can still be loaded.
+    If the hub does not answer, the local cache may still have the model.
     """
     from huggingface_hub import HfApi
 

@@ -1,4 +1,4 @@
-"""transformers and PyTorch kept quiet where they have nothing to say to the user."""
+"""Silences messages of transformers and PyTorch that do not concern the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 def no_loading_bar() -> Iterator[None]:
     """No bar while weights are read, which takes a second; downloads, which take long, keep theirs.
 
-    transformers switches both at once, so the hub's switch is put back at once.
+    transformers switches off both bars, so the hub's bar is switched on again.
     """
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""The recompute strategy: no cache at all, for models that have none that can be trusted."""
+"""The recompute strategy: no cache, for models without a reliable one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecomputeRows:
         return self.truncate(row, length)
 
     def truncate(self, row: int, length: int) -> int:
-        """Nothing is stored, so nothing can be taken over."""
+        """Nothing is stored, so the length stays 0."""
         self._scored[row] = 0
         return 0
 

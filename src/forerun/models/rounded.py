@@ -1,8 +1,8 @@
-"""A copy of a transformers model with linear weights of 8 or 4 bits; all else is the original's.
+"""A copy of a transformers model with 8-bit or 4-bit linear weights; the rest is shared.
 
-Weights are what a pass of few tokens waits for, so fewer bits are fewer seconds where a product
-reads them as they are. PyTorch has such products for a CPU, in bfloat16; elsewhere the weights are
-widened at each use, which saves memory and no time.
+A pass over few tokens is limited by reading the weights, so fewer bits take less time if the
+product reads them directly. PyTorch has such products for CPUs, in bfloat16. Elsewhere the weights
+are converted at each use, which saves memory but no time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from forerun.errors import InputError, UnsupportedError, explain
 
 Bits = Literal["int8", "int4"]
 BLOCK = 32  # weights that share a scale at 4 bits; at 8 bits a row of outputs does
-SMALLEST = 1e-30  # scale of weights that are all alike
+SMALLEST = 1e-30  # lower bound of scales, for weights that are all equal
 FEW = 16  # tokens up to which a product that reads rounded weights is the faster one
 
 
 class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
-    """A linear layer (..., in) to (..., out); how its weights are kept is a subclass's business."""
+    """A linear layer (..., in) to (..., out); subclasses define how weights are stored."""
 
     def __init__(self, weight: Any, bias: Any) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
-        found = self.product(flat).view(*x.shape[:-1], -1)
-        return found if self.bias is None else found + self.bias
+        output = self.product(flat).view(*x.shape[:-1], -1)
+        return output if self.bias is None else output + self.bias
 
 
 class Int8Linear(RoundedLinear):
@@ -62,8 +62,8 @@ class Int8Linear(RoundedLinear):
     def product(self, x: Any) -> Any:
         if x.device.type == "cpu" and len(x) <= FEW:
             scales = self.scales.bfloat16()
-            found = torch._weight_int8pack_mm(x.bfloat16().contiguous(), self.codes, scales)
-            return found.to(x.dtype)
+            output = torch._weight_int8pack_mm(x.bfloat16().contiguous(), self.codes, scales)
+            return output.to(x.dtype)
         return linear(x, self.codes.to(x.dtype)) * self.scales
 
     @property
@@ -108,8 +108,8 @@ class Int4LinearOnCpu(RoundedLinear):
 
     def product(self, x: Any) -> Any:
         flat = x.bfloat16().contiguous()
-        found = torch._weight_int4pack_mm_for_cpu(flat, self.packed, BLOCK, self.scales)
-        return found.to(x.dtype)
+        output = torch._weight_int4pack_mm_for_cpu(flat, self.packed, BLOCK, self.scales)
+        return output.to(x.dtype)
 
     @property
     def weight(self) -> Any:
@@ -118,7 +118,7 @@ class Int4LinearOnCpu(RoundedLinear):
 
 
 def rounded_copy(model: Any, bits: Bits) -> Any:
-    """The model with its linear layers rounded; those too odd for whole blocks stay as they are."""
+    """The model with rounded linear layers; layers that do not divide into blocks stay exact."""
     if bits not in get_args(Bits):
         works = " and ".join(map(repr, get_args(Bits)))
         raise InputError(explain("Unknown rounding of the weights.", repr(bits), f"{works} work."))
@@ -161,7 +161,7 @@ def _linear(weight: Any, bias: Any, bits: Bits) -> Any:
 
 
 def _in_blocks(weight: Any) -> bool:
-    """The products that read rounded weights read them so many at a time."""
+    """Whether the input size is a multiple of BLOCK, as products with rounded weights require."""
     return bool(weight.is_floating_point() and weight.shape[1] % BLOCK == 0)
 
 

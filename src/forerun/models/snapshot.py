@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicLayer
 from forerun.models.base import Kept, check_commit, shared_prefix
 from forerun.models.forward import Forward
 
-MOST_REPLAYED = 8  # pending tokens that ride along with a draft before they get a pass of their own
+MOST_REPLAYED = 8  # pending tokens fed together with a draft; more get a separate pass
 
 
 @dataclass
@@ -87,9 +87,9 @@ class SnapshotRows:
     def _score_row(self, row: int, tokens: Sequence[int], num_logits: int) -> Any:
         """Logits (1, num_logits, V).
 
-        All but the last `num_logits - 1` tokens are committed text. Left to ride along they would
-        be replayed after every refusal and grow, so past a bound they get a pass of their own,
-        with a save after it.
+        All but the last `num_logits - 1` tokens are committed text. Fed together with the draft,
+        they would be replayed after every rejection and accumulate. So more than MOST_REPLAYED of
+        them get a separate pass, with a save after it.
         """
         mine = self._rows[row]
         known = len(mine.fed)
@@ -106,7 +106,7 @@ class SnapshotRows:
         """Advance a row's cache; logits (1, num_logits, V)."""
         mine = self._rows[row]
         ids = self._forward.tokens(tokens)  # (1, N)
-        # Passed even though a batch of one needs none: some models count from zero every pass.
+        # Always passed: without positions, some models count from 0 in every pass.
         start = self.lengths[row] + len(mine.fed)
         positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
         step = 1 if self._token_by_token and mine.cache is not None else len(tokens)
@@ -115,8 +115,8 @@ class SnapshotRows:
             now = slice(begin, begin + step)
             arguments = {"position_ids": positions[:, now]} if self._forward.takes_positions else {}
             mine.saves.append((len(mine.fed), save(mine.cache)))
-            wanted = min(num_logits, step)
-            done = self._forward(ids[:, now], wanted, mine.cache, **arguments)
+            num_columns = min(num_logits, step)
+            done = self._forward(ids[:, now], num_columns, mine.cache, **arguments)
             mine.cache = done.cache
             mine.fed += tokens[now]
             parts.append(done.logits)
@@ -183,7 +183,7 @@ def _save_layer(layer: Any) -> dict[str, Any]:
 
 
 def _copy(value: Any) -> Any:
-    """What `deepcopy` does, at a tenth of its price for what cache layers hold."""
+    """Like `deepcopy`, but ten times faster for the contents of cache layers."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):

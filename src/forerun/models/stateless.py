@@ -1,7 +1,7 @@
 """Models that store nothing: every score starts from the whole text.
 
-This is the recompute strategy for models that live in NumPy. They exist to be exact and easy to
-write, not fast, so the only thing a subclass says is what follows a text.
+This is the recompute strategy for models that live in NumPy. They are exact and easy to
+write, not fast: a subclass only defines the law after a text.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StatelessModel(ABC):
         state.fed[row] = Feed()
 
     def copy_prefix(self, state: StatelessRows, source: int, row: int, length: int) -> int:
-        """Nothing is stored, so nothing can be taken over."""
+        """Nothing is stored, so the length stays 0."""
         check_copy(state.lengths, source, row, length)
         return self.truncate(state, row, length)
 
@@ -77,7 +77,7 @@ class StatelessModel(ABC):
         return 0
 
     def _last_logits(self, feed: Feed, num_logits: int) -> Floats:
-        """(num_logits, V), every path of a tree being a text of its own."""
+        """Logits (num_logits, V); each path of a tree is scored as a separate text."""
         tokens = np.asarray(feed.tokens, np.int64)
         text, nodes = tokens[: feed.trunk], tokens[feed.trunk :]
         after_nodes = np.zeros((len(nodes), self.vocab_size))

@@ -1,4 +1,4 @@
-"""A model small enough to write down: one law for every context.
+"""A model given by a table: one law per context.
 
 Proofs and tests need a target whose law is known exactly and whose every prefix says something
 different, so that a rule looking one position too far or too near is caught.
@@ -42,7 +42,7 @@ class TableModel(StatelessModel):
         for context in _contexts(vocab_size, order):
             law = generator.dirichlet(np.ones(vocab_size))
             impossible = generator.random(vocab_size) < zeros
-            impossible[generator.integers(vocab_size)] = False  # something must stay possible
+            impossible[generator.integers(vocab_size)] = False  # keep at least one token possible
             law[impossible] = 0.0
             table[context] = law / law.sum()
         return cls(vocab_size, order, table)

@@ -1,4 +1,4 @@
-"""Hidden states of what a row is fed, kept until it is known which tokens stay."""
+"""Hidden states of scored tokens, kept until a commit says which tokens stay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from forerun.models.history import History
-from forerun.models.pieces import Piece
+from forerun.models.padded_pass import FeedPart
 
 
 class Watch:
@@ -24,13 +24,13 @@ class Watch:
         """Of what was scored since the last commit, only the first `known` tokens still count."""
         self._scored[row] = [torch.cat(self._scored[row])[:known]] if known else []
 
-    def see(self, pieces: Sequence[Piece], hidden_states: Sequence[Any]) -> None:
+    def see(self, parts: Sequence[FeedPart], hidden_states: Sequence[Any]) -> None:
         """Take the states (R, N, hidden size) after each layer of a pass, the embedding first."""
         device = hidden_states[0].device
         chosen = [hidden_states[layer].to(device) for layer in self.layers]
         states = torch.cat(chosen, dim=-1)  # (R, N, layers * hidden size)
-        for index, piece in enumerate(pieces):
-            self._scored[piece.row].append(states[index, : len(piece)])
+        for index, part in enumerate(parts):
+            self._scored[part.row].append(states[index, : len(part)])
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         if self._scored[row]:
@@ -38,7 +38,7 @@ class Watch:
             if not isinstance(path, range):
                 states = states[list(path)]
             elif len(path) < len(states):
-                states = states[: len(path)].clone()  # the refused ones need not stay
+                states = states[: len(path)].clone()  # frees the states of rejected tokens
             self._kept[row] = self._history.add(row, states)
         self._scored[row] = []
 

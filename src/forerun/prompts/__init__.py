@@ -1,7 +1,7 @@
 """Prompts by task group: 48 of our own, and files of JSON lines in Spec-Bench's format.
 
-Speculation pays by task: a summary repeats its source, a poem repeats nothing.  So prompts
-carry their task group, and figures are given for each group as well as overall.
+The gain of speculation depends on the task: a summary repeats its source, a poem does not.  So
+prompts have a task group, and figures are reported per group and overall.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNGROUPED = "prompts"
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a user says, turn by turn; `id` names it within its set."""
+    """The turns of a user; `id` is unique within a prompt set."""
 
     id: str
     group: str
@@ -76,27 +76,27 @@ def read(file: str | Path, *, bare_lines: bool = False) -> list[Prompt]:
 def parse(text: str, name: str, *, bare_lines: bool = False) -> list[Prompt]:
     """A prompt per line: JSON with "prompt", or with "turns" as in Spec-Bench.
 
-    With `bare_lines`, what is no JSON object is a prompt as it stands.  `name` is what errors call
-    the file.
+    With `bare_lines`, a line that is not a JSON object is itself a prompt.  Errors call the file
+    `name`.
     """
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         prompt = _prompt(line, number, name, bare_lines=bare_lines)
-        if prompt.id in found:
+        if prompt.id in prompts:
             wrong = f"Line {number} of {name} repeats an id."
             cure = "Give each prompt a question_id of its own, or leave them all out."
             raise InputError(explain(wrong, repr(prompt.id), cure))
-        found[prompt.id] = prompt
-    if not found:
+        prompts[prompt.id] = prompt
+    if not prompts:
         cure = 'Write one prompt per line, as {"prompt": "..."}.'
         raise InputError(explain("The list holds no prompt.", repr(name), cure))
-    return list(found.values())
+    return list(prompts.values())
 
 
 def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
-    """At most so many prompts of each group, spread over it; groups as the leaderboard has them."""
+    """At most `per_group` prompts of each group, evenly spaced; groups in leaderboard order."""
     if per_group < 1:
         cure = "Use 1 or more, or leave it out for all of them."
         raise InputError(explain("A group cannot hold so few prompts.", per_group, cure))
@@ -105,7 +105,7 @@ def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
     picked: list[Prompt] = []
     for group in [*order, *(group for group in present if group not in GROUPS)]:
         members = [prompt for prompt in prompts if prompt.group == group]
-        step = max(1, len(members) // per_group)  # MT-Bench's topics stand in blocks
+        step = max(1, len(members) // per_group)  # topics of MT-Bench are in blocks
         picked += members[::step][:per_group]
     return picked
 
@@ -131,7 +131,7 @@ def _prompt(line: str, number: int, name: str, *, bare_lines: bool) -> Prompt:
 
 
 def row_of(line: str) -> dict[str, Any]:
-    """A line of JSON; ValueError with the reason where it is none."""
+    """The JSON object of a line; raises ValueError with the reason if it is not one."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -143,7 +143,7 @@ def row_of(line: str) -> dict[str, Any]:
 
 
 def turns_of(row: dict[str, Any]) -> list[Any]:
-    """What a row says, turn by turn; ValueError where it says nothing, with the reason."""
+    """The turns of a row; raises ValueError with the reason if it has none."""
     if "prompt" in row:
         return [row["prompt"]]
     if "turns" not in row:

@@ -114,8 +114,8 @@ class Trial:
         """Numbers for the slots of each row as an array (len(values), K + more)."""
         width = self.tokens.shape[1] + more
         padded = [[*row, *[padding] * (width - len(row))] for row in values]
-        found = as_indices(self.xp, padded, compat.device(self.tokens))
-        return self.xp.reshape(found, (len(values), width))
+        indices = as_indices(self.xp, padded, compat.device(self.tokens))
+        return self.xp.reshape(indices, (len(values), width))
 
     def path(self, row: int, reached: int) -> tuple[int, ...]:
         """The accepted nodes, in order, of a row whose extra token follows target row `reached`."""

@@ -50,10 +50,10 @@ class Block:
 
 def survivals(trial: Trial) -> Array:
     """pi_0 .. pi_K, (B, K + 1): the chance that at least i tokens are kept."""
-    xp, found = trial.xp, ratios(trial)
-    columns = [xp.ones(found.shape[0], dtype=found.dtype, device=compat.device(found))]
-    for slot in range(found.shape[1]):
-        grown = columns[-1] * found[:, slot]
+    xp, factors = trial.xp, ratios(trial)
+    columns = [xp.ones(factors.shape[0], dtype=factors.dtype, device=compat.device(factors))]
+    for slot in range(factors.shape[1]):
+        grown = columns[-1] * factors[:, slot]
         columns.append(xp.minimum(grown, 1.0))
     return xp.stack(columns, axis=1)
 

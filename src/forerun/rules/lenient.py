@@ -28,9 +28,9 @@ class Lenient:
             raise InputError(explain("lenience is out of range.", self.lenience, cure))
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        xp, found = trial.xp, ratios(trial) / self.lenience
-        chances = xp.minimum(found, xp.ones_like(found))
+        xp, scaled = trial.xp, ratios(trial) / self.lenience
+        chances = xp.minimum(scaled, xp.ones_like(scaled))
         accepted = noise.coins(list(range(chances.shape[1])), chances) & trial.used
         num_accepted = count_leading(xp, accepted)
-        scale = xp.full_like(found[:, 0], 1 / self.lenience) if found.shape[1] else None
+        scale = xp.full_like(scaled[:, 0], 1 / self.lenience) if scaled.shape[1] else None
         return num_accepted, noise.draw(Residual(trial, num_accepted, scale))

@@ -32,9 +32,9 @@ class Threshold:
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp, used = trial.xp, trial.used
-        found = trial.target.at(trial.tokens, used)
-        chances = xp.minimum(found / self.accumulated, xp.ones_like(found))
-        chances = xp.where(found >= self.single, xp.ones_like(found), chances)
+        probs = trial.target.at(trial.tokens, used)
+        chances = xp.minimum(probs / self.accumulated, xp.ones_like(probs))
+        chances = xp.where(probs >= self.single, xp.ones_like(probs), chances)
         accepted = noise.coins(list(range(chances.shape[1])), chances) & used
         num_accepted = count_leading(xp, accepted)
         whole = trial.target.take(trial.everyone, num_accepted)

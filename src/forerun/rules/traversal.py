@@ -111,8 +111,8 @@ def _settle(
 
 def _children(trial: Trial, slot: int) -> list[int]:
     """The nodes after a slot in any row, in order."""
-    found = (tree.children[slot - 1] for tree in trial.kinds if slot <= len(tree))
-    return sorted(set().union(*found))
+    children = (tree.children[slot - 1] for tree in trial.kinds if slot <= len(tree))
+    return sorted(set().union(*children))
 
 
 def _children_first(trial: Trial) -> Array:

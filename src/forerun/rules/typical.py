@@ -34,9 +34,9 @@ class Typical:
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp, used = trial.xp, trial.used
-        found = trial.target.at(trial.tokens, used)  # (B, K)
-        bars = [self._bar(trial, slot) for slot in range(found.shape[1])]
-        accepted = used & (found > xp.stack(bars, axis=1)) if bars else used
+        probs = trial.target.at(trial.tokens, used)  # (B, K)
+        bars = [self._bar(trial, slot) for slot in range(probs.shape[1])]
+        accepted = used & (probs > xp.stack(bars, axis=1)) if bars else used
         num_accepted = count_leading(xp, accepted)
         return num_accepted, noise.draw(Residual(replace(trial, draft=None), num_accepted))
 

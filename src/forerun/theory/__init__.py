@@ -1,4 +1,4 @@
-"""Closed forms: what a drafter is worth before anything is run.
+"""Closed forms for the gain of a drafter, without running it.
 
 * overlap: how often one drafted token survives, from whole rows of probabilities, per rule.
 * rounds: from survival at each position to tokens per round.
@@ -7,6 +7,9 @@
 Everything is float64 NumPy and exact; `forerun.forecast` adds randomness and machines.
 """
 
+from typing import TYPE_CHECKING
+
+from forerun.renamed import renamed
 from forerun.theory.overlap import (
     acceptance,
     gumbel_acceptance,
@@ -24,10 +27,10 @@ from forerun.theory.rounds import (
     survival,
     tokens_per_round,
 )
-from forerun.theory.speed import Choice, best_draft_length, extension_pays, speedup
+from forerun.theory.speed import BestDraftLength, best_draft_length, extension_pays, speedup
 
 __all__ = [
-    "Choice",
+    "BestDraftLength",
     "acceptance",
     "accepted_length_law",
     "best_draft_length",
@@ -45,3 +48,6 @@ __all__ = [
     "total_variation",
     "transport_bound",
 ]
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})

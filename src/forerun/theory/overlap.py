@@ -1,8 +1,8 @@
 """How often one drafted token is accepted, from the two laws at its position.
 
 The best any rule can do with one draft is 1 - TV(p, q) = sum min(p, q): the part of the two laws
-that overlaps.  `ratio` attains it, at the price of knowing q and spending fresh coins.  `match`
-only lets target and drafter race on the same noise, and gives up a little for needing neither.
+that overlaps.  `ratio` attains it, but needs q and fresh coins.  `match` needs
+neither: target and drafter race on the same noise, and acceptance is slightly lower.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_count, as_law, as_laws
+from forerun.theory.arguments import Floats, as_count, as_law, as_laws
 
 
 def acceptance(target_probs: Any, draft_probs: Any) -> Floats:

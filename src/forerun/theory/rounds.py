@@ -1,4 +1,4 @@
-"""From acceptance at each position to the tokens of a round.
+"""Tokens per round from the acceptance rate at each position.
 
 A chain survives to position k when its first k drafts are all accepted.  The tokens of a round are
 1 (the extra one) plus the survivals, so only the rate *given that a position was reached* matters:
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_count, as_rates
+from forerun.theory.arguments import Floats, as_count, as_rates
 
 
 def conditional_rates(acceptance: Any, draft_length: int | None = None) -> Floats:
@@ -91,8 +91,8 @@ def ratio_survival(target_at: Any, draft_at: Any) -> Floats:
 def block_survival(target_at: Any, draft_at: Any) -> Floats:
     """The same for the `block` rule: pi_k = min(pi_(k-1) p(x_k) / q(x_k), 1).
 
-    The cap applies to the product instead of to every factor, so a generous token can pay for a
-    stingy one before it: never below `ratio_survival`, on any path, at any position.
+    The cap applies to the product instead of to each factor, so a token with p > q can make up for
+    an earlier one with p < q.  The result is never below `ratio_survival`, at any position.
     """
     p, q = _on_path(target_at, draft_at)
     pi = np.empty_like(p)

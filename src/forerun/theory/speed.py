@@ -1,4 +1,4 @@
-"""From tokens per round and costs to a speed-up, and to the draft length worth using.
+"""Speed-up and best draft length from tokens per round and costs.
 
 Costs are relative to a target pass over one token, the price of a token in plain decoding.  A
 round of draft length K pays K draft steps, one target pass over K + 1 tokens and the overhead of
@@ -8,20 +8,22 @@ verifying; K = 0 is plain decoding and pays exactly 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import InputError, explain
-from forerun.theory.checks import Floats, as_cost, as_count, as_floats, as_rates
+from forerun.renamed import renamed
+from forerun.theory.arguments import Floats, as_cost, as_count, as_floats, as_rates
 from forerun.theory.rounds import survival
 
-TargetCost = float | Sequence[float] | np.ndarray[Any, Any] | Callable[[int], float]
+TargetCost = float | Sequence[float] | HostArray | Callable[[int], float]
 """Cost of a pass over m tokens: one for all m >= 2, a list for m = 1, 2, ..., or a function."""
 
 
-class Choice(NamedTuple):
-    """The draft length to use and what it gains; 0 says: do not speculate."""
+class BestDraftLength(NamedTuple):
+    """The best draft length and its speed-up; length 0 means: do not speculate."""
 
     draft_length: int
     speedup: float
@@ -45,11 +47,11 @@ def best_draft_length(
     overhead: float = 0.0,
     *,
     max_draft_length: int = 64,
-) -> Choice:
+) -> BestDraftLength:
     """The fastest K from 0 to `max_draft_length`, the shorter one on a tie.
 
-    Every K is tried, because measured costs have steps that a climb would stop at.  Listed rates
-    and costs bound K too: nothing is extrapolated.
+    Every K is tried, because measured costs have steps at which hill climbing would stop.  Lists of
+    rates and costs limit K too: nothing is extrapolated.
     """
     longest = as_count("max_draft_length", max_draft_length)
     if rates := as_rates("acceptance", acceptance).shape:
@@ -58,7 +60,7 @@ def best_draft_length(
         longest = min(longest, max(costs[0] - 1, 0))
     gains = _speedups(acceptance, longest, draft_cost, target_cost, overhead)
     best = int(np.argmax(gains))
-    return Choice(best, float(gains[best]))
+    return BestDraftLength(best, float(gains[best]))
 
 
 def extension_pays(
@@ -68,10 +70,10 @@ def extension_pays(
     target_cost: TargetCost = 1.0,
     overhead: float = 0.0,
 ) -> bool:
-    """Whether drafting one token more is faster: its survival must beat the rate now earned.
+    """Whether drafting one more token is faster.
 
-    Extra tokens per extra cost, compared with tokens per cost so far.  An adaptive drafter can
-    ask this before each draft step.
+    It is, if the extra tokens per extra cost exceed the tokens per cost so far.  An adaptive
+    drafter can ask this before each draft step.
     """
     length = as_count("draft_length", draft_length)
     reached = survival(acceptance, length + 1)
@@ -126,3 +128,7 @@ def _speedups(
         raise InputError(explain("acceptance describes many drafters at once.", received, cure))
     reached = survival(acceptance, draft_length)
     return (1.0 + np.concatenate([[0.0], np.cumsum(reached)])) / costs
+
+
+if not TYPE_CHECKING:  # a type checker knows the new name only
+    __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})

@@ -1,4 +1,4 @@
-"""Which texts share a step: similar ones, as many as a step may hold."""
+"""Groups texts of similar length into batches, one per training step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forerun.train.shards import Spoken
 def epoch(
     spoken: Sequence[Spoken], batch_tokens: int, seed: int, number: int
 ) -> list[list[Spoken]]:
-    """All texts once, in an order that is the same whenever it is asked for.
+    """All texts once, in an order that depends on `seed` and `number` only.
 
-    Texts of similar length go together, and among those the ones with similarly long prompts:
-    what stands before every answer of a batch is only looked back at.
+    Texts of similar length share a batch, and among those, texts with prompts of similar length:
+    tokens before the first answer of a batch need keys and values, but no outputs.
     """
     shuffled = list(spoken)
     order = random.Random(f"{seed} {number}")
@@ -27,18 +27,18 @@ def epoch(
 
 
 def _kind(spoken: Spoken) -> tuple[int, int]:
-    """Whether the prompt is short, longer, ...; then the length to a multiple of 32."""
+    """Sort key: the prompt length in units of 192, then the length in units of 32."""
     return int(np.argmax(spoken.is_answer)) // 192, -(-len(spoken) // 32)
 
 
 def _packed(spoken: Sequence[Spoken], batch_tokens: int) -> Iterator[list[Spoken]]:
     batch: list[Spoken] = []
     longest = 0
-    for each in spoken:
-        longest = max(longest, len(each))
+    for text in spoken:
+        longest = max(longest, len(text))
         if batch and (len(batch) + 1) * longest > batch_tokens:
             yield batch
-            batch, longest = [], len(each)
-        batch.append(each)
+            batch, longest = [], len(text)
+        batch.append(text)
     if batch:
         yield batch

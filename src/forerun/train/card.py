@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from forerun.drafters.heads.design import Design
-from forerun.train.held_out import LENGTHS, Figures
+from forerun.train.held_out import LENGTHS, HeldOutFigures
 from forerun.train.training import Progress
 
 
@@ -13,10 +13,10 @@ def card(
     target: str,
     design: Design,
     progress: Progress,
-    figures: Sequence[Figures],
+    figures: Sequence[HeldOutFigures],
     facts: Mapping[str, str],
 ) -> str:
-    """Markdown; `facts` are further lines of the first table."""
+    """The card as Markdown; `facts` are extra rows of the first table."""
     rows = {
         "target": target,
         "reads the hidden states after layers": ", ".join(map(str, design.layers)),
@@ -33,13 +33,13 @@ def card(
         "Emitted tokens over rounds of a chain of K guesses under the rule `match`, on the",
         "target's own answers; the round that reads the prompt is not counted.",
     ]
-    for each in figures:
-        lines += ["", f"Temperature {each.temperature:g}:", ""]
+    for entry in figures:
+        lines += ["", f"Temperature {entry.temperature:g}:", ""]
         lines += ["| group | " + " | ".join(f"K = {length}" for length in LENGTHS) + " |"]
         lines += ["|---" * (len(LENGTHS) + 1) + "|"]
-        for group, row in each.by_group.items():
+        for group, row in entry.by_group.items():
             lines += [f"| {group} | " + " | ".join(f"{value:.2f}" for value in row) + " |"]
-        means = " | ".join(f"{each.mean(length):.2f}" for length in LENGTHS)
+        means = " | ".join(f"{entry.mean(length):.2f}" for length in LENGTHS)
         lines += [f"| mean of the groups | {means} |"]
     lines += ["", "## While it trained", "", "K = 5, mean of the groups.", ""]
     names = list(progress.history[-1]) if progress.history else []

@@ -1,4 +1,4 @@
-"""The target's own answers, collected until there are enough."""
+"""Collects the target's answers until there are enough tokens."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import numpy as np
 from forerun.errors import InputError, explain
 from forerun.train.chat import Chat
 from forerun.train.conversations import Author, Say, Script
-from forerun.train.sampler import Slots, Wanted
+from forerun.train.sampler import RowTask, Slots
 from forerun.train.shards import Spoken, list_shards, read, write_shard
 
-STRIDE = 32  # passes between two looks at the rows
+STRIDE = 32  # passes between two checks for finished rows
 SHARD = 500_000  # tokens per file, prompts included
-MOST_TRIES = 2000  # scripts in a row that do not fit
-SHORTEST = 8  # tokens left in a row for which another turn is begun
+MOST_TRIES = 2000  # consecutive scripts that do not fit before giving up
+SHORTEST = 8  # free tokens of a row needed to begin another turn
 
 
 @dataclass
 class Talk:
-    """A script on stage: its text so far, and what it waits for."""
+    """A running script: its text so far, and the reply it waits for."""
 
     script: Script
     say: Say
     tokens: list[int] = field(default_factory=list)
     answers: list[tuple[int, int]] = field(default_factory=list)  # spans of tokens
 
-    def wanted(self, row: int) -> Wanted:
+    def task(self, row: int) -> RowTask:
         say = self.say
-        return Wanted(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
+        return RowTask(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
 
     def spoken(self) -> Spoken | None:
-        """The conversation as it stands, if the model has answered anything."""
+        """The conversation up to its last answer; None if the model has not answered yet."""
         if not self.answers:
             return None
         end = self.answers[-1][1]
@@ -47,33 +47,33 @@ class Talk:
 
 
 class Stage:
-    """Rows that play one script after another."""
+    """Rows that run one script after another."""
 
     def __init__(self, slots: Slots, next_script: Callable[[], Script]) -> None:
         self.slots, self.next_script = slots, next_script
         self.talks: dict[int, Talk] = {}
 
     def play(self) -> list[Spoken]:
-        """Let all rows talk for a while; the conversations that ended."""
+        """Advance all rows by STRIDE passes; returns the conversations that ended before."""
         ended: list[Spoken] = []
-        fresh: list[Wanted] = []
-        going_on: list[Wanted] = []
+        fresh: list[RowTask] = []
+        going_on: list[RowTask] = []
         for row, tokens in self.slots.done().items():
             talk = self.talks.get(row)
             if talk is not None and self._hear(talk, tokens):
-                going_on.append(talk.wanted(row))
+                going_on.append(talk.task(row))
                 continue
             if talk is not None and (spoken := talk.spoken()) is not None:
                 ended.append(spoken)
             self.talks[row] = self._begin()
-            fresh.append(self.talks[row].wanted(row))
+            fresh.append(self.talks[row].task(row))
         self.slots.put(going_on, fresh=False)
         self.slots.put(fresh, fresh=True)
         self.slots.advance(STRIDE)
         return ended
 
     def _begin(self) -> Talk:
-        """The next script whose opening fits."""
+        """The next script whose first turn fits the context."""
         for _ in range(MOST_TRIES):
             script = self.next_script()
             talk = Talk(script, next(script))
@@ -84,7 +84,7 @@ class Stage:
         raise InputError(explain(wrong, received, "Shorten the prompts, or add short ones."))
 
     def _hear(self, talk: Talk, tokens: list[int]) -> bool:
-        """Hand the script what the model said; whether it has more to say, and room to."""
+        """Give the script the model's reply; returns whether the script continues and fits."""
         start = len(talk.tokens)
         talk.tokens = tokens
         if talk.say.is_answer:
@@ -96,7 +96,7 @@ class Stage:
         return self._speak(talk)
 
     def _speak(self, talk: Talk) -> bool:
-        """Add what the script says to the text; whether an answer still fits."""
+        """Add the script's turn to the text; returns whether an answer still fits."""
         room = self.slots.context - len(talk.tokens) - len(talk.say.tokens)
         if room < SHORTEST:
             return False
@@ -107,7 +107,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Scale:
-    """How many conversations of which length run at once, and their share of the time."""
+    """Conversations that run at once, their length, and their share of the time."""
 
     num_rows: int
     context: int
@@ -127,10 +127,10 @@ def collect(
     seed: int,
     report: Callable[[int], None],
 ) -> None:
-    """Append shards until so many answer tokens are there or the seconds are over."""
+    """Append shards until there are `num_answer_tokens` tokens or `seconds` have passed."""
     have = sum(count_answers(read(file)) for file in list_shards(folder))
     report(have)
-    seed += 1000 * len(list_shards(folder))  # a resumed run says something new
+    seed += 1000 * len(list_shards(folder))  # a resumed run must not repeat its answers
     author = Author(chat, prompts, seed)
     kinds = (author.short, author.long)
     stages = [
@@ -168,7 +168,7 @@ def answer_each(
     max_new_tokens: int,
     seed: int,
 ) -> Iterator[tuple[int, list[int], int]]:
-    """(which prompt, the whole text, where the answer begins) for each, in no particular order."""
+    """Yields (prompt index, whole text, start of the answer), in no particular order."""
     context = max(map(len, prompts)) + max_new_tokens
     slots = Slots(model, min(num_rows, len(prompts)), context, endings, seed)
     waiting = list(enumerate(prompts))[::-1]
@@ -182,10 +182,10 @@ def answer_each(
             if waiting:
                 playing[row], tokens = waiting.pop()
                 limit = len(tokens) + max_new_tokens
-                fresh.append(Wanted(row, tokens, temperature, limit))
+                fresh.append(RowTask(row, tokens, temperature, limit))
         slots.put(fresh, fresh=True)
         slots.advance(STRIDE if playing else 0)
 
 
 def count_answers(spoken: Sequence[Spoken]) -> int:
-    return int(sum(each.is_answer.sum() for each in spoken))
+    return int(sum(text.is_answer.sum() for text in spoken))

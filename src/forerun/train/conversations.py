@@ -1,8 +1,8 @@
-"""What the target is asked, so that its answers show all it does: a script per kind of talk.
+"""Scripts of conversations, one per kind, so that the answers cover many tasks.
 
-A script is a generator.  It yields what is put before the model and receives what the model says;
-one that returns is over.  Prompts come from a file, from the model itself, which also writes
-questions, and from its earlier answers, which become texts to summarise, translate or ask about.
+A script is a generator: it yields the tokens put before the model, receives the model's reply, and
+returns when the conversation ends.  Prompts come from a file, from the model itself, which also
+writes questions, and from its earlier answers, as texts to summarise, translate or ask about.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from forerun.train.chat import Chat
 
 @dataclass(frozen=True)
 class Say:
-    """Tokens to add to the text, and how the model goes on from there."""
+    """Tokens to add to the text, and how the model continues."""
 
     tokens: Sequence[int]
     temperature: float
     limit: int  # tokens the model may say
-    is_answer: bool = True  # what it says is worth learning; its questions are not
+    is_answer: bool = True  # train on the reply; False for questions the model writes
 
 
 Script = Generator[Say, list[int], None]
@@ -70,7 +70,7 @@ FRAMES = (
 
 @dataclass
 class Author:
-    """Writes scripts; remembers what was said, for later ones."""
+    """Writes scripts, and keeps answers and questions for later ones."""
 
     chat: Chat
     prompts: Sequence[str]
@@ -93,11 +93,11 @@ class Author:
         return kind()
 
     def long(self) -> Script:
-        """Several texts at once and a question about them, once there are such."""
+        """Several earlier texts and a question about them, once there are enough."""
         return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
 
     def from_prompt(self) -> Script:
-        """Each prompt in turn: greedily the first time, then ever more freely."""
+        """Each prompt in turn; successive passes over the file use temperature 0, 0.7, 1."""
         if not self.order:
             self.order = self.random.sample(range(len(self.prompts)), len(self.prompts))
             self.cycle += 1
@@ -139,7 +139,7 @@ class Author:
     def _discussion(
         self, tokens: Sequence[int], chance: float, temperature: float | None = None
     ) -> Script:
-        """An answer, and with the given chance another question about it, up to three."""
+        """An answer, then up to three more questions about it, each with the given chance."""
         for _ in range(3):
             temperature = self._temperature() if temperature is None else temperature
             answer = yield Say(tokens, temperature, 320)
@@ -157,7 +157,7 @@ class Author:
         return _first_words(self.random.choice(self.passages), self.random.randint(20, most_words))
 
     def _remember(self, answer: list[int], temperature: float) -> None:
-        """Keep what reads like a text: not short, not wild, not one line again and again."""
+        """Keep an answer as a text, unless it is short, sampled too freely, or repetitive."""
         if temperature < 1 and len(answer) >= 60:
             text = self.chat.decode(answer)
             words = text.split()

@@ -1,4 +1,4 @@
-"""Whether a target is of the kind that a drafter can be trained for."""
+"""Checks that a drafter can be trained for a target."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from forerun.models.attention import layer_kinds
 
 
 def check_trainable(model: Any) -> None:
-    """Full attention in every layer, and logits that are a linear map of the last state."""
+    """Requires full attention in every layer, and logits that are linear in the last state."""
     kinds = layer_kinds(model.config)
     kind = type(model).__name__
     cure = "Use a model of the Llama family."
-    if kinds is None or any(each.window is not None for each in kinds):
+    if kinds is None or any(layer.window is not None for layer in kinds):
         wrong = "Drafters are trained for models with full attention in every layer."
         raise UnsupportedError(explain(wrong, kind, cure))
     head = model.get_output_embeddings()

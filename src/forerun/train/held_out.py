@@ -1,8 +1,8 @@
-"""Tokens per round on texts that were never trained on, without running a single round.
+"""Tokens per round on held-out texts, computed without running a round.
 
-The target's text is given; where a drafter would have stood at each of its tokens, and how many
-of its next guesses would have been right, follows from one pass.  Walking through a text by those
-numbers gives the rounds that decoding would have taken.
+One pass over a text of the target gives, for each token, how many guesses in a row would be right
+if a draft started there.  Stepping through the text by those numbers gives the rounds that decoding
+would have taken.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MOST_TOKENS = 16_384  # of one pass, padding included
 
 
 @dataclass(frozen=True)
-class Figures:
+class HeldOutFigures:
     """Tokens per round by task group, for each draft length, at one temperature."""
 
     temperature: float
     by_group: dict[str, tuple[float, ...]]  # one figure per draft length
 
     def mean(self, length: int) -> float:
-        """Over groups, each counting the same."""
+        """Mean over the groups, with equal weights."""
         return float(np.mean([row[LENGTHS.index(length)] for row in self.by_group.values()]))
 
     def to_dict(self) -> dict[str, object]:
@@ -40,28 +40,28 @@ class Figures:
         return {"temperature": self.temperature, "lengths": list(LENGTHS), "groups": groups}
 
 
-def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[Figures]:
-    """One set of figures per temperature among the texts."""
-    found = []
-    for temperature in sorted({each.temperature for each in spoken}):
+def measure(network: Network, teacher: Teacher, spoken: Sequence[Spoken]) -> list[HeldOutFigures]:
+    """One entry per temperature of the texts."""
+    results = []
+    for temperature in sorted({text.temperature for text in spoken}):
         counts: dict[str, NDArray[np.float64]] = {}
-        for part in _parts([each for each in spoken if each.temperature == temperature]):
+        for part in _parts([text for text in spoken if text.temperature == temperature]):
             runs = right_guesses(network, teacher, part, temperature)
-            for row, each in enumerate(part):
-                own = counts.setdefault(each.group, np.zeros((len(LENGTHS), 2)))
-                own += [walk(runs[row], each.is_answer, length) for length in LENGTHS]
+            for row, text in enumerate(part):
+                totals = counts.setdefault(text.group, np.zeros((len(LENGTHS), 2)))
+                totals += [walk(runs[row], text.is_answer, length) for length in LENGTHS]
         by_group = {
-            group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in own)
-            for group, own in sorted(counts.items())
+            group: tuple(float(tokens / max(rounds, 1)) for tokens, rounds in totals)
+            for group, totals in sorted(counts.items())
         }
-        found.append(Figures(temperature, by_group))
-    return found
+        results.append(HeldOutFigures(temperature, by_group))
+    return results
 
 
 def right_guesses(
     network: Network, teacher: Teacher, spoken: Sequence[Spoken], temperature: float
 ) -> NDArray[np.int64]:
-    """(B, L): how many guesses in a row are right, of a draft that starts after token t + 1."""
+    """Number of right guesses in a row (B, L), for a draft that starts after token t + 1."""
     device = teacher.embedding.device
     batch = Batch.of(spoken, device)
     steps = max(LENGTHS)
@@ -89,8 +89,9 @@ def right_guesses(
 def posterior_delays(probs: Tensor, draft_tokens: Tensor, winners: Tensor) -> Tensor:
     """The target's exponential noise (A, Vd), given that `winners` (A,) won its race.
 
-    Token i arrives at E_i / p_i.  The first arrival of a race whose rates sum to 1 is an Exp(1)
-    whoever wins it, and by the lack of memory each other token comes an Exp(p_i) later.
+    Token i arrives at E_i / p_i.  If the rates sum to 1, the first arrival time is Exp(1),
+    whichever token wins.  Exponential laws have no memory, so each other token arrives an Exp(p_i)
+    later.
     """
     generator = torch.Generator(probs.device).manual_seed(0)
     first = torch.empty_like(probs[:, :1]).exponential_(generator=generator)
@@ -100,7 +101,7 @@ def posterior_delays(probs: Tensor, draft_tokens: Tensor, winners: Tensor) -> Te
 
 
 def walk(runs: NDArray[np.int64], is_answer: NDArray[np.bool_], length: int) -> tuple[int, int]:
-    """Tokens and rounds of an answer after its first token, which comes with the prompt."""
+    """Tokens and rounds of an answer, without its first token, which the prompt's pass emits."""
     places = np.flatnonzero(is_answer)
     tokens = rounds = 0
     at, last = int(places[0]), int(places[-1])
@@ -111,17 +112,17 @@ def walk(runs: NDArray[np.int64], is_answer: NDArray[np.bool_], length: int) -> 
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Matrix products in half precision where that is fast."""
+    """Matrix products in bfloat16 on CUDA; no change elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _parts(spoken: Sequence[Spoken]) -> Iterator[list[Spoken]]:
-    """Texts of similar length, as many as fit a pass."""
+    """Groups of texts of similar length, each within MOST_TOKENS."""
     part: list[Spoken] = []
-    for each in sorted(spoken, key=len):
-        if part and (len(part) + 1) * len(each) > MOST_TOKENS:
+    for text in sorted(spoken, key=len):
+        if part and (len(part) + 1) * len(text) > MOST_TOKENS:
             yield part
             part = []
-        part.append(each)
+        part.append(text)
     if part:
         yield part

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment of our own choosing."""
+"""Delays Ctrl-C until the end of a training step."""
 
 from __future__ import annotations
 

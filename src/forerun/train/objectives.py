@@ -1,8 +1,8 @@
-"""What a drafter is trained to get right, per token: small is good.
+"""Training losses per token.
 
-A guess is accepted under shared noise about as often as two laws overlap, and greedily when the
-likeliest tokens agree; which of these differentiable stand-ins serves best is a matter of
-measurement (docs/train.md).
+Under shared noise a guess is accepted about as often as the two laws overlap; under greedy decoding
+it is accepted if the likeliest tokens agree.  Each loss is a differentiable substitute for one of
+these; docs/train.md compares them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
 
 
 def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
-    """The law and its likeliest token in equal parts."""
+    """The mean of `forward_kl` and `top_one`."""
     return (forward_kl(logits, probs, best) + top_one(logits, probs, best)) / 2
 
 

@@ -13,13 +13,13 @@ MUON_RATE = 2.0  # times the rate of AdamW
 
 
 class Optimiser:
-    """Both as one, under a learning rate that rises shortly and then falls to 0."""
+    """Both optimisers; the rate rises for 2% of the budget, then falls linearly to 0."""
 
     def __init__(self, network: Network, rate: float, *, muon: bool) -> None:
         self.rate = rate
-        own = dict(network.named_parameters())
-        inner = [p for name, p in own.items() if p.ndim == 2 and name != "head.weight"]
-        others = [p for name, p in own.items() if p.ndim != 2 or name == "head.weight"]
+        named = dict(network.named_parameters())
+        inner = [p for name, p in named.items() if p.ndim == 2 and name != "head.weight"]
+        others = [p for name, p in named.items() if p.ndim != 2 or name == "head.weight"]
         self.parts: list[Any] = []
         if muon and hasattr(torch.optim, "Muon"):
             self.parts.append(
@@ -28,10 +28,10 @@ class Optimiser:
         else:
             others += inner
         self.parts.append(torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.01))
-        self.parameters = list(own.values())
+        self.parameters = list(named.values())
 
     def step(self, share: float) -> None:
-        """Apply the gradients, `share` of the budget being spent, and clear them."""
+        """Apply and clear the gradients; `share` of the budget is spent."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         rate = self.rate * min(1.0, share / WARM_UP) * max(0.0, 1 - share)
         for part in self.parts:

@@ -15,12 +15,12 @@ CHAT = "mt_bench"  # Spec-Bench calls its other groups by topic
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TrainingPrompt:
     text: str
     group: str
 
 
-def read_prompts(file: str) -> list[Prompt]:
+def read_prompts(file: str) -> list[TrainingPrompt]:
     """One {"prompt": ...} or Spec-Bench's {"category": ..., "turns": [...]} per line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")
@@ -30,28 +30,28 @@ def read_prompts(file: str) -> list[Prompt]:
         raise InputError(
             explain(f"Prompts cannot be read ({reason}).", repr(file), cure)
         ) from error
-    found = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    prompts = [_prompt(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
         cure = 'Write one {"prompt": "..."} per line.'
         raise InputError(explain("The file holds no prompt.", repr(file), cure))
-    return found
+    return prompts
 
 
-def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
-    """So many of each group, spread over it."""
-    picked: list[Prompt] = []
+def pick(prompts: Sequence[TrainingPrompt], per_group: int) -> list[TrainingPrompt]:
+    """At most `per_group` prompts of each group, evenly spaced."""
+    picked: list[TrainingPrompt] = []
     for group in dict.fromkeys(prompt.group for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.group == group]
-        picked += own[:: max(1, len(own) // per_group)][:per_group]
+        members = [prompt for prompt in prompts if prompt.group == group]
+        picked += members[:: max(1, len(members) // per_group)][:per_group]
     return picked
 
 
-def _prompt(file: str, number: int, line: str) -> Prompt:
+def _prompt(file: str, number: int, line: str) -> TrainingPrompt:
     try:
         row = row_of(line)
         text = next(iter(turns_of(row)), None)
         if isinstance(text, str) and text.strip():
-            return Prompt(text, _group(row))
+            return TrainingPrompt(text, _group(row))
         reason = "its prompt is no text"
     except ValueError as error:
         reason = str(error)

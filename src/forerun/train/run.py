@@ -1,4 +1,4 @@
-"""From prompts to a trained drafter: collect, train, measure, save; each resumed if stopped."""
+"""Trains a drafter from prompts: collect, train, measure, save; a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from forerun.train.card import card
 from forerun.train.chat import Chat
 from forerun.train.collect import Scale, answer_each, collect, count_answers
 from forerun.train.fit import check_trainable
-from forerun.train.held_out import Figures, measure
+from forerun.train.held_out import HeldOutFigures, measure
 from forerun.train.objectives import OBJECTIVES
 from forerun.train.optimiser import Optimiser
-from forerun.train.prompts import Prompt, pick
+from forerun.train.prompts import TrainingPrompt, pick
 from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
 from forerun.train.teacher import Teacher
@@ -37,26 +37,26 @@ HEAT = 0.8  # the second temperature that is measured
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How many prompts are kept to measure with, and how long their answers are."""
+    """The number of held-out prompts, and the length of their answers."""
 
     per_group: int
-    total: int  # of the prompts themselves, where there is no file of held-out ones
+    total: int  # taken from the training prompts if there is no held-out file
     num_tokens: int
 
     @classmethod
     def on(cls, device: Any) -> HeldOut:
-        """What takes seconds there: a CPU says dozens of tokens where a GPU says thousands."""
+        """Sizes that take seconds on this device: smaller ones on a CPU."""
         return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What was asked for on the command line, defaults filled in."""
+class TrainOptions:
+    """The options of the command line, with defaults filled in."""
 
     out: Path
-    data: Path  # the folder whose answers are used: `out`, or that of an earlier run
-    prompts: Sequence[Prompt]
-    held_out: Sequence[Prompt]
+    data: Path  # folder of the answers: `out`, or an earlier run's folder
+    prompts: Sequence[TrainingPrompt]
+    held_out: Sequence[TrainingPrompt]
     num_answer_tokens: int
     data_seconds: float | None
     num_rows: int
@@ -74,7 +74,7 @@ class Plan:
     seed: int
 
     def settings(self) -> dict[str, Any]:
-        """What must not change while a run is gone on with."""
+        """The options that must not change when a run resumes."""
         if self.data_only:
             return {"seed": self.seed}
         names = (
@@ -84,51 +84,51 @@ class Plan:
         return {name: getattr(self, name) for name in names.split()}
 
 
-def train(target: Any, plan: Plan) -> int:
-    """Do what of the plan is not done yet."""
-    if plan.objective not in OBJECTIVES:
+def train(target: Any, options: TrainOptions) -> int:
+    """Collect answers and train the heads; steps that an earlier run finished are skipped."""
+    if options.objective not in OBJECTIVES:
         cure = f"Use one of {', '.join(OBJECTIVES)}."
-        raise InputError(explain("Unknown objective.", repr(plan.objective), cure))
+        raise InputError(explain("Unknown objective.", repr(options.objective), cure))
     model = target.model.requires_grad_(False)
     check_trainable(model)
     fingerprint = Fingerprint.of(model, target.name)
-    if plan.data != plan.out:
-        check_data(plan.data, fingerprint)
-    open_run(plan.out, fingerprint, plan.settings())
+    if options.data != options.out:
+        check_data(options.data, fingerprint)
+    open_run(options.out, fingerprint, options.settings())
     endings = _endings(model)
     try:
-        with _explained("--rows", plan.num_rows):
-            if plan.prompts:
-                _collect(model, Chat.of(target.tokenizer), endings, plan)
-        if plan.data_only:
+        with _explained("--rows", options.num_rows):
+            if options.prompts:
+                _collect(model, Chat.of(target.tokenizer), endings, options)
+        if options.data_only:
             return 0
-        with _explained("--batch-tokens", plan.batch_tokens):
-            return _train(model, fingerprint, endings, plan)
+        with _explained("--batch-tokens", options.batch_tokens):
+            return _train(model, fingerprint, endings, options)
     except KeyboardInterrupt:
         _tell("\nstopped and saved; the same command goes on")
         raise
 
 
-def _collect(model: Any, chat: Chat, endings: Sequence[int], plan: Plan) -> None:
+def _collect(model: Any, chat: Chat, endings: Sequence[int], options: TrainOptions) -> None:
     size = HeldOut.on(model.device)
-    if plan.held_out:
-        held_out = pick(plan.held_out, size.per_group)
+    if options.held_out:
+        held_out = pick(options.held_out, size.per_group)
     else:
-        held_out = _taken_out(plan.prompts, size.total)
-    kept = {prompt.text for prompt in (*held_out, *plan.held_out)}
-    prompts = [prompt.text for prompt in plan.prompts if prompt.text not in kept]
+        held_out = _taken_out(options.prompts, size.total)
+    kept = {prompt.text for prompt in (*held_out, *options.held_out)}
+    prompts = [prompt.text for prompt in options.prompts if prompt.text not in kept]
     if not prompts:
         wrong = "No prompt is left to train on: all of them are needed to measure with."
         cure = "Add more to --prompts, the more the better."
-        raise InputError(explain(wrong, f"{len(plan.prompts)} prompts", cure))
-    data = plan.out / DATA
+        raise InputError(explain(wrong, f"{len(options.prompts)} prompts", cure))
+    data = options.out / DATA
     data.mkdir(exist_ok=True)
     if not (data / HELD_OUT).exists():
-        write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, plan, size)))
-    scales = [Scale(plan.num_rows, 512, 0.6), Scale(max(1, plan.num_rows // 4), 1536, 0.4)]
+        write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, options, size)))
+    scales = [Scale(options.num_rows, 512, 0.6), Scale(max(1, options.num_rows // 4), 1536, 0.4)]
     longest = getattr(model.config, "max_position_embeddings", None) or 1536
-    scales = [Scale(each.num_rows, min(each.context, longest), each.share) for each in scales]
-    total = plan.num_answer_tokens
+    scales = [Scale(scale.num_rows, min(scale.context, longest), scale.share) for scale in scales]
+    total = options.num_answer_tokens
     with tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar:
         collect(
             model,
@@ -138,14 +138,14 @@ def _collect(model: Any, chat: Chat, endings: Sequence[int], plan: Plan) -> None
             endings=endings,
             scales=scales,
             num_answer_tokens=total,
-            seconds=plan.data_seconds or float("inf"),
-            seed=plan.seed,
+            seconds=options.data_seconds or float("inf"),
+            seed=options.seed,
             report=lambda gained: bar.update(gained) and None,
         )
 
 
-def _taken_out(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Some of the prompts, to measure with instead of training on."""
+def _taken_out(prompts: Sequence[TrainingPrompt], count: int) -> list[TrainingPrompt]:
+    """Every n-th prompt, held out of training to measure with."""
     return list(prompts[:: max(2, len(prompts) // count)][:count])
 
 
@@ -153,8 +153,8 @@ def _answers(
     model: Any,
     chat: Chat,
     endings: Sequence[int],
-    prompts: Sequence[Prompt],
-    plan: Plan,
+    prompts: Sequence[TrainingPrompt],
+    options: TrainOptions,
     size: HeldOut,
 ) -> Iterator[Spoken]:
     """The target's answers to held-out prompts, greedy and sampled."""
@@ -168,26 +168,35 @@ def _answers(
             asked,
             endings=endings,
             temperature=temperature,
-            num_rows=min(plan.num_rows, 64),
+            num_rows=min(options.num_rows, 64),
             max_new_tokens=count,
-            seed=plan.seed,
+            seed=options.seed,
         ):
             is_answer = np.arange(len(text)) >= start
             yield Spoken(np.array(text, np.int32), is_answer, prompts[index].group, temperature)
 
 
-def _train(model: Any, fingerprint: Fingerprint, endings: Sequence[int], plan: Plan) -> int:
-    data = plan.data / DATA
-    spoken = [each for file in list_shards(data) for each in read(file) if each.can_be_drafted]
-    held_out = [each for each in read(data / HELD_OUT) if each.can_be_drafted]
+def _train(
+    model: Any, fingerprint: Fingerprint, endings: Sequence[int], options: TrainOptions
+) -> int:
+    data = options.data / DATA
+    spoken = [
+        conversation
+        for file in list_shards(data)
+        for conversation in read(file)
+        if conversation.can_be_drafted
+    ]
+    held_out = [
+        conversation for conversation in read(data / HELD_OUT) if conversation.can_be_drafted
+    ]
     if not spoken or not held_out:
         wrong = "No answers have been collected."
         raise InputError(explain(wrong, repr(str(data)), "Collect some with --prompts."))
     vocab_size = fingerprint.vocab_size
-    tokens, covered = likeliest_tokens(spoken, plan.draft_vocab, vocab_size, endings)
+    tokens, covered = likeliest_tokens(spoken, options.draft_vocab, vocab_size, endings)
     config = model.config.get_text_config(decoder=True)
-    design = Design.after(config, len(tokens), plan.mlp_size)
-    torch.manual_seed(plan.seed)
+    design = Design.after(config, len(tokens), options.mlp_size)
+    torch.manual_seed(options.seed)
     draft_tokens = torch.from_numpy(tokens).to(model.device)
     teacher = Teacher(model, design.layers, draft_tokens)
     network = Network(design).to(model.device)
@@ -195,13 +204,13 @@ def _train(model: Any, fingerprint: Fingerprint, endings: Sequence[int], plan: P
     training = Training(
         network=network,
         teacher=teacher,
-        objective=OBJECTIVES[plan.objective],
-        optimiser=Optimiser(network, plan.learning_rate, muon=plan.optimizer == "muon"),
-        budget=Budget(plan.seconds, plan.steps, plan.pause_after),
-        num_unrolled=plan.num_unrolled,
-        batch_tokens=plan.batch_tokens,
-        seed=plan.seed,
-        folder=plan.out,
+        objective=OBJECTIVES[options.objective],
+        optimiser=Optimiser(network, options.learning_rate, muon=options.optimizer == "muon"),
+        budget=Budget(options.seconds, options.steps, options.pause_after),
+        num_unrolled=options.num_unrolled,
+        batch_tokens=options.batch_tokens,
+        seed=options.seed,
+        folder=options.out,
     )
     _tell(
         f"{len(spoken)} conversations, {count_answers(spoken) / 1e6:.2f}M answer tokens, "
@@ -214,20 +223,22 @@ def _train(model: Any, fingerprint: Fingerprint, endings: Sequence[int], plan: P
         training.note(held_out)
     is_over = _run(training, spoken, held_out)
     weights = {name: value.float().cpu().numpy() for name, value in network.state_dict().items()}
-    save(plan.out, Trained(design, fingerprint, tokens, weights))
-    figures = _figures_of_saved(plan.out, teacher, held_out)
+    save(options.out, Trained(design, fingerprint, tokens, weights))
+    figures = _figures_of_saved(options.out, teacher, held_out)
     facts = {
         "answers": f"{count_answers(spoken) / 1e6:.2f} million tokens in {len(spoken):,} "
         f"conversations, {covered:.1%} of them in the draft vocabulary",
-        "objective": f"{plan.objective}, unrolled {plan.num_unrolled} steps, {plan.optimizer}",
+        "objective": f"{options.objective}, unrolled {options.num_unrolled} steps, "
+        f"{options.optimizer}",
         "device": _device(model.device),
         "command": f"`{' '.join(['forerun', *sys.argv[1:]])}`",
     }
     text = card(fingerprint.name, design, training.progress, figures, facts)
-    (plan.out / "README.md").write_text(text, encoding="utf-8")
-    for each in figures:
-        rows = ", ".join(f"{name} {row[4]:.2f}" for name, row in each.by_group.items())
-        _tell(f"temperature {each.temperature:g}, K = 5: {each.mean(5):.3f} tokens/round ({rows})")
+    (options.out / "README.md").write_text(text, encoding="utf-8")
+    for entry in figures:
+        rows = ", ".join(f"{name} {row[4]:.2f}" for name, row in entry.by_group.items())
+        tokens_per_round = f"{entry.mean(5):.3f} tokens/round ({rows})"
+        _tell(f"temperature {entry.temperature:g}, K = 5: {tokens_per_round}")
     if not is_over:
         _tell("paused; the same command goes on")
     return 0
@@ -251,8 +262,10 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
     return is_over
 
 
-def _figures_of_saved(folder: Path, teacher: Teacher, held_out: Sequence[Spoken]) -> list[Figures]:
-    """Measured as users will load it: in 8 bits."""
+def _figures_of_saved(
+    folder: Path, teacher: Teacher, held_out: Sequence[Spoken]
+) -> list[HeldOutFigures]:
+    """Figures of the drafter as users load it, in 8 bits."""
     saved = load(folder)
     network = Network(saved.design)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in saved.weights.items()})
@@ -261,11 +274,13 @@ def _figures_of_saved(folder: Path, teacher: Teacher, held_out: Sequence[Spoken]
 
 @contextmanager
 def _explained(option: str, value: int) -> Iterator[None]:
-    """Tell what to lower when memory runs out."""
+    """Turn an out-of-memory error into one that names the option to lower."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "memory" not in str(error):  # a CPU's own way to say it
+        if type(error) is RuntimeError and "memory" not in str(
+            error
+        ):  # how torch reports it on a CPU
             raise
         cure = f"Lower {option}; the same command then goes on where it was."
         raise InputError(explain("Memory ran out.", f"{option} {value}", cure)) from error
@@ -273,9 +288,9 @@ def _explained(option: str, value: int) -> Iterator[None]:
 
 def _endings(model: Any) -> list[int]:
     """The tokens that end a text."""
-    found = model.generation_config.eos_token_id if model.generation_config else None
-    found = model.config.eos_token_id if found is None else found
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    endings = model.generation_config.eos_token_id if model.generation_config else None
+    endings = model.config.eos_token_id if endings is None else endings
+    return [] if endings is None else [endings] if isinstance(endings, int) else list(endings)
 
 
 def _device(device: Any) -> str:

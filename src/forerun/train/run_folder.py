@@ -1,4 +1,4 @@
-"""The folder of a run: what it was started with, so that it is gone on with and not mixed up."""
+"""The folder of a run, with its target and options, so that only the same run resumes in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN, DATA, HELD_OUT = "run.json", "data", "held-out.npz"
 
 
 def open_run(folder: Path, target: Fingerprint, settings: dict[str, Any]) -> None:
-    """Begin a run in an empty folder, or go on with the same one; refuse any other folder."""
+    """Begin a run in an empty folder, or resume the same run; refuse any other folder."""
     file = folder / RUN
     if not file.exists():
         if folder.is_dir() and any(folder.iterdir()):
@@ -27,21 +27,21 @@ def open_run(folder: Path, target: Fingerprint, settings: dict[str, Any]) -> Non
             cure = "Name one that you may write to."
             raise InputError(explain(wrong, repr(str(folder)), cure)) from error
         return
-    found = _read(file)
-    theirs = Fingerprint.from_dict(found["target"])
+    run = _read(file)
+    theirs = Fingerprint.from_dict(run["target"])
     try:
         theirs.check(target)
     except UnsupportedError as error:
         wrong = f"The output folder holds a run for {theirs.name}, not for {target.name}."
         raise InputError(explain(wrong, repr(str(folder)), "Name another folder.")) from error
-    known = found["settings"]
+    known = run["settings"]
     changed = [name for name in settings if known.get(name, settings[name]) != settings[name]]
     if changed:
         wrong = "The output folder holds a run that was started with other options."
         received = ", ".join(f"{name} {settings[name]!r}, was {known[name]!r}" for name in changed)
         cure = "Use the same options to go on with it, or name another folder."
         raise InputError(explain(wrong, received, cure))
-    _write(file, {**found, "settings": {**known, **settings}})
+    _write(file, {**run, "settings": {**known, **settings}})
 
 
 def check_data(folder: Path, target: Fingerprint) -> None:
@@ -61,14 +61,14 @@ def check_data(folder: Path, target: Fingerprint) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {"target": found["target"], "settings": found["settings"]}
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return {"target": content["target"], "settings": content["settings"]}
     except (OSError, ValueError, LookupError) as error:
         wrong = f"The description of a run cannot be read ({error})."
         raise InputError(explain(wrong, repr(str(file)), "Name another folder.")) from error
 
 
-def _write(file: Path, found: dict[str, Any]) -> None:
+def _write(file: Path, content: dict[str, Any]) -> None:
     unfinished = file.with_suffix(".part")
-    unfinished.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(file)

@@ -1,8 +1,8 @@
-"""Many texts continued at once, for collecting a target's answers by the million.
+"""Continues many texts at once, to collect a target's answers by the million tokens.
 
-The engine keeps promises about each request, which costs Python per token.  Here nothing is
-promised but speed: all rows share one static cache and one pass, choosing tokens included, that a
-GPU replays as a captured graph; the host looks at the rows only once in a while.
+The engine runs Python code for each token of each request.  Here all rows share one static cache
+and one pass, token choice included, which a GPU replays as a captured graph.  The host checks the
+rows once every few passes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ WARM_UP = 3  # passes before a graph is captured
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a row is to do next."""
+class RowTask:
+    """The text that a row continues, and how."""
 
     row: int
-    tokens: Sequence[int]  # the text so far, of which the row may hold a beginning already
+    tokens: Sequence[int]  # the text so far; the row may already hold its beginning
     temperature: float
-    limit: int  # the text's length at which it stops even without an ending
+    limit: int  # length of the text at which the row stops
 
 
 class Slots:
-    """Rows of one target, each continuing a text of its own."""
+    """Rows of one target, each of which continues one text."""
 
     def __init__(
         self, model: Any, num_rows: int, context: int, endings: Sequence[int], seed: int
@@ -58,44 +58,44 @@ class Slots:
 
     @property
     def _position(self) -> Tensor:
-        """(rows,): where the token that is fed next stands."""
+        """Position of the next token to feed, (rows,)."""
         return self._cache.position
 
-    def put(self, wanted: Sequence[Wanted], *, fresh: bool) -> None:
-        """Give rows their texts; fresh ones have nothing in common with what the rows hold."""
-        if not wanted:
+    def put(self, tasks: Sequence[RowTask], *, fresh: bool) -> None:
+        """Assign texts to rows; fresh: the texts do not extend what the rows hold."""
+        if not tasks:
             return
         device = self._text.device
-        rows = torch.tensor([each.row for each in wanted], device=device)
-        table = torch.zeros((len(wanted), self.context), dtype=torch.long)
-        for index, each in enumerate(wanted):
-            table[index, : len(each.tokens)] = torch.tensor(each.tokens)
-        lengths = torch.tensor([len(each.tokens) for each in wanted])
+        rows = torch.tensor([task.row for task in tasks], device=device)
+        table = torch.zeros((len(tasks), self.context), dtype=torch.long)
+        for index, task in enumerate(tasks):
+            table[index, : len(task.tokens)] = torch.tensor(task.tokens)
+        lengths = torch.tensor([len(task.tokens) for task in tasks])
         self._text[rows] = table.to(device)
         self._known[rows] = lengths.to(device)
-        self._limit[rows] = torch.tensor([each.limit for each in wanted], device=device)
+        self._limit[rows] = torch.tensor([task.limit for task in tasks], device=device)
         self._temperature[rows] = torch.tensor(
-            [each.temperature for each in wanted], dtype=torch.float32, device=device
+            [task.temperature for task in tasks], dtype=torch.float32, device=device
         )
         self._is_done[rows] = False
         if fresh:
             self._prefill(rows, table, lengths)
 
     def advance(self, num_passes: int) -> None:
-        """Let every row that is not done write so many tokens at most."""
+        """Let every unfinished row write up to `num_passes` tokens."""
         with _attending(self.model):
             for _ in range(num_passes):
                 self._replay()
 
     def done(self) -> dict[int, list[int]]:
-        """Rows that have stopped, and their texts, the last token included."""
+        """Texts of the finished rows by row, last token included."""
         rows = self._is_done.nonzero()[:, 0]
         ends = (self._position[rows] + 2).tolist()
         texts = self._text[rows].tolist()
         return {row: text[:end] for row, text, end in zip(rows.tolist(), texts, ends, strict=True)}
 
     def _replay(self) -> None:
-        """One pass; on a GPU, once warm, as a single launch."""
+        """One pass; on a GPU a captured graph after WARM_UP passes."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -109,7 +109,7 @@ class Slots:
             # Capturing runs nothing, so no row has moved.
 
     def _pass(self) -> None:
-        """Feed each row's token, choose the next one, and write it unless it was given."""
+        """Feed one token per row, choose the next, and write it unless it is given."""
         at = self._position
         slots = torch.arange(self.context, device=at.device)
         mask = torch.zeros((self.num_rows, 1, 1, self.context), device=at.device)
@@ -210,7 +210,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """All layers, and where each row stands."""
+    """All layers, and the position of each row."""
 
     def __init__(self, num_layers: int, num_rows: int, context: int, device: Any) -> None:
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
@@ -232,10 +232,10 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention that reads shared heads once instead of copying them for each query head."""
     if query.shape[2] > 1 or key.shape[2] == 1:
-        found = torch.nn.functional.scaled_dot_product_attention(
+        prompt_output = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
-        return found.transpose(1, 2).contiguous(), None
+        return prompt_output.transpose(1, 2).contiguous(), None
     grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # one token per row
     scores = (grouped @ key.transpose(2, 3)).float() * scaling + attention_mask
     attended = scores.softmax(-1).to(value.dtype) @ value
@@ -247,7 +247,7 @@ AttentionInterface.register(ATTENTION, grouped_attention)
 
 @contextmanager
 def _attending(model: Any) -> Iterator[None]:
-    """Have a model attend in our way for a while."""
+    """Switch a model to `grouped_attention` within the context."""
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = ATTENTION

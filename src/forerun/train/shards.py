@@ -1,4 +1,4 @@
-"""Collected texts on disk: numbered files, each written whole, so that a kill loses at most one."""
+"""Collected texts on disk, in numbered files; a killed run loses at most one file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Spoken:
 
     @property
     def can_be_drafted(self) -> bool:
-        """Whether an answer goes on after its first token, and there is something before it."""
+        """Whether an answer has a second token, and a token before the answer."""
         later = self.is_answer[1:] & self.is_answer[:-1]
         return bool(later.any()) and not self.is_answer[0]
 
 
 def write_shard(folder: Path, spoken: Sequence[Spoken]) -> Path:
-    """The next numbered file of a folder."""
+    """Write the next numbered file of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"shard-{len(list_shards(folder)):05d}.npz"
     write(file, spoken)
@@ -46,18 +46,18 @@ def list_shards(folder: Path) -> list[Path]:
 
 
 def write(file: Path, spoken: Sequence[Spoken]) -> None:
-    """One file, there only when complete."""
-    tokens = np.concatenate([each.tokens for each in spoken])
+    """Write one file, which appears only when complete."""
+    tokens = np.concatenate([text.tokens for text in spoken])
     is_small = tokens.size == 0 or tokens.max() < 1 << 16
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as out:
         np.savez(
             out,
             tokens=tokens.astype(np.uint16 if is_small else np.int32),
-            is_answer=np.packbits(np.concatenate([each.is_answer for each in spoken])),
-            lengths=np.array([len(each) for each in spoken], np.int32),
-            groups=np.array([each.group for each in spoken]),
-            temperatures=np.array([each.temperature for each in spoken], np.float32),
+            is_answer=np.packbits(np.concatenate([text.is_answer for text in spoken])),
+            lengths=np.array([len(text) for text in spoken], np.int32),
+            groups=np.array([text.group for text in spoken]),
+            temperatures=np.array([text.temperature for text in spoken], np.float32),
         )
     unfinished.replace(file)
 
@@ -71,7 +71,7 @@ def read(file: Path) -> list[Spoken]:
         cuts = np.cumsum(kept["lengths"])[:-1]
         columns = np.split(tokens, cuts), np.split(is_answer, cuts)
         details = kept["groups"].tolist(), kept["temperatures"].tolist()
-        return [Spoken(*each) for each in zip(*columns, *details, strict=True)]
+        return [Spoken(*fields) for fields in zip(*columns, *details, strict=True)]
     except (OSError, ValueError, LookupError, BadZipFile) as error:
         wrong = f"A file of collected answers cannot be read ({error})."
         cure = "Delete it; what it held is collected again by the same command."

@@ -1,4 +1,4 @@
-"""What the target says about its own texts: hidden states to draft from, and laws to draft for."""
+"""Runs the target on its own texts: hidden states as input, laws as training targets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.arrays import HostArray
 from forerun.models.forward import without_cudnn_attention
 from forerun.train.shards import Spoken
 
-MULTIPLE = 32  # of tokens that texts are padded to, so that memory is used again
-CHUNK = 8192  # positions whose whole vocabulary is held at once
+MULTIPLE = 32  # lengths are padded to multiples of this, so that memory is reused
+CHUNK = 8192  # positions whose full logits are held at once
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts side by side, padded on the right, where causal attention never looks."""
+    """Texts in rows, padded on the right, where causal attention does not reach."""
 
     tokens: Tensor  # (B, L)
     rows: Tensor  # (A,): with `places`, the tokens u inside an answer whose next one is as well
@@ -34,9 +35,9 @@ class Batch:
         longest = -(-max(map(len, spoken)) // MULTIPLE) * MULTIPLE
         tokens = np.zeros((len(spoken), longest), np.int64)
         reach = np.zeros((len(spoken), longest), np.int64)
-        for row, each in enumerate(spoken):
-            tokens[row, : len(each)] = each.tokens
-            reach[row, : len(each)] = run_lengths(each.is_answer)
+        for row, text in enumerate(spoken):
+            tokens[row, : len(text)] = text.tokens
+            reach[row, : len(text)] = run_lengths(text.is_answer)
         rows, places = np.nonzero((reach[:, :-1] > 0) & (reach[:, 1:] > 0))
         arrays = tokens, rows, places, reach[rows, places]
         ids, row, place, known = (torch.from_numpy(array).to(device) for array in arrays)
@@ -45,11 +46,11 @@ class Batch:
 
     @property
     def next_tokens(self) -> Tensor:
-        """(A,): what came after each place."""
+        """The token after each place, (A,)."""
         return self.tokens[self.rows, self.places + 1]
 
 
-def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
+def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> HostArray:
     """How many flags in a row are set up to each place, (L,): 0 1 1 0 1 gives 0 1 2 0 1."""
     counts = np.cumsum(flags)
     return np.asarray(counts - np.maximum.accumulate(np.where(flags, 0, counts)))
@@ -68,15 +69,18 @@ class Teacher:
     def watch(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states after the watched layers (B, L, F), and after the last (B, L, D)."""
         with torch.no_grad(), without_cudnn_attention():
-            found = self.model.base_model(
+            output = self.model.base_model(
                 input_ids=tokens, use_cache=False, output_hidden_states=True
             )
-            hidden = torch.cat([found.hidden_states[layer] for layer in self.layers], -1)
-        return hidden, found.last_hidden_state
+            hidden = torch.cat([output.hidden_states[layer] for layer in self.layers], -1)
+        return hidden, output.last_hidden_state
 
     def laws(self, final: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Of final states (A, D): draft tokens' probabilities (A, Vd), which sum to 1 or less,
-        and the likeliest of all tokens (A,)."""
+        """Laws of final states (A, D).
+
+        Returns the probabilities of the draft tokens (A, Vd), which sum to 1 or less, and the
+        likeliest of all tokens (A,).
+        """
         probs, likeliest = [], []
         with torch.no_grad():
             head = self.model.get_output_embeddings()

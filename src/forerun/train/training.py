@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.drafters.heads.network import Network
 from forerun.errors import InputError, explain
 from forerun.train.batches import epoch
-from forerun.train.held_out import Figures, autocast, measure
+from forerun.train.held_out import HeldOutFigures, autocast, measure
 from forerun.train.interrupts import held_back
 from forerun.train.objectives import Objective
 from forerun.train.optimiser import Optimiser
@@ -24,13 +24,13 @@ from forerun.train.teacher import Batch, Teacher
 from forerun.train.unroll import unroll
 
 STATE = "state.pt"
-DECAY = 0.8  # how much less the next step counts
+DECAY = 0.8  # weight of a step relative to the one before
 SAVE_EVERY = 60.0  # seconds
 
 
 @dataclass
 class Progress:
-    """How far a training run has got; all that is needed, with the weights, to go on."""
+    """The progress of a training run: with the weights, all that is needed to resume."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -42,14 +42,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run is over, and when this call of it pauses."""
+    """Limits that end a run, and the seconds after which this call pauses."""
 
     seconds: float | None
     steps: int | None
     pause_after: float | None = None
 
     def share(self, progress: Progress) -> float:
-        """How much of it is spent, from 0 to 1."""
+        """The share of the budget that is spent, 0 to 1."""
         shares = [0.0]
         if self.seconds is not None:
             shares.append(progress.seconds / self.seconds)
@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass
 class Training:
-    """One run, from wherever it stands."""
+    """One training run, new or resumed."""
 
     network: Network
     teacher: Teacher
@@ -74,7 +74,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
 
     def resume(self) -> bool:
-        """Go back to the saved state, if there is one."""
+        """Load the saved state; returns whether there was one."""
         file = self.folder / STATE
         if not file.exists():
             return False
@@ -146,26 +146,26 @@ class Training:
         finally:
             self.save()
 
-    def note(self, held_out: Sequence[Spoken]) -> list[Figures]:
-        """Measure on held-out texts and remember what was found."""
+    def note(self, held_out: Sequence[Spoken]) -> list[HeldOutFigures]:
+        """Measure on held-out texts, and append the figures to the history."""
         figures = measure(self.network, self.teacher, held_out)
         row: dict[str, float] = {
             "step": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
         }
-        row |= {f"temperature {each.temperature:g}": round(each.mean(5), 3) for each in figures}
+        row |= {f"temperature {entry.temperature:g}": round(entry.mean(5), 3) for entry in figures}
         self.progress.history.append(row)
         return figures
 
     def _step(self, batch: Batch, share: float) -> Tensor:
-        """One update; its loss, still on the device."""
+        """One update; returns the loss on the device."""
         loss = self.loss(batch)
         loss.backward()
         self.optimiser.step(share)
         return loss.detach()
 
     def loss(self, batch: Batch) -> Tensor:
-        """The objective at every place of every answer, for each step of the unrolled drafter."""
+        """The mean objective of each unrolled step over the answer tokens, weighted and summed."""
         hidden, final = self.teacher.watch(batch.tokens)
         probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
         best = self.teacher.to_draft[likeliest]

@@ -60,9 +60,9 @@ def _attend(
     """Gather from the past and from the place's own later keys, (B, KV, G, Q, d)."""
     query = query / math.sqrt(query.shape[-1])
     scores = (query.flatten(2, 3) @ past[0].transpose(2, 3)).unflatten(2, query.shape[2:4]) + bias
-    own = [(query * key).sum(-1, keepdim=True).to(scores.dtype) for key, _ in later]
+    self_scores = [(query * key).sum(-1, keepdim=True).to(scores.dtype) for key, _ in later]
     with torch.autocast(query.device.type, enabled=False):  # its softmax would copy to float32
-        weights = torch.cat((scores, *own), -1).softmax(-1)
+        weights = torch.cat((scores, *self_scores), -1).softmax(-1)
     num_past = bias.shape[1]
     attended = weights[..., :num_past].flatten(2, 3) @ past[1]
     attended = attended.unflatten(2, query.shape[2:4])

@@ -1,4 +1,4 @@
-"""The tokens a drafter can guess: those the target says most."""
+"""The draft vocabulary: the tokens that the target emits most often."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def likeliest_tokens(
     spoken: Sequence[Spoken], size: int, vocab_size: int, endings: Sequence[int]
 ) -> tuple[NDArray[np.int64], float]:
     """Ids (Vd,), ascending, and the share of all answer tokens that they cover."""
-    said = np.concatenate([each.tokens[each.is_answer] for each in spoken])
+    said = np.concatenate([text.tokens[text.is_answer] for text in spoken])
     counts = np.bincount(said, minlength=vocab_size)
     ranked = counts.copy()
-    ranked[list(endings)] = counts.max() + 1  # a drafter that cannot end goes on for nothing
+    ranked[list(endings)] = counts.max() + 1  # always include the ending tokens
     chosen = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab_size)])
     return chosen, float(counts[chosen].sum() / counts.sum())

@@ -1,4 +1,4 @@
-"""The sizes of a drafting network, chosen after the target it reads."""
+"""The sizes of a drafting network, derived from its target."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Design:
-    """All that is needed to build the network; saved beside its weights."""
+    """Everything needed to build the network; saved with its weights."""
 
     hidden_size: int  # D, the target's own
     num_heads: int
     num_kv_heads: int
     head_size: int
     mlp_size: int
-    layers: tuple[int, ...]  # the target's hidden states after so many layers are its input
-    num_tokens: int  # Vd, those it can guess; the target has more
+    layers: tuple[int, ...]  # input: the target's hidden states after these layers
+    num_tokens: int  # Vd, the size of the draft vocabulary
     rope_theta: float
     norm_eps: float
 
     @property
     def num_features(self) -> int:
-        """F: what the target hands over for each token."""
+        """F: the number of hidden values the target gives per token."""
         return len(self.layers) * self.hidden_size
 
     @classmethod
@@ -51,9 +51,9 @@ class Design:
 
 
 def layers_to_read(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high layers: what was read, what it means, and what comes next.
+    """Low, middle and high layers.
 
-    Never the last layer, whose output some models hand out after their final norm.
+    The last layer is left out, because some models return its output after their final norm.
     """
-    wanted = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
-    return tuple(sorted({max(1, layer) for layer in wanted}))
+    depths = (num_layers // 5, num_layers // 2, 4 * num_layers // 5, num_layers - 1)
+    return tuple(sorted({max(1, layer) for layer in depths}))

@@ -24,7 +24,7 @@ from forerun.types import Drawn
 
 
 class Heads:
-    """Draft with a network that was trained for this very target.
+    """Draft with a network that was trained for this target.
 
     source: a folder that `forerun train` wrote, or a name on the Hugging Face hub; None is the
     drafter that comes with Forerun, for its default model.
@@ -94,8 +94,8 @@ class Heads:
             if whole:
                 wide = np.full(vocab_size, -np.inf, np.float32)
                 wide[tokens] = row
-                found = fork(growth, node, wide, vocab_size)
-                forks += [found] if found else []
+                parent = fork(growth, node, wide, vocab_size)
+                forks += [parent] if parent else []
         if shared_noise:
             grow_racing(forks)
         else:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
@@ -20,13 +20,12 @@ from forerun.noise import Key, exponentials, seed_key
 from forerun.sampling import Sampling
 
 XP = compat.array_namespace(np.empty(0))
-Rows = np.ndarray[Any, Any]
 Node = tuple[Growth, int]
 
 NUM_RACERS = 32
 
 
-def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: Rows) -> None:
+def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: HostArray) -> None:
     """Add the first arrivals in the target's race, or the likeliest tokens, after nodes (N,).
 
     logits: (N, Vd).  draft_tokens: (Vd,), the target's ids.
@@ -37,16 +36,16 @@ def grow_from_few(nodes: Sequence[Node], logits: Logits, draft_tokens: Rows) -> 
     else:
         columns, shares = _first_arrivals([growth for growth, _ in nodes], logits, draft_tokens)
     tokens = draft_tokens[columns].tolist()
-    for (growth, node), own, guesses, chances in zip(
+    for (growth, node), free_places, guesses, chances in zip(
         nodes, places, tokens, shares.tolist(), strict=True
     ):
-        for place, token, share in zip(own, guesses, chances, strict=False):
+        for place, token, share in zip(free_places, guesses, chances, strict=False):
             if share > 0:
                 growth.add(node, token, place, share)
 
 
 def is_about_tokens(sampling: Sampling) -> bool:
-    """Whether a request treats single tokens in a way of its own, so that all must be looked at."""
+    """Whether options change the logits of single tokens, so that all tokens must be considered."""
     return bool(
         sampling.logit_bias
         or sampling.grammar is not None
@@ -56,31 +55,31 @@ def is_about_tokens(sampling: Sampling) -> bool:
     )
 
 
-def _likeliest(logits: Logits, count: int) -> tuple[Rows, Rows]:
+def _likeliest(logits: Logits, count: int) -> tuple[HostArray, HostArray]:
     """Columns (N, count), the likeliest first, and their probabilities."""
     columns = logits.argmax(axis=1)[:, None] if count == 1 else likeliest(logits, count)
-    found = np.take_along_axis(logits, columns, axis=1)
-    total = np.exp(logits - found[:, :1]).sum(axis=1, keepdims=True)
-    return columns, np.exp(found - found[:, :1]) / total
+    largest = np.take_along_axis(logits, columns, axis=1)
+    total = np.exp(logits - largest[:, :1]).sum(axis=1, keepdims=True)
+    return columns, np.exp(largest - largest[:, :1]) / total
 
 
 def _first_arrivals(
-    growths: Sequence[Growth], logits: Logits, draft_tokens: Rows
-) -> tuple[Rows, Rows]:
-    """Columns (N, C) in the order they arrive, and the chance of each to be the target's first.
+    growths: Sequence[Growth], logits: Logits, draft_tokens: HostArray
+) -> tuple[HostArray, HostArray]:
+    """Columns (N, C) in the order of arrival, and the chance that each is the target's choice.
 
-    Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
-    proportion to its speed.
+    If the target's logits were the drafter's plus Gumbel noise, the chance of each token to win
+    would be proportional to its speed.
     """
     turns = [growth.turn for growth in growths]
     samplings = [turn.sampling for turn in turns]
     positions = np.array([growth.turn.position + growth.level for growth in growths])
     columns = likeliest(logits, NUM_RACERS)
-    found = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
-    temperatures = np.array([[each.temperature] for each in samplings])
+    racers = np.take_along_axis(logits, columns, axis=1).astype(np.float64)
+    temperatures = np.array([[sampling.temperature] for sampling in samplings])
     is_greedy = temperatures == 0
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
-        law = np.exp((found - found[:, :1]) / np.where(is_greedy, 1.0, temperatures))
+    with np.errstate(over="ignore"):  # a tiny temperature gives exp(-inf) for all but the best
+        law = np.exp((racers - racers[:, :1]) / np.where(is_greedy, 1.0, temperatures))
     law = np.where(is_greedy, law, _truncated(law, samplings))
     noise = exponentials(
         XP, _key(tuple(turn.seed for turn in turns)), positions, draft_tokens[columns]
@@ -91,7 +90,7 @@ def _first_arrivals(
     return np.take_along_axis(columns, order, axis=1), np.take_along_axis(shares, order, axis=1)
 
 
-def _truncated(law: Rows, samplings: Sequence[Sampling]) -> Rows:
+def _truncated(law: HostArray, samplings: Sequence[Sampling]) -> HostArray:
     """Laws (N, C), the likeliest first and at 1, after top_k, top_p and min_p."""
     if all(s.top_k is None and s.top_p == 1 and s.min_p == 0 for s in samplings):
         return law

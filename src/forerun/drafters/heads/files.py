@@ -37,7 +37,7 @@ class Trained:
 
 
 def save(folder: Path, trained: Trained) -> None:
-    """Write both files, each whole or not at all."""
+    """Write both files; each is complete or absent."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,27 +134,29 @@ def _check_sizes(
     weights: Mapping[str, NDArray[np.float32]],
     tokens: NDArray[np.int64],
 ) -> None:
-    """Refuse weights that are not those of the network that is described beside them."""
+    """Refuse weights whose sizes differ from the description in the same folder."""
     import torch
 
     from forerun.drafters.heads.network import Network
 
-    with torch.device("meta"):  # sizes without numbers
-        wanted = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
-    found = {name: w.shape for name, w in weights.items()}
-    different = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    with torch.device("meta"):  # shapes without data
+        expected = {name: tuple(w.shape) for name, w in Network(design).state_dict().items()}
+    shapes = {name: w.shape for name, w in weights.items()}
+    different = sorted(
+        name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name)
+    )
     is_sorted = bool((np.diff(tokens, prepend=-1) > 0).all())
     fits = len(tokens) == design.num_tokens and is_sorted and tokens[-1] < target.vocab_size
     if different or not fits:
         name = different[0] if different else "tokens"
         wrong = f"The drafter's weights do not fit {DESCRIPTION} beside them: {name} differs."
-        received = f"{found.get(name, len(tokens))} rather than {wanted.get(name, 'as stated')}"
+        received = f"{shapes.get(name, len(tokens))} rather than {expected.get(name, 'as stated')}"
         cure = f"Copy or download {str(folder)!r} again."
         raise InputError(explain(wrong, received, cure))
 
 
 def _download(name: str) -> Path:
-    """The two files from the hub, or what was downloaded earlier."""
+    """The two files from the hub, or from its local cache."""
     try:
         from huggingface_hub import hf_hub_download
 

@@ -1,4 +1,4 @@
-"""Which target a drafter was trained for, told by its sizes and a sample of its embedding.
+"""Identifies the target of a drafter by its sizes and a sample of its embedding.
 
 The sample is compared by direction, not bit by bit: a copy in another precision, 4 bits included,
 is the same target; another model of the same sizes is not.
@@ -19,7 +19,7 @@ ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copi
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What has to agree."""
+    """The properties that must agree."""
 
     name: str
     hidden_size: int
@@ -29,7 +29,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, model: Any, name: str) -> Fingerprint:
-        """Of a transformers model."""
+        """The fingerprint of a transformers model."""
         table = model.get_input_embeddings().weight.detach()
         rows = np.linspace(0, table.shape[0] - 1, NUM_ROWS).astype(int).tolist()
         values = table[rows, :NUM_COLUMNS].float().cpu().numpy().ravel()

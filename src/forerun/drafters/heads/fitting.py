@@ -1,4 +1,4 @@
-"""A trained drafter put to work for one target: does it fit, and what computes it."""
+"""Checks that a trained drafter fits a target, and chooses its runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_shipped() -> Trained:
 
 
 def fit(trained: Trained, target: LanguageModel) -> Runner:
-    """What drafts for this target, on its device; refused if it was trained for another one."""
+    """The runner for this target and its device; raises if the drafter was trained for another."""
     model = getattr(target, "model", None)
     if not isinstance(target, Inspectable) or model is None:
         wrong = (

@@ -76,7 +76,7 @@ class LeanRunner:
     ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
         """The same, and a line of guesses after each row: tokens, and the chance of each to be
         kept.  The row does not remember them."""
-        starts = [state.lengths[row] + len(own) for row, own in zip(rows, tokens, strict=True)]
+        starts = [state.lengths[row] + len(fed) for row, fed in zip(rows, tokens, strict=True)]
         line = _line(turns, starts, ids)
         logits = self._extend(state, rows, features, tokens, line)
         drawn = zip(line.tokens.tolist(), line.values.tolist(), line.counts.tolist(), strict=True)
@@ -92,26 +92,26 @@ class LeanRunner:
         members: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             members.setdefault(row, []).append(index)
-        order = [index for own in members.values() for index in own]
+        order = [index for indices in members.values() for index in indices]
         features = np.stack([state.outputs[rows[i]][parents[i] + 1] for i in order])
         lots = []
-        for row, own in members.items():
+        for row, indices in members.items():
             paths, length = state.paths[row], state.lengths[row]
             first = len(paths)
-            for index in own:
+            for index in indices:
                 parent = parents[index]
                 paths.append([*(paths[parent] if parent >= 0 else ()), len(paths)])
             new = paths[first:]
             lots.append(
                 Lot(
                     row,
-                    ids=[tokens[index] for index in own],
+                    ids=[tokens[index] for index in indices],
                     positions=np.array([length + len(path) - 1 for path in new]),
                     slots=np.arange(length + first, length + len(paths)),
                     before=np.full(len(new), length),
                     branch=length + np.concatenate(new),
                     num_branch=np.array([len(path) for path in new]),
-                    places=np.array(own),
+                    places=np.array(indices),
                 )
             )
         outputs, logits = self._run(state, lots, NO_STATES, features)
@@ -139,14 +139,14 @@ class LeanRunner:
         line: Line,
     ) -> Logits:
         lots = []
-        for index, (row, own) in enumerate(zip(rows, tokens, strict=True)):
-            places = np.full(len(own), -1)
+        for index, (row, fed) in enumerate(zip(rows, tokens, strict=True)):
+            places = np.full(len(fed), -1)
             places[-1] = index
-            lots.append(Lot.of(row, state.lengths[row], Feed(own), 0, places))
+            lots.append(Lot.of(row, state.lengths[row], Feed(fed), 0, places))
         hidden = np.concatenate([np.asarray(part, np.float32) for part in features])
         outputs, logits = self._run(state, lots, hidden, None, line)
-        for row, own, output in zip(rows, tokens, outputs, strict=True):
-            state.lengths[row] += len(own)
+        for row, fed, output in zip(rows, tokens, outputs, strict=True):
+            state.lengths[row] += len(fed)
             state.paths[row], state.outputs[row] = [], [output]
         return logits
 
@@ -220,10 +220,10 @@ def _line(turns: Sequence[Turn], starts: Sequence[int], ids: Ints) -> Line:
         starts=np.array(starts),
         limits=limits,
         worths=np.array([float(turn.worth) for turn in turns]),
-        temperatures=np.array([float(each.temperature) for each in samplings]),
-        top_k=np.array([each.top_k or len(ids) for each in samplings]),
-        top_p=np.array([float(each.top_p) for each in samplings]),
-        min_p=np.array([float(each.min_p) for each in samplings]),
+        temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
+        top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
+        top_p=np.array([float(sampling.top_p) for sampling in samplings]),
+        min_p=np.array([float(sampling.min_p) for sampling in samplings]),
         seeds=np.array([(turn.seed & MASK, turn.seed >> 32) for turn in turns], np.uint64),
         positions=np.array([turn.position for turn in turns]),
         is_open=limits > 0,

@@ -27,13 +27,13 @@ MOST_LINES = 128  # drawn at once
 class Heard:
     """One row."""
 
-    num_entries: int = 0  # those that wait included
+    num_entries: int = 0  # verified entries, waiting ones included
     waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
-    """Hidden states (N, F), and the token after each of theirs (N,)."""
+    """Entries not yet run: hidden states (N, F), and the token after each of them (N,)."""
     logits: Any = None  # (Vd,): after the last entry that was run
     numbers: dict[int, int] = field(default_factory=dict)
-    """The runner's number of each node of the draft that it was given."""
-    num_nodes: int = 0  # that the runner was given since its last entry
+    """The runner's number of each draft node it was given."""
+    num_nodes: int = 0  # nodes given to the runner since its last entry
 
 
 class Listening:
@@ -53,11 +53,11 @@ class Listening:
         return self._heard[row].num_entries > 0
 
     def hear(self, row: int, text: Sequence[int]) -> None:
-        """The target has processed more of a text, which may have ended with it."""
+        """Take in what the target has processed since the last round."""
         heard = self._heard[row]
         states = self._target.watched(self._target_rows, row)
         if self._target_rows.lengths[row] != heard.num_entries + len(states):
-            self.release(row)  # its beginning went by unheard
+            self.release(row)  # the beginning of its text was missed
             return
         first = heard.num_entries + 1
         following = text[first : first + len(states)]
@@ -66,7 +66,7 @@ class Listening:
             heard.num_entries += len(following)
 
     def begin(self, rows: Sequence[int]) -> Logits:
-        """Drafts from the end of the texts: logits (R, Vd) of what comes first."""
+        """Start drafts at the end of the texts: logits (R, Vd) of the first guesses."""
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
             self._keep(behind, self._runner.extend(self._rows, behind, *self._take(behind)))
@@ -75,7 +75,7 @@ class Listening:
         return np.stack([self._heard[row].logits for row in rows])
 
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
-        """Whole lines at once, drawn with the target's noise; None: the runner cannot do that."""
+        """Whole chains at once, drawn with the target's noise; None if that is not possible."""
         draw = getattr(self._runner, "extend_with_lines", None)
         asked = [turn for turn in turns if turn.height and self.can_draft(turn.row)]
         are_lines = all(
@@ -87,14 +87,14 @@ class Listening:
         drawn: dict[int, Guess] = {}
         if asked:
             rows = [turn.row for turn in asked]
-            logits, found = draw(self._rows, rows, *self._take(rows), asked, ids)
+            logits, drafts = draw(self._rows, rows, *self._take(rows), asked, ids)
             self._keep(rows, logits)
-            for row, (tokens, values) in zip(rows, found, strict=True):
+            for row, (tokens, values) in zip(rows, drafts, strict=True):
                 drawn[row] = Guess(tokens, Drawn.SHARED, values=values)
         return [drawn.get(turn.row, Guess()) for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
-        """Logits (N, Vd) of what comes after nodes whose parents the network was given before."""
+        """Logits (N, Vd) after nodes whose parents the network was given before."""
         rows, parents, tokens = [], [], []
         for growth, node in nodes:
             heard = self._heard[growth.turn.row]
@@ -110,16 +110,16 @@ class Listening:
         self._heard[row] = Heard()
 
     def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
-        """What waits in these rows: hidden states (R,) of (N_r, F), and the tokens after them."""
+        """Waiting entries of these rows: hidden states (R,) of (N_r, F), and next tokens."""
         waiting = [self._heard[row].waiting for row in rows]
         states = [_joined([part for part, _ in parts]) for parts in waiting]
         return states, [[token for _, part in parts for token in part] for parts in waiting]
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
-        """What waited has been run, and gave logits (R, Vd)."""
-        for row, own in zip(rows, logits, strict=True):
+        """Store the logits (R, Vd) of the entries that were run, which no longer wait."""
+        for row, row_logits in zip(rows, logits, strict=True):
             heard = self._heard[row]
-            heard.waiting, heard.logits, heard.num_nodes = [], own.copy(), 0
+            heard.waiting, heard.logits, heard.num_nodes = [], row_logits.copy(), 0
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -65,9 +65,9 @@ class Network(nn.Module):  # type: ignore[misc]
         return finished
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Over the draft vocabulary, (..., Vd)."""
-        found: Tensor = self.head(self.norm_head(hidden))
-        return found
+        """Logits over the draft vocabulary, (..., Vd)."""
+        output: Tensor = self.head(self.norm_head(hidden))
+        return output
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (..., d / 2) of positions (...)."""
@@ -77,10 +77,10 @@ class Network(nn.Module):  # type: ignore[misc]
         return turns.cos(), turns.sin()
 
     def initialise(self, head: Tensor) -> Network:
-        """Start from the target's own rows (Vd, D) of the vocabulary; the rest is random."""
+        """Initialise the head with the target's rows (Vd, D); all other weights are random."""
         for layer in (self.fuse, self.qkv, self.gate_up):
             nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
-        for layer in (self.output, self.down):  # nearly silent: features pass through at first
+        for layer in (self.output, self.down):  # nearly zero, so the features pass through at first
             nn.init.normal_(layer.weight, std=0.1 / math.sqrt(layer.in_features))
         self.head.weight.data.copy_(head)
         return self

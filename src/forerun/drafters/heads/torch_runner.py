@@ -26,7 +26,7 @@ class TorchRows:
 
 
 class TorchRunner:
-    """Plain and for any device; what a faster runner is compared with."""
+    """The plain implementation for any device; faster runners are tested against it."""
 
     def __init__(self, network: Network, embedding: Tensor) -> None:
         self.network = network.eval().requires_grad_(False)
@@ -105,7 +105,7 @@ class TorchRunner:
         return queries
 
     def _make_room(self, state: TorchRows, slots: int, like: Tensor) -> None:
-        """Grow at least twofold, so that the copying does not add up."""
+        """Grow at least twofold, so that copying costs O(1) per token on average."""
         have = 0 if state.keys is None else state.keys.shape[1]
         if slots <= have:
             return

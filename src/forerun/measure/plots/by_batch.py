@@ -1,4 +1,4 @@
-"""Latency against throughput as the batch grows: until where does it pay?"""
+"""Latency against throughput as the batch grows: up to which batch speculation pays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ READING = (
 
 
 def by_batch(results: Results, temperature: float) -> Plot | None:
-    settings = [each for each in results.settings if each.temperature == temperature]
+    settings = [setting for setting in results.settings if setting.temperature == temperature]
     lines: list[tuple[Series, list[Figures]]] = []
     for series in [*results.plain_series(), *results.series()]:
-        line = [results.best(each, series) for each in settings if results.has(each, series)]
-        line = [each for each in line if each.tokens_per_second.mean > 0]  # as the axes demand
+        line = [
+            results.best(setting, series) for setting in settings if results.has(setting, series)
+        ]
+        line = [
+            figures for figures in line if figures.tokens_per_second.mean > 0
+        ]  # as the axes demand
         if len(line) > 1:
             lines.append((series, line))
     if not lines:
@@ -40,7 +44,7 @@ def by_batch(results: Results, temperature: float) -> Plot | None:
         axes.set_xlabel("ms per token of one request")
         axes.set_ylabel("tokens per second of the batch")
         axes.margins(0.12)
-        ends = [_line(plot, axes, each, line, look(results, each)) for each, line in lines]
+        ends = [_line(plot, axes, series, line, look(results, series)) for series, line in lines]
         label_ends(axes, ends)
     return plot
 
@@ -58,18 +62,18 @@ def _title(results: Results, setting: Setting) -> str:
 def _line(
     plot: Plot, axes: Any, series: Series, line: list[Figures], style: dict[str, Any]
 ) -> tuple[float, str, str]:
-    """Draws one way to decode; gives the height of its last mark, its name and its colour."""
-    xs = [1e3 * each.seconds_per_token.mean for each in line]
-    ys = [each.tokens_per_second.mean for each in line]
+    """Draw one series; returns the height of its last mark, its name and its colour."""
+    xs = [1e3 * figures.seconds_per_token.mean for figures in line]
+    ys = [figures.tokens_per_second.mean for figures in line]
     axes.plot(xs, ys, **{**style, "marker": None})
-    for x, y, each in zip(xs, ys, line, strict=True):
+    for x, y, figures in zip(xs, ys, line, strict=True):
         (mark,) = axes.plot(
             [x], [y], **{**style, "marker": "o", "markersize": 8 if series.peer else 15}
         )
-        words = f"{series.label}, batch {each.cell.batch}, {length_words(each.cell)}"
+        words = f"{series.label}, batch {figures.cell.batch}, {length_words(figures.cell)}"
         plot.tip(mark, f"{words}: {y:.1f} tokens/s, {x:.3g} ms per token")
         axes.annotate(
-            str(each.cell.batch),
+            str(figures.cell.batch),
             (x, y),
             (8, -10) if series.peer else (0, 0),  # a hollow mark has a line running through it
             textcoords="offset points",

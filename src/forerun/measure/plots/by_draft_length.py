@@ -60,23 +60,27 @@ def _panel(
     for series in results.series(setting):
         style = look(results, series)
         colour, line = style["color"], results.fixed(setting, series)
-        if name == "acceptance_rate" and not any(each.acceptance_by_position for each in line):
+        if name == "acceptance_rate" and not any(
+            figures.acceptance_by_position for figures in line
+        ):
             continue  # a peer does not tell what it drafted
-        lengths = [int(each.cell.draft_length) for each in line]
-        values = [getattr(each, name) for each in line]
-        axes.plot(lengths, [each.mean for each in values], **{**style, "marker": None})
-        low, high = [each.low for each in values], [each.high for each in values]
+        lengths = [int(figures.cell.draft_length) for figures in line]
+        values = [getattr(value, name) for value in line]
+        axes.plot(lengths, [value.mean for value in values], **{**style, "marker": None})
+        low, high = [value.low for value in values], [value.high for value in values]
         axes.fill_between(lengths, low, high, color=colour, alpha=faint, linewidth=0)
         points = list(zip(lengths, line, strict=True))
         if (auto := results.auto(setting, series)) is not None:
             points.append((place, auto))
         best = results.best_fixed(setting, series)
-        for x, each in points:
-            large = each is best and len(line) > 1 and name == "tokens_per_second"
-            _point(plot, axes, x, each, name, words, style | {"markersize": 9.5 if large else 5.5})
+        for x, figures in points:
+            large = figures is best and len(line) > 1 and name == "tokens_per_second"
+            _point(
+                plot, axes, x, figures, name, words, style | {"markersize": 9.5 if large else 5.5}
+            )
         ends.append((getattr(points[-1][1], name).mean, series.label, colour))
     if name == "tokens_per_second":
-        for peer in dict.fromkeys([None, *(each.peer for each in results.series(setting))]):
+        for peer in dict.fromkeys([None, *(other.peer for other in results.series(setting))]):
             if (plain := results.plain(setting, peer)) is not None:
                 speed = plain.tokens_per_second.mean
                 axes.axhline(speed, color=GREY, linestyle="--" if peer else "-", linewidth=1.4)
@@ -87,20 +91,22 @@ def _panel(
 
 
 def _point(
-    plot: Plot, axes: Any, x: int, each: Figures, name: str, words: str, style: dict[str, Any]
+    plot: Plot, axes: Any, x: int, figures: Figures, name: str, words: str, style: dict[str, Any]
 ) -> None:
-    value = getattr(each, name)
-    if each.cell.draft_length == "auto" or style["linestyle"] == "--":
+    value = getattr(figures, name)
+    if figures.cell.draft_length == "auto" or style["linestyle"] == "--":
         whisker(axes, x, value, style["color"])
     (mark,) = axes.plot([x], [value.mean], **style)
-    label = f"{series_of(each.cell).label}, {length_words(each.cell)}"
+    label = f"{series_of(figures.cell).label}, {length_words(figures.cell)}"
     figure, low, high = (words.format(v) for v in (value.mean, value.low, value.high))
     plot.tip(mark, f"{label}: {figure} ({low.split(' ')[0]} to {high.split(' ')[0]})")
 
 
 def _place_of_auto(results: Results, setting: Setting) -> int:
     lines = [results.fixed(setting, series) for series in results.series(setting)]
-    return 1 + max((int(each.cell.draft_length) for line in lines for each in line), default=0)
+    return 1 + max(
+        (int(figures.cell.draft_length) for line in lines for figures in line), default=0
+    )
 
 
 def _ticks(axes: Any, results: Results, setting: Setting) -> None:

@@ -9,7 +9,7 @@ from forerun.measure.figures import Figures
 from forerun.measure.naming import Setting, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
 from forerun.measure.plots.results import Results
-from forerun.measure.records import Answer
+from forerun.measure.records import AnswerRecord
 from forerun.prompts import GROUPS
 
 READING = (
@@ -19,11 +19,11 @@ READING = (
 
 
 def over_time(results: Results, setting: Setting) -> Plot | None:
-    lines = [each for each in results.series(setting) if each.peer is None]
-    cells = [cell for each in lines if (cell := results.auto(setting, each))]
+    lines = [series for series in results.series(setting) if series.peer is None]
+    cells = [cell for series in lines if (cell := results.auto(setting, series))]
     if not cells:
         return None
-    best = max(cells, key=lambda each: each.tokens_per_second.mean)
+    best = max(cells, key=lambda figures: figures.tokens_per_second.mean)
     rows = _one_of_each_group(results, best)
     lengths = [length for answer in rows for length in answer.drafted_by_round]
     low, high = min(lengths), max(lengths)
@@ -41,16 +41,16 @@ def over_time(results: Results, setting: Setting) -> Plot | None:
     return plot
 
 
-def _one_of_each_group(results: Results, each: Figures) -> list[Answer]:
-    found: dict[str, Answer] = {}
+def _one_of_each_group(results: Results, figures: Figures) -> list[AnswerRecord]:
+    by_group: dict[str, AnswerRecord] = {}
     for run in results.records.runs:
-        if run.cell == each.cell:
+        if run.cell == figures.cell:
             for answer in run.answers:
-                found.setdefault(answer.group, answer)
-    return [found[group] for group in results.groups if group in found]
+                by_group.setdefault(answer.group, answer)
+    return [by_group[group] for group in results.groups if group in by_group]
 
 
-def _strip(plot: Plot, axes: Any, answer: Answer, colour: str) -> None:
+def _strip(plot: Plot, axes: Any, answer: AnswerRecord, colour: str) -> None:
     drafted, accepted = answer.drafted_by_round, answer.accepted_by_round
     numbers = range(1, len(drafted) + 1)
     pale = axes.bar(numbers, drafted, 0.9, color=colour, alpha=0.28)

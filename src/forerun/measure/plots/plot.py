@@ -1,4 +1,4 @@
-"""One plot, and what all plots share: looks of a line, names at its end, words on hovering."""
+"""A plot, and the shared style: line looks, labels at line ends, tooltips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.measure.naming import Series, Setting
 from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval
 
-WIDTH = 5.4  # inches: two beside each other fill a page, and one a telephone
+WIDTH = 5.4  # inches: two side by side fill a page, one fills a phone
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -22,18 +22,18 @@ class Plot:
 
     kind: str
     setting: Setting | None
-    title: str  # what it says
+    title: str  # the finding
     reading: str  # how to read it
     figure: Figure
     tips: dict[str, str] = field(default_factory=dict)  # id of a mark -> words on hovering
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The file name without suffix."""
         return self.kind + (f"-{self.setting.name}" if self.setting else "")
 
     def tip(self, artist: Any, words: str) -> None:
-        """Show words when the pointer rests on what was drawn."""
+        """Attach a tooltip to a drawn artist."""
         name = f"mark-{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = words
@@ -47,9 +47,9 @@ def look(results: Results, series: Series) -> dict[str, Any]:
         number = [name for name in results.drafters if name is not None].index(series.drafter)
         colour = PALETTE[number % len(PALETTE)]
     variants = [
-        each
-        for each in results.series()
-        if (each.drafter, each.peer) == (series.drafter, series.peer)
+        other
+        for other in results.series()
+        if (other.drafter, other.peer) == (series.drafter, series.peer)
     ]
     variant = variants.index(series) if series in variants else 0
     style = {"color": colour, "marker": MARKERS[(number + 3 * variant) % len(MARKERS)]}
@@ -66,7 +66,7 @@ def whisker(axes: Any, x: float, interval: Interval, colour: str) -> None:
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     """Names at the right of the axes, at the heights (y, name, colour) of their lines' ends.
 
-    Names that would touch are moved apart, in order, by no more than it takes.
+    Names that would overlap are moved apart by as little as possible; their order is kept.
     """
     axes.figure.draw_without_rendering()
     points = 10.5
@@ -93,7 +93,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
 def spread(
     middles: Sequence[float], sizes: Sequence[float], low: float, high: float
 ) -> list[float]:
-    """Rising middles of things of these sizes, moved so that none overlap, in bounds if they fit.
+    """Ascending centres of items, moved so that no items overlap, within bounds if they fit.
 
     Neighbours that touch become one block, which settles around its members' mean.
     """

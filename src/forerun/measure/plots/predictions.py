@@ -28,16 +28,16 @@ def predictions(results: Results) -> Plot | None:
         axes = figure.subplots()
         highest: dict[str, tuple[float, float, str]] = {}
         ends = [1.0]
-        for guess, found in pairs:
-            assert found.speedup is not None
-            series, x, y = series_of(guess.cell), guess.speedup, found.speedup
+        for prediction, measured in pairs:
+            assert measured.speedup is not None
+            series, x, y = series_of(prediction.cell), prediction.speedup, measured.speedup
             style = {**look(results, series), "linestyle": "none", "alpha": 0.75}
             thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.35}
             axes.plot([x.low, x.high], [y.mean, y.mean], **thin)
             axes.plot([x.mean, x.mean], [y.low, y.high], **thin)
             (mark,) = axes.plot([x.mean], [y.mean], **style)
             words = f"predicted {x.mean:.2f}×, measured {y.mean:.2f}×"
-            plot.tip(mark, f"{cell_words(guess.cell)}: {words}")
+            plot.tip(mark, f"{cell_words(prediction.cell)}: {words}")
             ends += [x.mean, y.mean]
             if series.label not in highest or highest[series.label][1] < x.mean:
                 highest[series.label] = (y.mean, x.mean, style["color"])

@@ -1,4 +1,4 @@
-"""What the plots ask of a sweep: settings, lines, and which draft length is best."""
+"""A sweep as the plots need it: settings, series, and the best draft lengths."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from forerun.measure.summary import predicted
 
 
 class Results:
-    """A sweep's figures, looked up by what they share."""
+    """The figures of a sweep, by setting and series."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
         self._check()
         self.figures = figures(records.runs)
         self.groups = groups_of(records.runs)
-        self.settings = sorted({setting_of(each.cell) for each in self.figures})
+        self.settings = sorted({setting_of(entry.cell) for entry in self.figures})
         self.batches = sorted({setting.batch for setting in self.settings})
         self.temperatures = sorted({setting.temperature for setting in self.settings})
-        self.drafters = list(dict.fromkeys(each.cell.drafter for each in self.figures))
+        self.drafters = list(dict.fromkeys(entry.cell.drafter for entry in self.figures))
 
     def series(self, setting: Setting | None = None) -> list[Series]:
-        """What was drafted with, in the order of the sweep; plain decoding is not among them."""
-        cells = (each.cell for each in self.figures if not is_plain(each.cell))
+        """The series with a drafter, in the order of the sweep."""
+        cells = (entry.cell for entry in self.figures if not is_plain(entry.cell))
         kept = (series_of(cell) for cell in cells if setting in (None, setting_of(cell)))
         return list(dict.fromkeys(kept))
 
     def plain_series(self) -> list[Series]:
-        """Plain decoding: ours, and that of each peer that was run."""
-        cells = (each.cell for each in self.figures if is_plain(each.cell))
-        found = dict.fromkeys(map(series_of, cells))
-        return sorted(found, key=lambda each: each.peer or "")
+        """The plain-decoding series: ours, and one per peer."""
+        cells = (entry.cell for entry in self.figures if is_plain(entry.cell))
+        plain_lines = dict.fromkeys(map(series_of, cells))
+        return sorted(plain_lines, key=lambda series: series.peer or "")
 
     def has(self, setting: Setting, series: Series) -> bool:
         return bool(self._line(setting, series))
 
     def fixed(self, setting: Setting, series: Series) -> list[Figures]:
         """The cells of a line with a fixed draft length, shortest first."""
-        cells = [each for each in self._line(setting, series) if each.cell.draft_length != "auto"]
-        return sorted(cells, key=lambda each: int(each.cell.draft_length))
+        cells = [
+            entry for entry in self._line(setting, series) if entry.cell.draft_length != "auto"
+        ]
+        return sorted(cells, key=lambda entry: int(entry.cell.draft_length))
 
     def auto(self, setting: Setting, series: Series) -> Figures | None:
         line = self._line(setting, series)
-        return next((each for each in line if each.cell.draft_length == "auto"), None)
+        return next((entry for entry in line if entry.cell.draft_length == "auto"), None)
 
     def plain(self, setting: Setting, peer: str | None = None) -> Figures | None:
         line = self._line(setting, Series(None, None, "match", peer))
@@ -57,27 +59,29 @@ class Results:
 
     def best(self, setting: Setting, series: Series) -> Figures:
         """The cell of a line with the most tokens per second, `auto` among them."""
-        return max(self._line(setting, series), key=lambda each: each.tokens_per_second.mean)
+        return max(self._line(setting, series), key=lambda entry: entry.tokens_per_second.mean)
 
     def best_fixed(self, setting: Setting, series: Series) -> Figures | None:
         line = self.fixed(setting, series)
-        return max(line, key=lambda each: each.tokens_per_second.mean, default=None)
+        return max(line, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def longest(self, setting: Setting) -> list[Figures]:
-        """The longest fixed draft of each drafter of ours: it shows the most of its fortune."""
-        lines = [self.fixed(setting, each) for each in self.series(setting) if each.peer is None]
+        """The longest fixed draft of each of our drafters: it covers the most positions."""
+        lines = [
+            self.fixed(setting, series) for series in self.series(setting) if series.peer is None
+        ]
         return [line[-1] for line in lines if line and line[-1].acceptance_by_position]
 
     def winner(self, setting: Setting) -> Figures | None:
-        """The best cell of our own, if anything was drafted."""
-        lines = [each for each in self.series(setting) if each.peer is None]
+        """Our fastest cell with a drafter; None if there is none."""
+        lines = [series for series in self.series(setting) if series.peer is None]
         cells = [self.best(setting, series) for series in lines]
-        return max(cells, key=lambda each: each.tokens_per_second.mean, default=None)
+        return max(cells, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def reached_by_position(self, cell: Cell) -> list[int]:
-        """In how many rounds of a cell each draft slot was judged."""
+        """The number of rounds of a cell in which each draft slot was reached."""
         answers = [a for run in self.records.runs if run.cell == cell for a in run.answers]
-        columns = zip_longest(*(each.reached_by_position for each in answers), fillvalue=0)
+        columns = zip_longest(*(answer.reached_by_position for answer in answers), fillvalue=0)
         return [sum(column) for column in columns]
 
     def by_group(self, group: str) -> dict[Cell, Figures]:
@@ -85,10 +89,12 @@ class Results:
 
     @property
     def sample(self) -> Sample | None:
-        """The generation to show: one with a drafter that is best in some setting, if there is."""
-        best = [each.cell.drafter for setting in self.settings if (each := self.winner(setting))]
+        """The generation to show: of a drafter that is best in some setting, if recorded."""
+        best = [entry.cell.drafter for setting in self.settings if (entry := self.winner(setting))]
         samples = self.records.samples
-        fitting = [each for drafter in best for each in samples if each.cell.drafter == drafter]
+        fitting = [
+            recorded for drafter in best for recorded in samples if recorded.cell.drafter == drafter
+        ]
         return next(iter([*fitting, *samples]), None)
 
     @cached_property
@@ -98,12 +104,12 @@ class Results:
 
     @cached_property
     def same_text(self) -> tuple[int, int]:
-        """Answers equal to plain decoding's for their prompt and temperature, and compared."""
+        """Number of answers that equal plain decoding's, and number of answers compared."""
         plain: dict[tuple[str, float], str] = {}
         for run in self.records.runs:
             if is_plain(run.cell) and run.cell.peer is None:
-                for each in run.answers:
-                    plain.setdefault((each.prompt, run.cell.temperature), each.digest)
+                for answer in run.answers:
+                    plain.setdefault((answer.prompt, run.cell.temperature), answer.digest)
         same = compared = 0
         for run in self.records.runs:
             if run.cell.peer is None and not is_plain(run.cell) and run.cell.rule == "match":
@@ -116,7 +122,8 @@ class Results:
     def _groups(self) -> dict[str, dict[Cell, Figures]]:
         runs = self.records.runs
         return {
-            group: {each.cell: each for each in figures(runs, group=group)} for group in self.groups
+            group: {entry.cell: entry for entry in figures(runs, group=group)}
+            for group in self.groups
         }
 
     def _line(self, setting: Setting, series: Series) -> list[Figures]:
@@ -125,8 +132,8 @@ class Results:
     @cached_property
     def _lines(self) -> dict[tuple[Setting, Series], list[Figures]]:
         lines: dict[tuple[Setting, Series], list[Figures]] = {}
-        for each in self.figures:
-            lines.setdefault((setting_of(each.cell), series_of(each.cell)), []).append(each)
+        for entry in self.figures:
+            lines.setdefault((setting_of(entry.cell), series_of(entry.cell)), []).append(entry)
         return lines
 
     def _check(self) -> None:
@@ -146,7 +153,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def shares_in_words(shares: dict[str, float]) -> str:
-    """`a 10%, b 20%`; of many, the least and the greatest."""
+    """`a 10%, b 20%`; of more than three, only the smallest and the largest."""
     words = {name: f"{name} {share:.0%}" for name, share in shares.items()}
     if len(words) <= 3:
         return ", ".join(words.values())

@@ -19,21 +19,21 @@ READING = (
 
 
 def time_split(results: Results, setting: Setting) -> Plot | None:
-    cells = [results.best(setting, each) for each in results.series(setting)]
+    cells = [results.best(setting, series) for series in results.series(setting)]
     plain = results.plain(setting)
-    rows = [each for each in [*([plain] if plain else []), *cells] if each.time_shares]
+    rows = [figures for figures in [*([plain] if plain else []), *cells] if figures.time_shares]
     if not rows:
         return None
-    outside = max(1 - each.time_shares["score"] for each in rows)
+    outside = max(1 - figures.time_shares["score"] for figures in rows)
     title = f"The target's own passes take {1 - outside:.0%} or more of the time"
     with canvas(WIDTH, 0.8 + 0.45 * len(rows)) as figure:
         plot = Plot("time_split", setting, title, READING, figure)
         axes = figure.subplots()
-        for row, each in enumerate(rows):
+        for row, figures in enumerate(rows):
             left = 0.0
-            for stage, share in each.time_shares.items():
+            for stage, share in figures.time_shares.items():
                 (bar,) = axes.barh(row, share, 0.62, left, color=COLOURS[stage], alpha=0.9)
-                plot.tip(bar, f"{_name(each)}: {stage} {share:.1%}")
+                plot.tip(bar, f"{_name(figures)}: {stage} {share:.1%}")
                 if share >= 0.07:
                     axes.annotate(
                         f"{share:.0%}",
@@ -45,9 +45,9 @@ def time_split(results: Results, setting: Setting) -> Plot | None:
                         fontsize=10,
                     )
                 left += share
-            milliseconds = 1e3 * each.seconds_per_token.mean
+            milliseconds = 1e3 * figures.seconds_per_token.mean
             axes.annotate(f"{milliseconds:.3g} ms", (1.02, row), va="center", fontsize=10)
-        axes.set_yticks(range(len(rows)), [textwrap.fill(_name(each), 19) for each in rows])
+        axes.set_yticks(range(len(rows)), [textwrap.fill(_name(figures), 19) for figures in rows])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.14)
@@ -59,10 +59,10 @@ def time_split(results: Results, setting: Setting) -> Plot | None:
     return plot
 
 
-def _name(each: Figures) -> str:
-    label = series_of(each.cell).label
-    length = length_words(each.cell).replace(" ", "\N{NO-BREAK SPACE}")
-    return label if is_plain(each.cell) else f"{label}, {length}"
+def _name(figures: Figures) -> str:
+    label = series_of(figures.cell).label
+    length = length_words(figures.cell).replace(" ", "\N{NO-BREAK SPACE}")
+    return label if is_plain(figures.cell) else f"{label}, {length}"
 
 
 def _legend(axes: Any) -> None:

@@ -1,4 +1,4 @@
-"""The sweep as one page that opens from disk: no network, nothing beside it."""
+"""The sweep as one HTML page, in a single file that needs no network."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def _switch(settings: Sequence[Setting]) -> str:
     if len(settings) < 2:
         return ""
     buttons = "".join(
-        f'<label><input type="radio" name="setting" value="{each.name}"'
-        f"{' checked' if each == settings[0] else ''}><span>{escape(each.words)}</span></label>"
-        for each in settings
+        f'<label><input type="radio" name="setting" value="{setting.name}"'
+        f"{' checked' if setting == settings[0] else ''}>"
+        f"<span>{escape(setting.words)}</span></label>"
+        for setting in settings
     )
     return f'<form id="settings" aria-label="batch size and temperature" hidden>{buttons}</form>'
 
@@ -78,10 +79,10 @@ def _setting(results: Results, setting: Setting, figures: Sequence[str]) -> str:
 
 
 def _checks(results: Results) -> str:
-    found = checks(summarise(results.records))
-    if not found:
+    paragraphs = checks(summarise(results.records))
+    if not paragraphs:
         return ""
-    return _section("checks", "Are we right?", f'<div class="card checks">{found}</div>')
+    return _section("checks", "Are we right?", f'<div class="card checks">{paragraphs}</div>')
 
 
 def _generation(results: Results) -> str:
@@ -97,7 +98,7 @@ def _section(name: str, title: str, content: str) -> str:
 
 
 def _machine(results: Results) -> str:
-    """Where and with what, from the latest start of the sweep."""
+    """The machine and versions of the latest start of the sweep."""
     rows: list[tuple[str, str]] = []
     for header in results.records.headers[-1:]:
         machine = header.machine

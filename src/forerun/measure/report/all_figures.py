@@ -33,19 +33,21 @@ def all_figures(results: Results) -> str:
     )
 
 
-def _row(each: Figures) -> str:
-    cell, with_prompt = each.cell, each.tokens_per_second_with_prompt
+def _row(figures: Figures) -> str:
+    cell, with_prompt = figures.cell, figures.tokens_per_second_with_prompt
     values = (
         str(cell.draft_length),
         str(cell.batch),
         f"{cell.temperature:g}",
-        "–" if each.speedup is None else _interval(each.speedup, 2, "×"),
-        _interval(each.tokens_per_second, 1),
+        "–" if figures.speedup is None else _interval(figures.speedup, 2, "×"),
+        _interval(figures.tokens_per_second, 1),
         "–" if with_prompt is None else f"{with_prompt:.1f}",
-        _interval(each.seconds_per_token, 1, scale=1e3),
-        _interval(each.tokens_per_round, 2),
-        _interval(each.acceptance_rate, 0, "%", scale=100) if each.acceptance_by_position else "–",
-        f"{each.num_prompts} × {each.num_repeats}",
+        _interval(figures.seconds_per_token, 1, scale=1e3),
+        _interval(figures.tokens_per_round, 2),
+        _interval(figures.acceptance_rate, 0, "%", scale=100)
+        if figures.acceptance_by_position
+        else "–",
+        f"{figures.num_prompts} × {figures.num_repeats}",
     )
     data = "".join(f"<td>{value}</td>" for value in values)
     return f'<tr><th scope="row">{escape(series_of(cell).label)}</th>{data}</tr>'

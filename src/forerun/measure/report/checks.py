@@ -1,4 +1,4 @@
-"""What the sweep says about our own promises: predictions, the automatic K, the simulator."""
+"""Checks of our own claims by the sweep: predictions, the automatic K, the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.prompts import GROUPS
 
 
 def checks(summary: Summary) -> str:
-    """A paragraph for each promise that was put to the test, with a table where there are many."""
+    """One paragraph per checked claim, with a table where there are several values."""
     return _predictions(summary) + _autos(summary.autos) + _replay(summary)
 
 
@@ -24,8 +24,8 @@ def _predictions(summary: Summary) -> str:
     if not summary.misses:
         return words
     rows = [
-        [cell_words(each.cell), f"{each.predicted:.2f}×", f"{each.measured:.2f}×"]
-        for each in summary.misses
+        [cell_words(miss.cell), f"{miss.predicted:.2f}×", f"{miss.measured:.2f}×"]
+        for miss in summary.misses
     ]
     table = _table(["missed", "predicted", "measured"], rows)
     return f"{words}<details><summary>The others</summary>{table}</details>"
@@ -40,21 +40,21 @@ def _autos(autos: Sequence[Auto]) -> str:
     )
     rows = [
         [
-            f"{series_of(each.cell).label}, {setting_of(each.cell).words}",
-            f"{each.against_best:.2f}×",
-            length_words(each.best),
-            *_lowest(each),
+            f"{series_of(auto.cell).label}, {setting_of(auto.cell).words}",
+            f"{auto.against_best:.2f}×",
+            length_words(auto.best),
+            *_lowest(auto),
         ]
-        for each in autos
+        for auto in autos
     ]
     head = ["drafter", "against the best", "which is", "least gain", "in"]
     return words + _table(head, rows)
 
 
-def _lowest(each: Auto) -> tuple[str, str]:
-    if each.lowest is None:
+def _lowest(auto: Auto) -> tuple[str, str]:
+    if auto.lowest is None:
         return "–", "–"
-    return f"{each.by_group[each.lowest]:.2f}×", GROUPS.get(each.lowest, each.lowest)
+    return f"{auto.by_group[auto.lowest]:.2f}×", GROUPS.get(auto.lowest, auto.lowest)
 
 
 def _replay(summary: Summary) -> str:

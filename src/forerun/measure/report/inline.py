@@ -1,4 +1,4 @@
-"""A plot as part of a page: its colours and fonts become the page's, its marks explain themselves.
+"""A plot as inline SVG: it uses the page's colours and fonts, and its marks have tooltips.
 
 Matplotlib writes colours as they were drawn.  Here they become CSS variables, so that one drawing
 serves light and dark, and the reader's own choice between them decides.
@@ -25,7 +25,7 @@ VARIABLES = {
 
 
 def inline(plot: Plot, number: int) -> str:
-    """The plot as an <svg> element, the page's so-manieth; the page defines the variables."""
+    """The plot as the <svg> element with this number; the page defines the colour variables."""
     text = drawing.as_svg(plot.figure)
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None, "matplotlib always writes a view box"
@@ -49,7 +49,7 @@ def _attribute(text: str) -> str:
 
 
 def _explained(text: str, plot: Plot) -> str:
-    """Words on hovering, at each mark that has some."""
+    """Add a tooltip to each mark that has one."""
 
     def title(match: re.Match[str]) -> str:
         return f'<g class="mark"><title>{escape(plot.tips[match[1]])}</title>'
@@ -58,7 +58,7 @@ def _explained(text: str, plot: Plot) -> str:
 
 
 def _with_own_ids(text: str, prefix: str) -> str:
-    """Only ids that are referred to are kept, and told apart from those of other drawings."""
+    """Keep only ids that are referenced, and prefix them to be unique within the page."""
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
 
     def renamed(match: re.Match[str]) -> str:

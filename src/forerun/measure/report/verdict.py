@@ -1,4 +1,4 @@
-"""The answer first: does speculation pay here, and with what?"""
+"""The headline of the report: whether speculation pays, and with which setting."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from forerun.measure.plots.results import Results, listed
 
 def headline(results: Results) -> str:
     """One sentence over all settings."""
-    gains = {each: _gain(results.winner(each)) for each in results.settings}
+    gains = {setting: _gain(results.winner(setting)) for setting in results.settings}
     known = {setting: gain for setting, gain in gains.items() if gain is not None}
     if not known:
         return "Nothing to compare with plain decoding yet."
     paying = [setting for setting, gain in known.items() if gain > 1]
     if not paying:
         return "No: plain decoding is the fastest in every setting measured."
-    low, high = min(known[each] for each in paying), max(known[each] for each in paying)
+    low, high = min(known[setting] for setting in paying), max(known[setting] for setting in paying)
     gain = f"{low:.2f}×" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}×"
     if len(paying) == len(known):
         return f"Yes: {gain} the speed of plain decoding."
-    where = listed([each.words for each in paying])
+    where = listed([setting.words for setting in paying])
     return f"Sometimes: {gain} the speed of plain decoding at {where}; elsewhere it does not pay."
 
 
 def tiles(results: Results) -> str:
-    """The few numbers to remember, from the first setting, and whether the texts agree."""
+    """Key figures of the first setting, and the share of texts equal to plain decoding."""
     setting = results.settings[0]
     best, plain = results.winner(setting), results.plain(setting)
-    found: list[tuple[str, str, str]] = []
+    numbers: list[tuple[str, str, str]] = []
     if best is not None and best.speedup is not None:
         what = f"{series_of(best.cell).label}, {length_words(best.cell)}"
         low, high = best.speedup.low, best.speedup.high
         note = f"{what}; {setting.words}; {low:.2f} to {high:.2f}"
-        found.append(("speed-up", f"{best.speedup.mean:.2f}×", note))
+        numbers.append(("speed-up", f"{best.speedup.mean:.2f}×", note))
     if best is not None:
         speed = f"{best.tokens_per_second.mean:.1f}"
         beside = f"plain decoding: {plain.tokens_per_second.mean:.1f}" if plain else "no plain run"
-        found.append(("tokens per second", speed, beside))
+        numbers.append(("tokens per second", speed, beside))
         rate = f"{best.acceptance_rate.mean:.0%} of drafts accepted"
-        found.append(("tokens per round", f"{best.tokens_per_round.mean:.2f}", rate))
+        numbers.append(("tokens per round", f"{best.tokens_per_round.mean:.2f}", rate))
     same, compared = results.same_text
     if compared:
         share = "all" if same == compared else f"{same / compared:.1%}"
         note = f"{same:,} of {compared:,} answers equal plain decoding's"
-        found.append(("same text", share, note))
+        numbers.append(("same text", share, note))
     return "".join(
         f'<div class="tile"><div class="name">{escape(name)}</div>'
         f'<div class="value">{escape(value)}</div><div class="note">{escape(note)}</div></div>'
-        for name, value, note in found
+        for name, value, note in numbers
     )
 
 

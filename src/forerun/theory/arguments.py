@@ -1,4 +1,4 @@
-"""Numbers from outside become float64 arrays here, or an error that says how to fix them."""
+"""Converts and checks numeric arguments: float64 arrays, or an error that says the cure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = Any
 """float64 from NumPy, one per leading index; a scalar when there is none.  Shapes are in prose."""
 
 SUM_TOLERANCE = 1e-3
-"""Rounding of half-precision softmax is forgiven and undone; anything larger is a wrong row."""
+"""Rows may miss a sum of 1 by this much, as half-precision softmax does; they are renormalised."""
 
 
 def as_floats(name: str, values: Any) -> Floats:

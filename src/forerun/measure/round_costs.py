@@ -1,8 +1,8 @@
-"""What the parts of a round cost on this machine, timed in rounds that the engine really runs.
+"""Times the stages of a round on this machine, in rounds that the engine really runs.
 
-One call per batch size holds rounds of every draft length in turn, so a slow minute hits all of
-them alike, and the prompt is read once.  The first rounds warm up and are left out.  The engine
-waits for the device after each stage, so that its clock is not the clock of launches.
+One call per batch size cycles through all draft lengths, so a slow minute affects every length
+alike and the prompt is read once.  The first rounds are warm-up and do not count.  The engine
+waits for the device after each stage: without that the clock would time kernel launches only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from forerun.measure.texts import Text, check_drafted
 from forerun.measure.timing import median_interval
 
 WARM_UP = 2
-"""Rounds at the beginning that do not count; the first one reads the prompt."""
+"""Rounds at the start of a call that are not timed; the first one reads the prompt."""
 
 TIMED_TOKENS = 96
-"""Tokens per timed request: some 30 rounds, a handful of each length."""
+"""Tokens per timed request: about 30 rounds, a few of each draft length."""
 
 Table = dict[tuple[int, int], Interval]
 
@@ -36,8 +36,9 @@ Table = dict[tuple[int, int], Interval]
 class TargetCosts:
     """Seconds of the target's part of a round, by batch.
 
-    Drafts of a batch differ in length.  `padding` says what such a pass costs: 0 as much as one
-    with all its tokens evenly spread (they are packed), 1 as if all were as long as the longest.
+    Drafts in a batch differ in length.  `padding` places the cost of such a pass between two
+    bounds: 0 is a pass over the mean number of tokens (the rows are packed), 1 a pass in which
+    every row is as long as the longest (the rows are padded).
     """
 
     passes: Table  # (batch, tokens of each request) -> one scoring pass
@@ -46,22 +47,22 @@ class TargetCosts:
     padding: dict[int, float] = field(default_factory=dict)  # batch -> 0 to 1; none at batch 1
 
     def pass_seconds(self, batch: int, tokens: float) -> float:
-        """A pass over so many tokens of each request, on average."""
+        """Seconds of a pass over `tokens` tokens per request; fractions are interpolated."""
         costs, tokens = _middle(self.passes), round(tokens, 9)
         below, above = math.floor(tokens), math.ceil(tokens)
         low, high = costs(batch, below), costs(batch, above)
         return low + (tokens - below) * (high - low)
 
     def ragged_seconds(self, batch: int, mean: float, longest: float) -> float:
-        """A pass whose requests have so many tokens on average and at most."""
+        """Seconds of a pass whose requests have `mean` tokens on average and `longest` at most."""
         packed, padded = self.pass_seconds(batch, mean), self.pass_seconds(batch, longest)
         return packed + self.padding.get(batch, 0.0) * (padded - packed)
 
     def uncertainty(self, batch: int, tokens: int) -> float:
-        """Half of the interval of the nearest measured pass, as a share of it."""
+        """Half the 95% interval of the nearest measured pass, divided by its mean."""
         nearest = min(self.passes, key=lambda key: (key[0] != batch, abs(key[1] - tokens)))
-        found = self.passes[nearest]
-        return (found.high - found.low) / 2 / found.mean
+        interval = self.passes[nearest]
+        return (interval.high - interval.low) / 2 / interval.mean
 
 
 @dataclass(frozen=True)
@@ -81,26 +82,26 @@ class DraftCosts:
 def time_target(
     target: Any, texts: Sequence[Text], *, batches: Sequence[int], longest: int
 ) -> TargetCosts:
-    """Passes over 1 to longest + 1 tokens at each batch, and what follows a pass."""
+    """Times scoring over 1 to longest + 1 tokens at each batch, then verify and commit."""
     passes, verify, commit = defaultdict(list), defaultdict(list), defaultdict(list)
     ragged: dict[int, list[float]] = {}
     for batch in batches:
-        for some in _parties(texts, batch):
-            known = {tuple(text.prompt): text.output for text in some}
-            for each in _rounds(target, Script(known), [0, *spread(longest)], some):
-                passes[batch, each.drafted + 1].append(each.seconds.score)
-                verify[batch].append(each.seconds.verify / each.emitted)
-                commit[batch].append(each.seconds.commit)
+        for party in _parties(texts, batch):
+            known = {tuple(text.prompt): text.output for text in party}
+            for timed in _rounds(target, Script(known), [0, *spread(longest)], party):
+                passes[batch, timed.drafted + 1].append(timed.seconds.score)
+                verify[batch].append(timed.seconds.verify / timed.emitted)
+                commit[batch].append(timed.seconds.commit)
             if batch > 1:
-                found = _rounds(target, Script(known, is_ragged=True), [longest], some)
-                ragged.setdefault(batch, []).extend(each.seconds.score for each in found)
+                rounds = _rounds(target, Script(known, is_ragged=True), [longest], party)
+                ragged.setdefault(batch, []).extend(timed.seconds.score for timed in rounds)
     even = TargetCosts(_summary(passes), _summary(verify), _summary(commit))
-    padding = {batch: _padding(even, batch, longest, own) for batch, own in ragged.items()}
+    padding = {batch: _padding(even, batch, longest, seconds) for batch, seconds in ragged.items()}
     return replace(even, padding=padding)
 
 
 def _padding(costs: TargetCosts, batch: int, longest: int, seconds: list[float]) -> float:
-    """Where passes in which every other request drafts lie between packed and padded ones."""
+    """`TargetCosts.padding`, from the seconds of passes in which every other request drafts."""
     share = (batch + 1) // 2 / batch
     packed = costs.pass_seconds(batch, 1 + share * longest)
     padded = costs.pass_seconds(batch, 1 + longest)
@@ -119,37 +120,37 @@ def time_drafter(
     longest: int,
     trees: Sequence[int] = (),
 ) -> DraftCosts:
-    """Proposals of 1 to `longest` tokens, and of trees with so many nodes, at each batch.
+    """Times proposals of 1 to `longest` tokens, and of trees with these node counts, per batch.
 
-    The target's passes in the same rounds say how fast the machine is just now, compared with
-    when they were timed: a draft is priced in their terms.
+    The machine may be faster or slower now than when `costs` were timed.  The target's passes in
+    the same rounds show by how much, and the draft times are divided by that factor.
     """
     chains: dict[tuple[int, int], list[float]] = defaultdict(list)
     grown: dict[tuple[int, int], list[float]] = defaultdict(list)
     for batch in batches:
-        for some in _parties(texts, batch):
-            rounds = _rounds(target, drafter, spread(longest), some)
+        for party in _parties(texts, batch):
+            rounds = _rounds(target, drafter, spread(longest), party)
             pace = _pace(rounds, costs, batch)
-            for each in rounds:
-                chains[batch, each.asked].append(each.seconds.draft / pace)
+            for timed in rounds:
+                chains[batch, timed.asked].append(timed.seconds.draft / pace)
             for nodes in trees:
-                rounds = _rounds(target, drafter, [longest], some, tree=nodes)
+                rounds = _rounds(target, drafter, [longest], party, tree=nodes)
                 pace = _pace(rounds, costs, batch)
-                grown[batch, nodes] += [each.seconds.draft / pace for each in rounds]
-    timed = {key: seconds for key, seconds in chains.items() if key[1]}
-    return DraftCosts(_summary(timed), _summary(grown))
+                grown[batch, nodes] += [timed.seconds.draft / pace for timed in rounds]
+    nonempty = {key: seconds for key, seconds in chains.items() if key[1]}
+    return DraftCosts(_summary(nonempty), _summary(grown))
 
 
 def _pace(rounds: Sequence[_Round], costs: TargetCosts, batch: int) -> float:
-    """Seconds of the target's passes now, over seconds of such passes when they were timed."""
+    """Seconds of the target's passes in these rounds, divided by those predicted by `costs`."""
     return median(
-        each.seconds.score / costs.ragged_seconds(batch, each.mean + 1, each.drafted + 1)
-        for each in rounds
+        timed.seconds.score / costs.ragged_seconds(batch, timed.mean + 1, timed.drafted + 1)
+        for timed in rounds
     )
 
 
 def spread(most: int) -> list[int]:
-    """Draft lengths to time: the first ones all, then ever wider steps; the last one too."""
+    """Draft lengths to time: 1 to 4, then growing steps up to `most`, `most` included."""
     return sorted(
         {length for length in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if length < most} | {most}
     )
@@ -157,7 +158,7 @@ def spread(most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that every request took part in."""
+    """A timed round in which every request took part."""
 
     asked: int  # the draft length that was asked for
     drafted: int  # the longest draft
@@ -173,9 +174,9 @@ def _rounds(
     texts: Sequence[Text],
     tree: int | None = None,
 ) -> list[_Round]:
-    """The rounds of one call, without those that warm up and those near the end."""
+    """The rounds of one call, without warm-up rounds and the cut-short last one."""
     asking = Cycling(drafter, lengths if tree is None else [tree])
-    found: list[Generation] = generate(
+    answers: list[Generation] = generate(
         target,
         [text.prompt for text in texts],
         drafter=asking,
@@ -186,15 +187,16 @@ def _rounds(
         ignore_eos=True,
         batch_size=len(texts),
     )
-    check_drafted(found)
-    stats = [each.stats for each in found]
-    num_full = min(each.rounds for each in stats) - 1  # the last one of a request is cut short
+    check_drafted(answers)
+    stats = [answer.stats for answer in answers]
+    # The last round of a request is cut short by max_new_tokens.
+    num_full = min(request.rounds for request in stats) - 1
     return [
         _Round(
             asking.asked[number],
-            max(each.drafted_by_round[number] for each in stats),
-            sum(each.drafted_by_round[number] for each in stats) / len(stats),
-            sum(each.accepted_by_round[number] + 1 for each in stats),
+            max(request.drafted_by_round[number] for request in stats),
+            sum(request.drafted_by_round[number] for request in stats) / len(stats),
+            sum(request.accepted_by_round[number] + 1 for request in stats),
             stats[0].seconds_by_round[number],
         )
         for number in range(min(WARM_UP, num_full - 1), num_full)
@@ -202,13 +204,13 @@ def _rounds(
 
 
 def _parties(texts: Sequence[Text], batch: int) -> list[list[Text]]:
-    """A few groups of `batch` texts of about median length; texts are used again if they must."""
+    """Two or three groups of `batch` texts of about median length; texts repeat if too few."""
     ranked = sorted(texts, key=lambda text: len(text.tokens))
     num_parties = 3 if batch == 1 else 2
-    wanted = batch * num_parties
-    start = max(0, (len(ranked) - wanted) // 2)
-    picked = [ranked[(start + i) % len(ranked)] for i in range(wanted)]
-    return [picked[i : i + batch] for i in range(0, wanted, batch)]
+    num_texts = batch * num_parties
+    start = max(0, (len(ranked) - num_texts) // 2)
+    picked = [ranked[(start + i) % len(ranked)] for i in range(num_texts)]
+    return [picked[i : i + batch] for i in range(0, num_texts, batch)]
 
 
 def _summary(timings: dict[Any, list[float]]) -> dict[Any, Interval]:
@@ -216,4 +218,4 @@ def _summary(timings: dict[Any, list[float]]) -> dict[Any, Interval]:
 
 
 def _middle(table: Table) -> Callable[[int, int], float]:
-    return MeasuredCosts({key: max(each.mean, 1e-9) for key, each in table.items()})
+    return MeasuredCosts({key: max(interval.mean, 1e-9) for key, interval in table.items()})
