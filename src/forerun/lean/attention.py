@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.lean.jit import compiled
+from forerun.lean.jit import compiled, inner
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import exp, largest, normalise, total
 from forerun.lean.shape import LANES
@@ -44,7 +44,7 @@ class Cache(NamedTuple):
     sin: Floats
 
 
-@compiled
+@inner
 def place(
     heads: Heads, plan: Plan, cache: Cache, layer: int, token: int, norms: Floats, qkv: Floats,
     queries: Floats,
@@ -77,7 +77,7 @@ def place(
             values[i] = qkv[token, begin + i]
 
 
-@compiled
+@inner
 def attend(
     heads: Heads, plan: Plan, cache: Cache, layer: int, tile: int, head: int, queries: Floats,
     scores: Floats, block: Floats, mixed: Floats,

@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.lean.attention import Cache, Heads, attend, place
 from forerun.lean.crew import Board, share
-from forerun.lean.jit import compiled, entry, sources
+from forerun.lean.jit import compiled, entry, inner, sources
 from forerun.lean.linear import (
     Bytes,
     Floats,
@@ -67,7 +67,7 @@ def num_stages(num_layers: int) -> int:
     return STAGES_PER_LAYER * num_layers + PROJECT + 1
 
 
-@compiled
+@inner
 def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats) -> Any:
     """How many pieces of work the threads share in a stage."""
     if kind == PROJECT:
@@ -83,7 +83,7 @@ def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logi
     return len(plan.ids)
 
 
-@compiled
+@inner
 def watch(
     watched: Watched, layer: int, is_head: bool, token: int, x: Floats, norm: Floats, eps: Any
 ) -> None:
@@ -97,7 +97,7 @@ def watch(
                 copy(x, kept)
 
 
-@compiled
+@inner
 def run_stages(
     board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
     logits: Floats, work: Work, scores: Floats,

@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.lean.attention import Cache, Heads, attend, place
 from forerun.lean.crew import Board, share
-from forerun.lean.jit import compiled, entry, sources
+from forerun.lean.jit import entry, inner, sources
 from forerun.lean.line import Line, go_on
 from forerun.lean.linear import (
     Bytes,
@@ -77,7 +77,7 @@ class Level(NamedTuple):
     logits: Floats  # (places, draft vocabulary)
 
 
-@compiled
+@inner
 def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: Line) -> Any:
     """How many pieces of work the threads share in a stage."""
     if stage == CHOOSE:
@@ -101,14 +101,14 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     return len(level.plan.wanted) if stage > ATTEND else len(level.plan.ids)
 
 
-@compiled
+@inner
 def first_panel(level: Level, w: HeadsWeights) -> Any:
     """Of the queries, keys and values: where nothing is wanted, the panels of queries alone are
     left out."""
     return 0 if len(level.plan.wanted) else w.heads.queries * w.heads.size // LANES
 
 
-@compiled
+@inner
 def choose(line: Line, row: int, number: int, level: Level, later: Level, s: HeadsScratch) -> None:
     """One row's guess after a level; it is the row's token of the next, if more shall follow."""
     if not line.is_open[row]:
@@ -122,7 +122,7 @@ def choose(line: Line, row: int, number: int, level: Level, later: Level, s: Hea
         copy(level.outputs[row], s.features[row])
 
 
-@compiled
+@inner
 def run_levels(
     board: Board, w: HeadsWeights, cache: Cache, s: HeadsScratch, first: Level, later: Level,
     line: Line, work: Work, scores: Floats,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.formats import BLOCK, Format
-from forerun.lean.jit import compiled, counted, inlined
+from forerun.lean.jit import counted, inlined, inner
 from forerun.lean.limb_tile import (
     BEST_TOKENS,
     MOST_TOKENS,
@@ -78,7 +78,7 @@ def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
     return np.empty((num_tokens, blocks * CUT_BYTES), np.uint8)
 
 
-@compiled
+@inner
 def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
     """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
     if HAS_DOT_PRODUCTS and m.format[index] >= BLOCK8:
@@ -126,7 +126,7 @@ def panel(
         multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
 
 
-@compiled
+@inner
 def panel_of_limbs(
     m: Matrices, index: int, at: int, limbs: Bytes, num_tokens: int, sums: Floats
 ) -> None:
@@ -142,7 +142,7 @@ def panel_of_limbs(
             multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
 
 
-@compiled
+@inner
 def panel_of_many(
     m: Matrices, index: int, at: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
 ) -> None:
