@@ -25,8 +25,10 @@ from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.storage import rounded
 from forerun.models import HuggingFaceModel
+from forerun.models.bundled import packaged_weights
+from forerun.models.default import default_model
 
-LENGTH = 1000
+NUM_TOKENS = 1000
 BLOCK_FORMATS = (Format.BLOCK8, Format.BLOCK4)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
 
@@ -75,18 +77,33 @@ def in_mixed_company(lean: LeanModel, text: list[int], generator: random.Random)
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_a_thousand_tokens_have_the_same_bits_in_every_company(format: Format) -> None:
-    model, generator = few_bit_model(format), random.Random(5)
-    text = random_tokens(generator, LENGTH)
+def check_every_company(model: Any, text: list[int], formats: set[Format]) -> None:
+    generator = random.Random(5)
     alone, together = LeanModel(model, num_threads=1), LeanModel(model, num_threads=2)
-    assert set(alone._weights.matrices.format) == {format}
+    assert set(alone._weights.matrices.format) == formats
     expected = one_by_one(alone, text)
     assert torch.equal(one_by_one(together, text), expected)
     for lean in (alone, together):
-        state = lean.start(1, LENGTH)
-        assert torch.equal(lean.score(state, [0], [text], [LENGTH])[0], expected)
+        state = lean.start(1, len(text))
+        assert torch.equal(lean.score(state, [0], [text], [len(text)])[0], expected)
         assert torch.equal(in_mixed_company(lean, text, generator), expected)
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_a_thousand_tokens_have_the_same_bits_in_every_company(format: Format) -> None:
+    check_every_company(
+        few_bit_model(format), random_tokens(random.Random(4), NUM_TOKENS), {format}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(packaged_weights() is None, reason="the default model is not installed")
+def test_a_thousand_tokens_of_the_default_model() -> None:
+    model: Any = default_model(lean=False)
+    question = "Explain to a curious child, step by step and with an example, why the sky is blue. "
+    text = model.tokenizer.encode(question * 60)[:NUM_TOKENS]
+    assert len(text) == NUM_TOKENS
+    check_every_company(model.model, text, {Format.BLOCK4, Format.BLOCK8})
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
