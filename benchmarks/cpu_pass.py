@@ -3,18 +3,23 @@
 Contenders take turns at every size, so that a slow minute of the machine hits them alike.  OpenMP
 is told not to spin: for some milliseconds after a pass of transformers its threads would take the
 core of whoever comes next.  The read rate of the lean 1-token pass stands beside what the machine
-reads when it does nothing else.
+reads when it does nothing else.  Where the lean pass multiplies few-bit weights in whole numbers,
+"lean floats" is the same pass without: a process of its own, because one kind serves a process.
 
-    python benchmarks/cpu_pass.py [--repeats 15]
+    python benchmarks/cpu_pass.py [--repeats 15] [--output cpu_pass]
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
@@ -29,7 +34,7 @@ from forerun.lean.crew import Crew, share
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
-from forerun.lean.shape import best_shape
+from forerun.lean.shape import HAS_DOT_PRODUCTS, best_shape
 from forerun.models.default import default_model
 from spec_bench import save, summary
 
@@ -39,11 +44,15 @@ PROMPT_SIZES = (64, 256)
 NEW_TOKENS = 64
 TEXT = "Explain to a curious child, step by step and with an example, why the sky is blue. " * 20
 
+Runs = dict[tuple[str, int], Callable[[], Any]]  # by title and size
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--output", default="cpu_pass", help="name of the JSON file")
+    options = parser.parse_args()
+    repeats = options.repeats
     load_before = os.getloadavg()[0]
     plain = default_model(lean=False)
     began = time.perf_counter()
@@ -52,34 +61,28 @@ def main() -> None:
         pass_of(model, [1], 1)()
     seconds_to_start = time.perf_counter() - began
     tokens = plain.tokenizer.encode(TEXT)
-    contenders = {"lean": lean, "lean int8": int8}
-    passes = {
-        size: {
-            **{name: pass_of(model, tokens, size) for name, model in contenders.items()},
-            "transformers": pass_of_transformers(plain.model, tokens, size),
+    contenders = {"lean": runs_of(lean, tokens)}
+    if HAS_DOT_PRODUCTS:
+        contenders["lean floats"] = runs_with_floats()
+    contenders["lean int8"] = runs_of(int8, tokens)
+    contenders["transformers"] = runs_of_transformers(plain.model, tokens)
+
+    def table(title: str, sizes: tuple[int, ...]) -> dict[int, dict[str, Callable[[], Any]]]:
+        return {
+            size: {name: runs[title, size] for name, runs in contenders.items()} for size in sizes
         }
-        for size in SIZES
-    }
-    prompts = {
-        size: {
-            **{name: pass_of(model, tokens, size, context=0) for name, model in contenders.items()},
-            "transformers": pass_of_transformers(plain.model, tokens, size, context=0),
-        }
-        for size in PROMPT_SIZES
-    }
-    greedy = {
-        **{name: decoding(model, tokens[:CONTEXT]) for name, model in contenders.items()},
-        "transformers": decoding_of_transformers(plain.model, tokens[:CONTEXT]),
-    }
-    milliseconds = take_turns(passes, repeats)
-    ratios = {name: by_one(milliseconds, name) for name in ("lean", "lean int8", "transformers")}
+
+    milliseconds = take_turns(table("pass", SIZES), repeats)
+    ratios = {name: by_one(milliseconds, name) for name in contenders}
     weight_bytes = lean._weights.matrices.panels.nbytes
     read_seconds = repeat(read_everything(lean), repeats)
-    greedy_seconds = take_turns({NEW_TOKENS: greedy}, max(5, repeats // 3))[NEW_TOKENS]
+    few = max(5, repeats // 3)
+    greedy_seconds = take_turns(table("greedy", (NEW_TOKENS,)), few)[NEW_TOKENS]
     results = {
         "model": plain.name,
         "numba": numba.__version__,
         "tile": best_shape()._asdict(),
+        "dot_products": HAS_DOT_PRODUCTS,
         "load_average": [load_before, os.getloadavg()[0]],
         "seconds_to_start": seconds_to_start,
         "context": CONTEXT,
@@ -87,7 +90,7 @@ def main() -> None:
         "cost_relative_to_1_token": ratios,
         "speedup_of_a_1_token_pass": milliseconds[1]["transformers"]["median"]
         / milliseconds[1]["lean"]["median"],
-        "prompt_ms": take_turns(prompts, max(5, repeats // 3)),
+        "prompt_ms": take_turns(table("prompt", PROMPT_SIZES), few),
         "greedy_tokens_per_second": {
             name: NEW_TOKENS / own["median"] * 1e3 for name, own in greedy_seconds.items()
         },
@@ -100,7 +103,55 @@ def main() -> None:
         },
     }
     report(results)
-    save(__file__, results)
+    save(str(Path(__file__).with_name(options.output)), results)
+
+
+def runs_of(model: LeanModel, tokens: list[int]) -> Runs:
+    """What a contender is asked to do, by title and size."""
+    return {
+        **{("pass", size): pass_of(model, tokens, size) for size in SIZES},
+        **{("prompt", size): pass_of(model, tokens, size, context=0) for size in PROMPT_SIZES},
+        ("greedy", NEW_TOKENS): decoding(model, tokens[:CONTEXT]),
+    }
+
+
+def runs_of_transformers(model: Any, tokens: list[int]) -> Runs:
+    prompts = {
+        ("prompt", size): pass_of_transformers(model, tokens, size, context=0)
+        for size in PROMPT_SIZES
+    }
+    return {
+        **{("pass", size): pass_of_transformers(model, tokens, size) for size in SIZES},
+        **prompts,
+        ("greedy", NEW_TOKENS): decoding_of_transformers(model, tokens[:CONTEXT]),
+    }
+
+
+def runs_with_floats() -> Runs:
+    """The lean pass of another process, which is told to multiply floats."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    os.environ["FORERUN_DOT_PRODUCTS"] = "0"
+    context.Process(target=serve, args=(there,), daemon=True).start()
+    del os.environ["FORERUN_DOT_PRODUCTS"]
+
+    def ask(title: str, size: int) -> None:
+        here.send((title, size))
+        here.recv()
+
+    keys = [("pass", size) for size in SIZES] + [("prompt", size) for size in PROMPT_SIZES]
+    return {key: partial(ask, *key) for key in (*keys, ("greedy", NEW_TOKENS))}
+
+
+def serve(pipe: Any) -> None:
+    """Run what is asked for until the other process ends; reading waits without spinning."""
+    assert not HAS_DOT_PRODUCTS
+    plain = default_model(lean=False)
+    runs = runs_of(LeanModel(plain.model, plain.tokenizer), plain.tokenizer.encode(TEXT))
+    with suppress(EOFError):
+        while True:
+            runs[pipe.recv()]()
+            pipe.send(None)
 
 
 def pass_of(

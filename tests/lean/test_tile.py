@@ -11,18 +11,22 @@ pytest.importorskip("numba")
 
 from forerun.lean import linear, storage
 from forerun.lean.formats import Format
-from forerun.lean.jit import compiled
+from forerun.lean.jit import compiled, counted
+from forerun.lean.limbs import CUT_BYTES
 from forerun.lean.linear import Matrices, alternate
 from forerun.lean.scalar import exp, largest, normalise, total
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
 
 DEPTH = 3 * BLOCK
 
 
-@compiled
+@counted
 def panel(m: Matrices, number: int, x: Any, count: int, y: Any) -> None:
-    linear.panel(m, 0, number, x, count, y, np.empty(linear.CHUNK * LANES, np.float32))
+    limbs = np.empty((count, x.shape[1] // BLOCK * CUT_BYTES), np.uint8)
+    for i in range(count):
+        linear.cut(m, 0, x[i], limbs[i])
+    linear.panel(m, 0, number, x, count, y, linear.make_work(count, limbs))
 
 
 @compiled
@@ -88,7 +92,7 @@ def test_products_have_the_bits_of_float32(format: Format) -> None:
         y, expected = np.zeros((2, TOKENS, LANES), np.float32)
         panel(kept, number, x, TOKENS, y)
         panel(plain, number, x, TOKENS, expected)
-        assert (y == expected).all()
+        assert np.allclose(y, expected, atol=1e-5) if HAS_DOT_PRODUCTS else (y == expected).all()
         own = matrix[number * LANES : (number + 1) * LANES]
         assert np.allclose(y, x.astype(np.float64) @ own.T.astype(np.float64), atol=1e-4)
 
@@ -116,6 +120,35 @@ def test_many_tokens_have_the_bits_of_few(format: Format, num_tokens: int) -> No
     for token in range(num_tokens):
         panel(kept, 0, x[token : token + 1], 1, own)
         assert (own[0] == y[token]).all()
+
+
+@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
+def test_the_largest_products_of_a_block_fit(format: Format) -> None:
+    q = np.full((LANES, DEPTH), 127 if format is Format.BLOCK8 else 15, np.float32)
+    q[:, ::BLOCK] = 0
+    matrix, x = q / 8, np.full((2, DEPTH), np.nextafter(np.float32(2), np.float32(0)))
+    x[1] *= -1
+    kept, y = matrices(store(matrix), DEPTH), np.zeros((2, LANES), np.float32)
+    assert kept.format == format
+    panel(kept, 0, x, 2, y)
+    assert np.allclose(y, x @ matrix.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
+def test_activations_of_any_size(format: Format) -> None:
+    kept, x = matrices(store(example(format, LANES)), DEPTH), normal(6, DEPTH)
+    y = np.zeros((6, LANES), np.float32)
+    for scale in (1e-6, 1.0, 1e6, 1e30):
+        panel(kept, 0, x * np.float32(scale), 6, y)
+        expected = np.zeros((6, LANES), np.float32)
+        panel(kept, 0, x, 6, expected)
+        assert np.allclose(y / np.float32(scale), expected, atol=1e-4)
+    x[0], x[1], x[2, 40], x[3, 50] = 0, 1e-42, np.nan, np.inf
+    panel(kept, 0, x, 6, y)
+    assert (y[0] == 0).all()
+    assert (np.abs(y[1]) < 1e-30).all()
+    assert not np.isfinite(y[2:4]).any()
+    assert np.isfinite(y[4:]).all()
 
 
 @pytest.mark.parametrize("depth", [1, 7, 33])

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.lean.jit import compiled
+from forerun.lean.jit import compiled, inner
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import exp, largest, normalise, total
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import LANES
 from forerun.lean.tile import multiply_float32
 
 Floats = NDArray[np.float32]
@@ -44,7 +44,7 @@ class Cache(NamedTuple):
     sin: Floats
 
 
-@compiled
+@inner
 def place(
     heads: Heads, plan: Plan, cache: Cache, layer: int, token: int, norms: Floats, qkv: Floats,
     queries: Floats,
@@ -77,7 +77,7 @@ def place(
             values[i] = qkv[token, begin + i]
 
 
-@compiled
+@inner
 def attend(
     heads: Heads, plan: Plan, cache: Cache, layer: int, tile: int, head: int, queries: Floats,
     scores: Floats, block: Floats, mixed: Floats,
@@ -95,7 +95,7 @@ def attend(
             queries, q_at, heads.size, keys, number * panel, 4 * LANES, 1, heads.size,
             scores, number * LANES, stride, count,
         )  # fmt: skip
-    weights = np.empty(TOKENS, np.float32)
+    weights = scores[:, cache.slots]  # a column past all keys
     for i in range(count):
         token = (first + i) // group
         begin, end = plan.branch_at[token], plan.branch_at[token + 1]

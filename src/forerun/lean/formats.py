@@ -8,6 +8,8 @@ and a row holds LANES weights of one input, or of two.
     BLOCK4              blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
                         the low bits                                         weight = d * q + m
 
+Where the processor adds up products of bytes, blocks lie as `limb_tile` says instead.
+
 d and m are float16.  d * q needs 19 bits of a float32's 24, so that sum is rounded once.
 """
 

@@ -14,11 +14,14 @@ import numpy as np
 
 from forerun.lean.attention import Cache, Heads, attend, place
 from forerun.lean.crew import Board, share
-from forerun.lean.jit import compiled, entry, sources
+from forerun.lean.jit import entry, inner, sources
 from forerun.lean.line import Line, go_on
 from forerun.lean.linear import (
+    Bytes,
     Floats,
     Matrices,
+    Work,
+    cut,
     make_work,
     num_panels,
     project,
@@ -27,14 +30,14 @@ from forerun.lean.linear import (
 )
 from forerun.lean.plan import Plan
 from forerun.lean.scalar import copy, normalise
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
 
-NUM_STAGES = 14
+NUM_STAGES = 15
 (
     NORM_STATES, FUSE, NORM_INPUTS, QKV, PLACE, ATTEND,
-    GATHER, OUT, NORM_MLP, GATED, DOWN, NORM_HEAD, HEAD, CHOOSE,
+    GATHER, OUT, NORM_MLP, GATED, CUT_INNER, DOWN, NORM_HEAD, HEAD, CHOOSE,
 ) = range(NUM_STAGES)  # fmt: skip
-MATRIX_OF = (0, 0, 0, 1, 0, 0, 0, 2, 0, 3, 4, 0, 5, 0)  # by stage
+MATRIX_OF = (0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4, 5, 5, 0)  # by stage, or of the next
 OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD = range(4)  # the norms
 
 
@@ -62,6 +65,7 @@ class HeadsScratch(NamedTuple):
     gathered: Floats  # the same, of those wanted
     normed: Floats  # (tokens, hidden)
     inner: Floats  # (tokens, mlp size)
+    limbs: Bytes  # (tokens, bytes): the inputs of the next matrix, where it takes limbs
 
 
 class Level(NamedTuple):
@@ -73,7 +77,7 @@ class Level(NamedTuple):
     logits: Floats  # (places, draft vocabulary)
 
 
-@compiled
+@inner
 def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: Line) -> Any:
     """How many pieces of work the threads share in a stage."""
     if stage == CHOOSE:
@@ -81,6 +85,8 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     if len(level.plan.ids) == 0 or (stage in (NORM_STATES, FUSE) and len(level.hidden) == 0):
         return 0
     if stage > ATTEND and len(level.plan.wanted) == 0:
+        return 0
+    if stage == CUT_INNER and not HAS_DOT_PRODUCTS:
         return 0
     if stage in (FUSE, OUT, DOWN):
         return num_panels(s.features)
@@ -95,14 +101,14 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     return len(level.plan.wanted) if stage > ATTEND else len(level.plan.ids)
 
 
-@compiled
+@inner
 def first_panel(level: Level, w: HeadsWeights) -> Any:
     """Of the queries, keys and values: where nothing is wanted, the panels of queries alone are
     left out."""
     return 0 if len(level.plan.wanted) else w.heads.queries * w.heads.size // LANES
 
 
-@compiled
+@inner
 def choose(line: Line, row: int, number: int, level: Level, later: Level, s: HeadsScratch) -> None:
     """One row's guess after a level; it is the row's token of the next, if more shall follow."""
     if not line.is_open[row]:
@@ -116,6 +122,67 @@ def choose(line: Line, row: int, number: int, level: Level, later: Level, s: Hea
         copy(level.outputs[row], s.features[row])
 
 
+@inner
+def run_levels(
+    board: Board, w: HeadsWeights, cache: Cache, s: HeadsScratch, first: Level, later: Level,
+    line: Line, work: Work, scores: Floats,
+) -> None:  # fmt: skip
+    """Level by level, stage by stage: a level's logits decide on the tokens of the next."""
+    m, size = w.matrices, w.embedding.shape[1]
+    for step in range(NUM_STAGES * max(1, line.tokens.shape[1])):
+        number, stage = divmod(step, NUM_STAGES)
+        level = first if number == 0 else later
+        if number > 0 and stage == 0 and not line.is_open.any():
+            return
+        plan, hidden, outputs, logits = level
+        num_wanted = len(plan.wanted)
+        for i in share(board, step, num_items(stage, level, w, s, line)):
+            if stage == CHOOSE:
+                choose(line, i, number, level, later, s)
+            elif stage == NORM_STATES:
+                for layer in range(len(w.layer_norms)):
+                    begin, end = layer * size, (layer + 1) * size
+                    own = s.hidden[i, begin:end]
+                    normalise(hidden[i, begin:end], w.layer_norms[layer], w.eps, own)
+                cut(m, MATRIX_OF[stage], s.hidden[i], s.limbs[i])
+            elif stage == NORM_INPUTS:
+                normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])
+                embedding = w.embedding[plan.ids[i]]
+                normalise(embedding, w.norms[OF_EMBEDDING], w.eps, s.joined[i, size:])
+                cut(m, MATRIX_OF[stage], s.joined[i], s.limbs[i])
+            elif stage == PLACE:
+                place(w.heads, plan, cache, 0, i, w.head_norms, s.qkv, s.queries)
+            elif stage == ATTEND:
+                tile, head = divmod(i, w.heads.keys)
+                sums = work.sums
+                attend(w.heads, plan, cache, 0, tile, head, s.queries, scores, sums, s.mixed)
+            elif stage == GATHER:
+                copy(s.features[plan.wanted[i]], outputs[i])
+                copy(s.mixed[plan.wanted[i]], s.gathered[i])
+                cut(m, MATRIX_OF[stage], s.gathered[i], s.limbs[i])
+            elif stage == NORM_MLP:
+                normalise(outputs[i], w.norms[OF_MLP], w.eps, s.normed[i])
+                cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
+            elif stage == GATED:
+                project_gated(m, MATRIX_OF[stage], i, s.normed, num_wanted, s.inner, work)
+            elif stage == CUT_INNER:
+                cut(m, MATRIX_OF[stage], s.inner[i], s.limbs[i])
+            elif stage == NORM_HEAD:
+                normalise(outputs[i], w.norms[OF_HEAD], w.eps, s.normed[i])
+                cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
+            elif stage in (OUT, DOWN):
+                inputs = s.gathered if stage == OUT else s.inner
+                project_onto(m, MATRIX_OF[stage], i, inputs, num_wanted, outputs, work)
+            else:
+                inputs, places, out = s.normed, plan.places, logits
+                if stage == FUSE:
+                    inputs, places, out = s.hidden, plan.order, s.features
+                elif stage == QKV:
+                    inputs, places, out = s.joined, plan.order, s.qkv
+                    i += first_panel(level, w)
+                project(m, MATRIX_OF[stage], i, inputs, places, out, work)
+
+
 def build(revision: int) -> Callable[..., None]:
     @entry
     def draft(
@@ -127,54 +194,9 @@ def build(revision: int) -> Callable[..., None]:
         A later level has one token for each row of the line; its numbers are overwritten by the
         next.  Without a line there is only the first.
         """
-        m, size = w.matrices, w.embedding.shape[1]
-        work = make_work(max(len(first.plan.ids), len(later.plan.ids)))
+        work = make_work(max(len(first.plan.ids), len(later.plan.ids)) + 0 * revision, s.limbs)
         scores = np.empty((TOKENS, cache.slots + 16), np.float32)  # no power of two: caches mind
-        for step in range(0 * revision, NUM_STAGES * max(1, line.tokens.shape[1])):
-            number, stage = divmod(step, NUM_STAGES)
-            level = first if number == 0 else later
-            if number > 0 and stage == 0 and not line.is_open.any():
-                return
-            plan, hidden, outputs, logits = level
-            num_wanted = len(plan.wanted)
-            for i in share(board, step, num_items(stage, level, w, s, line)):
-                if stage == CHOOSE:
-                    choose(line, i, number, level, later, s)
-                elif stage == NORM_STATES:
-                    for layer in range(len(w.layer_norms)):
-                        begin, end = layer * size, (layer + 1) * size
-                        own = s.hidden[i, begin:end]
-                        normalise(hidden[i, begin:end], w.layer_norms[layer], w.eps, own)
-                elif stage == NORM_INPUTS:
-                    normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])
-                    embedding = w.embedding[plan.ids[i]]
-                    normalise(embedding, w.norms[OF_EMBEDDING], w.eps, s.joined[i, size:])
-                elif stage == PLACE:
-                    place(w.heads, plan, cache, 0, i, w.head_norms, s.qkv, s.queries)
-                elif stage == ATTEND:
-                    tile, head = divmod(i, w.heads.keys)
-                    sums = work.sums
-                    attend(w.heads, plan, cache, 0, tile, head, s.queries, scores, sums, s.mixed)
-                elif stage == GATHER:
-                    copy(s.features[plan.wanted[i]], outputs[i])
-                    copy(s.mixed[plan.wanted[i]], s.gathered[i])
-                elif stage == NORM_MLP:
-                    normalise(outputs[i], w.norms[OF_MLP], w.eps, s.normed[i])
-                elif stage == GATED:
-                    project_gated(m, MATRIX_OF[stage], i, s.normed, num_wanted, s.inner, work)
-                elif stage == NORM_HEAD:
-                    normalise(outputs[i], w.norms[OF_HEAD], w.eps, s.normed[i])
-                elif stage in (OUT, DOWN):
-                    inputs = s.gathered if stage == OUT else s.inner
-                    project_onto(m, MATRIX_OF[stage], i, inputs, num_wanted, outputs, work)
-                else:
-                    inputs, places, out = s.normed, plan.places, logits
-                    if stage == FUSE:
-                        inputs, places, out = s.hidden, plan.order, s.features
-                    elif stage == QKV:
-                        inputs, places, out = s.joined, plan.order, s.qkv
-                        i += first_panel(level, w)
-                    project(m, MATRIX_OF[stage], i, inputs, places, out, work)
+        run_levels(board, w, cache, s, first, later, line, work, scores)
 
     return draft
 

@@ -10,32 +10,58 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.extending import intrinsic as numba_intrinsic
 
+from forerun.lean.shape import HAS_DOT_PRODUCTS
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Products may be fused with sums, and nothing may be reordered: see the package's last promise.
 ORDERED = frozenset({"contract", "nnan", "ninf", "nsz"})
 # A division that may raise keeps its loop from vectorising.
 COMMON: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+UNCOUNTED: dict[str, Any] = {**COMMON, "_nrt": False}
 
 
 def compiled(function: Function) -> Function:
-    """Machine code on first call, run without the GIL."""
-    return cast(Function, numba.njit(fastmath=set(ORDERED), **COMMON)(function))
+    """Machine code on first call, run without the GIL and without counting references.
+
+    Numba counts who uses an array whenever a view of it is taken, in memory that all threads write
+    to; for a panel that costs as much as its products.  Nothing depends on these counts here: the
+    caller of an `entry` holds all arrays until it returns, and a view never outlives the call that
+    took it.  An array that was made inside would never be freed, so Numba refuses to compile a
+    function of this kind that makes one: that takes `counted`.
+    """
+    return cast(Function, numba.njit(fastmath=set(ORDERED), **UNCOUNTED)(function))
+
+
+def inner(function: Function) -> Function:
+    """`compiled`, and only for compiled code to call.
+
+    What would take its arguments from Python is not compiled: for tuples of many arrays that saves
+    a tenth of the time to compile a pass.  A call from Python would crash.
+    """
+    options = {**UNCOUNTED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(Function, numba.njit(fastmath=set(ORDERED), **options)(function))
+
+
+def counted(function: Function) -> Function:
+    """`compiled`, for what makes arrays.  Only an `entry` or another of this kind may be given
+    one: others would not free it."""
+    return cast(Function, numba.njit(fastmath=set(ORDERED), _nrt=True, **COMMON)(function))
 
 
 def inlined(function: Function) -> Function:
     """`compiled` into its caller only: what calls the tile would otherwise be compiled twice."""
-    options = {**COMMON, "fastmath": set(ORDERED), "inline": "always"}
+    options = {**UNCOUNTED, "fastmath": set(ORDERED), "inline": "always"}
     return cast(Function, numba.njit(**options)(function))
 
 
 def reordered(function: Function) -> Function:
     """`compiled`, for reductions over one token's numbers: they only vectorise if reordered."""
-    return cast(Function, numba.njit(fastmath=True, **COMMON)(function))
+    return cast(Function, numba.njit(fastmath=True, **UNCOUNTED)(function))
 
 
 def entry(function: Function) -> Function:
-    """`compiled`, and kept on disk for the next process.
+    """`counted`, and kept on disk for the next process.
 
     Numba looks for changes only in the file of the function itself, so the function must be a
     closure over `sources()`: closed-over values are part of its key.
@@ -62,8 +88,8 @@ def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sources() -> int:
-    """A number that changes when any file of this package does."""
-    digest = sha256()
+    """A number that changes when any file of this package does, or the kind of products."""
+    digest = sha256(str(HAS_DOT_PRODUCTS).encode())
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return int.from_bytes(digest.digest()[:6], "big")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BLOCK
-from forerun.lean.jit import compiled, reordered
+from forerun.lean.jit import compiled, counted, inner, reordered
 from forerun.lean.plan import Ints
 from forerun.lean.scalar import Floats, exp, largest
 from forerun.noise import Purpose
@@ -61,7 +61,7 @@ def no_line() -> Line:
     )  # fmt: skip
 
 
-@compiled
+@inner
 def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
     """Make the guess of one level out of logits (Vd,), or close the line."""
     if line.temperatures[row] == 0:
@@ -96,7 +96,7 @@ def sum_of_exp(logits: Floats, top: Any) -> Any:
     return found
 
 
-@compiled
+@counted
 def first_to_arrive(line: Line, row: int, level: int, logits: Floats) -> Any:
     """A column, and the chance that it is the target's own first.
 

@@ -13,9 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.formats import BLOCK, Format
-from forerun.lean.jit import compiled, inlined
+from forerun.lean.jit import counted, inlined, inner
+from forerun.lean.limb_tile import (
+    BEST_TOKENS,
+    MOST_TOKENS,
+    multiply_limbs_block4,
+    multiply_limbs_block8,
+)
+from forerun.lean.limbs import CUT_BYTES, cut_block
 from forerun.lean.scalar import exp
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
 from forerun.lean.storage import padded
 from forerun.lean.tile import (
     multiply_bfloat16,
@@ -30,6 +37,7 @@ CHUNK = 4 * BLOCK  # inputs
 FLOAT32, BFLOAT16, BLOCK8 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.BLOCK8)
 
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 
 class Matrices(NamedTuple):
@@ -45,21 +53,37 @@ class Matrices(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Memory of one thread."""
+    """Memory of one thread, and the limbs that all threads read."""
 
     sums: Floats  # (tokens, LANES)
     gates: Floats  # the same
     flat: Floats  # (CHUNK * LANES,): weights written out
+    limbs: Bytes  # (tokens, CUT_BYTES * blocks)
 
 
-@compiled
-def make_work(num_tokens: int) -> Work:
+@counted
+def make_work(num_tokens: int, limbs: Bytes) -> Work:
     num_tokens = max(num_tokens, TOKENS)
     return Work(
         np.empty((num_tokens, LANES), np.float32),
         np.empty((num_tokens, LANES), np.float32),
         np.empty(CHUNK * LANES, np.float32),
+        limbs,
     )
+
+
+def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
+    """Room for the limbs of so many tokens' inputs of any of the matrices."""
+    blocks = int(m.depth.max()) // BLOCK if HAS_DOT_PRODUCTS else 0
+    return np.empty((num_tokens, blocks * CUT_BYTES), np.uint8)
+
+
+@inner
+def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
+    """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
+    if HAS_DOT_PRODUCTS and m.format[index] >= BLOCK8:
+        for block in range(x.size // BLOCK):
+            cut_block(x, block * BLOCK, limbs, block * CUT_BYTES)
 
 
 def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
@@ -81,24 +105,44 @@ def num_panels(outputs: Floats) -> Any:
 
 @inlined
 def panel(
-    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
+    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, sums: Floats, work: Work
 ) -> None:
     """Outputs without bias of one panel for the first tokens of x: (tokens, LANES)."""
     depth, w, format = m.depth[index], m.panels, m.format[index]
     at, blocks = m.panel_at[index] + number * m.panel_bytes[index], depth // BLOCK
-    if num_tokens > TOKENS:
-        panel_of_many(m, index, at, x, num_tokens, sums, flat)
+    if HAS_DOT_PRODUCTS and format >= BLOCK8:
+        panel_of_limbs(m, index, at, work.limbs, num_tokens, sums)
+    elif num_tokens > TOKENS:
+        panel_of_many(m, index, at, x, num_tokens, sums, work.flat)
     elif format == FLOAT32:
         multiply_float32(x, 0, depth, w, at, 4 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif format == BFLOAT16:
         multiply_bfloat16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+    elif HAS_DOT_PRODUCTS:
+        pass  # blocks are done above: what would not run is not compiled
     elif format == BLOCK8:
         multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
     else:
         multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
 
 
-@compiled
+@inner
+def panel_of_limbs(
+    m: Matrices, index: int, at: int, limbs: Bytes, num_tokens: int, sums: Floats
+) -> None:
+    """The same for inputs that were cut: tile after tile meets the whole panel, which is small."""
+    w, blocks, stride = m.panels, m.depth[index] // BLOCK, limbs.shape[1]
+    tiles = 1 if num_tokens <= MOST_TOKENS else (num_tokens + BEST_TOKENS - 1) // BEST_TOKENS
+    for tile in range(tiles):
+        first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
+        x_at, y_at, count = first * stride, first * LANES, last - first
+        if m.format[index] == BLOCK8:
+            multiply_limbs_block8(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+        else:
+            multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+
+
+@inner
 def panel_of_many(
     m: Matrices, index: int, at: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
 ) -> None:
@@ -119,6 +163,8 @@ def panel_of_many(
             unpack_float32(m.panels, w_at, 1, size, flat)
         elif format == BFLOAT16:
             unpack_bfloat16(m.panels, w_at, 1, size, flat)
+        elif HAS_DOT_PRODUCTS:
+            pass
         elif format == BLOCK8:
             unpack_block8(m.panels, w_at, size // BLOCK, BLOCK, flat)
         else:
@@ -137,7 +183,7 @@ def project(
     work: Work,
 ) -> None:  # fmt: skip
     """y[places[i]] (outputs,) = W x[i] + b, for one panel."""
-    panel(m, index, number, x, len(places), work.sums, work.flat)
+    panel(m, index, number, x, len(places), work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     biases = biases_of(m, index, number)
     for i in range(len(places)):
@@ -151,7 +197,7 @@ def project_onto(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
 ) -> None:
     """y (tokens, outputs) += W x + b, for one panel."""
-    panel(m, index, number, x, num_tokens, work.sums, work.flat)
+    panel(m, index, number, x, num_tokens, work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     biases = biases_of(m, index, number)
     for i in range(num_tokens):
@@ -165,8 +211,8 @@ def project_gated(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
 ) -> None:
     """y (tokens, outputs) = silu(G x) * (U x), for one panel of each."""
-    panel(m, index, 2 * number, x, num_tokens, work.gates, work.flat)
-    panel(m, index, 2 * number + 1, x, num_tokens, work.sums, work.flat)
+    panel(m, index, 2 * number, x, num_tokens, work.gates, work)
+    panel(m, index, 2 * number + 1, x, num_tokens, work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     gate_biases = biases_of(m, index, 2 * number)
     biases = biases_of(m, index, 2 * number + 1)

@@ -29,9 +29,11 @@ def extremes(matrix: Floats, low: Floats, high: Floats) -> None:
 
 
 @exact_entry
-def pack8(matrix: Floats, d: Floats, lanes: int, blocks: NDArray[np.uint8], header: int) -> bool:
+def pack8(
+    matrix: Floats, d: Floats, lanes: int, side_by_side: int, blocks: NDArray[np.uint8], header: int
+) -> bool:
     """Write q of d * q behind the headers of blocks (panels, blocks, bytes); False if some weight
-    is no such product of a q from -127 to 127."""
+    is no such product of a q from -127 to 127.  `side_by_side` inputs of a lane are neighbours."""
     size = matrix.shape[1] // d.shape[1]
     for output in range(len(matrix)):
         panel, lane = divmod(output, lanes)
@@ -39,12 +41,13 @@ def pack8(matrix: Floats, d: Floats, lanes: int, blocks: NDArray[np.uint8], head
             scale = d[output, block]
             inverse = np.float32(1) / scale if scale else np.float32(0)
             weights = matrix[output, block * size : (block + 1) * size]
-            place = blocks[panel, block, header + lane :]
+            place = blocks[panel, block, header + lane * side_by_side :]
             misfits = 0
             for i in range(size):
                 q = np.rint(weights[i] * inverse)
                 misfits += not (abs(q) <= 127 and q * scale == weights[i])
-                place[i * lanes] = np.uint8(np.int32(q))
+                at = i % side_by_side
+                place[(i - at) * lanes + at] = np.uint8(np.int32(q))
             if misfits:
                 return False
     return True
@@ -52,9 +55,10 @@ def pack8(matrix: Floats, d: Floats, lanes: int, blocks: NDArray[np.uint8], head
 
 @exact_entry
 def pack4(
-    matrix: Floats, d: Floats, m: Floats, lanes: int, blocks: NDArray[np.uint8], header: int
-) -> bool:
-    """The same for d * q + m, q from 0 to 15, two to a byte."""
+    matrix: Floats, d: Floats, m: Floats, lanes: int, side_by_side: int, apart: int,
+    blocks: NDArray[np.uint8], header: int,
+) -> bool:  # fmt: skip
+    """The same for d * q + m, q from 0 to 15, two to a byte: of inputs that are `apart`."""
     size = matrix.shape[1] // d.shape[1]
     digits = np.empty(size, np.uint8)
     for output in range(len(matrix)):
@@ -70,7 +74,8 @@ def pack4(
                 digits[i] = np.uint8(q)
             if misfits:
                 return False
-            place = blocks[panel, block, header + lane :]
+            place = blocks[panel, block, header + lane * side_by_side :]
             for i in range(size // 2):
-                place[i * lanes] = digits[2 * i] | digits[2 * i + 1] << 4
+                first, at = i + i // apart * apart, i % side_by_side
+                place[(i - at) * lanes + at] = digits[first] | digits[first + apart] << 4
     return True

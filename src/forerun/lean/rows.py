@@ -15,7 +15,7 @@ import torch
 from forerun.lean.cache import Rotary, allocate, reserve
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
-from forerun.lean.linear import Floats
+from forerun.lean.linear import Floats, make_limbs
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import padded
@@ -215,4 +215,5 @@ def _scratch(weights: Weights, num_tokens: int) -> Scratch:
         queries=np.empty((heads.keys, num_tokens * group, heads.size), np.float32),
         mixed=np.empty((num_tokens, heads.queries * heads.size), np.float32),
         inner=np.empty((num_tokens, m.depth[3]), np.float32),
+        limbs=make_limbs(m, num_tokens),
     )

@@ -2,8 +2,9 @@
 
 Reading weights is what a pass of few tokens costs, and most float32 weights were fewer bits once:
 a checkpoint saved in bfloat16, or a file of 4-bit numbers written out.  Such a matrix is kept as
-what it was, and a weight becomes the same float32 again in a register.  Nothing is rounded: a
-format is used only where every weight survives the way there and back.
+what it was, and a weight becomes the same float32 again in a register, or is multiplied as the
+whole number and the scale that it is.  Nothing is rounded: a format is used only where every weight
+survives the way there and back.
 
 The block formats are those of GGUF's Q8_0 and Q4_1, whose exact scales can be told from the
 weights: the largest of a block is 127 or 15 times its scale, and the least of a Q4_1 its offset.
@@ -17,11 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.formats import BLOCK, HEADER, INPUTS_PER_ROW, ROW, Format
+from forerun.lean.limb_tile import QUAD
 from forerun.lean.packing import extremes, pack4, pack8
-from forerun.lean.shape import LANES
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+
+# How a block lies: outputs beside each other, inputs of one output beside each other, and how many
+# inputs lie between the two 4-bit numbers of a byte.  See `limb_tile`, and otherwise `formats`.
+BLOCK_LANES, SIDE_BY_SIDE, APART = (QUAD, QUAD, BLOCK // 2) if HAS_DOT_PRODUCTS else (LANES, 1, 1)
 
 
 def padded(count: int) -> int:
@@ -29,12 +35,12 @@ def padded(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
-def to_panels(matrix: NDArray[Any]) -> NDArray[Any]:
-    """(out, in) as panels (out / LANES, in, LANES); missing outputs are zero."""
+def to_panels(matrix: NDArray[Any], lanes: int = LANES) -> NDArray[Any]:
+    """(out, in) as panels (out / lanes, in, lanes); missing outputs are zero."""
     out, depth = matrix.shape
     full = np.zeros((padded(out), depth), matrix.dtype)
     full[:out] = matrix
-    return np.ascontiguousarray(full.reshape(-1, LANES, depth).transpose(0, 2, 1))
+    return np.ascontiguousarray(full.reshape(-1, lanes, depth).transpose(0, 2, 1))
 
 
 class Stored(NamedTuple):
@@ -71,8 +77,9 @@ def block8(matrix: Floats) -> Stored | None:
     low, high = _extremes(matrix)
     d = _half(np.maximum(high, -low) / 127)
     blocks = _with_headers(Format.BLOCK8, [d])
-    fits = pack8(matrix, d, LANES, blocks, HEADER[Format.BLOCK8])
-    return Stored(Format.BLOCK8, blocks.reshape(len(blocks), -1)) if fits else None
+    header = HEADER[Format.BLOCK8] // LANES * BLOCK_LANES
+    fits = pack8(matrix, d, BLOCK_LANES, SIDE_BY_SIDE, blocks, header)
+    return Stored(Format.BLOCK8, _joined(blocks)) if fits else None
 
 
 def block4(matrix: Floats) -> Stored | None:
@@ -81,8 +88,9 @@ def block4(matrix: Floats) -> Stored | None:
     if not np.array_equal(_half(m), m):
         return None
     blocks = _with_headers(Format.BLOCK4, [d, m])
-    fits = pack4(matrix, d, m, LANES, blocks, HEADER[Format.BLOCK4])
-    return Stored(Format.BLOCK4, blocks.reshape(len(blocks), -1)) if fits else None
+    header = HEADER[Format.BLOCK4] // LANES * BLOCK_LANES
+    fits = pack4(matrix, d, m, BLOCK_LANES, SIDE_BY_SIDE, APART, blocks, header)
+    return Stored(Format.BLOCK4, _joined(blocks)) if fits else None
 
 
 def rounded(matrix: Floats) -> Floats:
@@ -101,11 +109,16 @@ def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_headers(format: Format, numbers: list[Floats]) -> Bytes:
-    """Blocks (panels, blocks, bytes) that begin with their numbers (out, blocks), LANES of each."""
-    panels = [to_panels(each.astype(np.float16)).view(np.uint8) for each in numbers]
-    headers = np.concatenate(panels, axis=2)
-    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format]
+    """Blocks (panels or quads, blocks, bytes) that begin with their numbers (out, blocks)."""
+    halves = [each.astype(np.float16) for each in numbers]
+    headers = np.concatenate([to_panels(each, BLOCK_LANES).view(np.uint8) for each in halves], 2)
+    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format] // LANES * BLOCK_LANES
     return np.pad(headers, ((0, 0), (0, 0), (0, body)))
+
+
+def _joined(blocks: Bytes) -> Bytes:
+    """The blocks of each panel one after the other."""
+    return blocks.reshape(len(blocks) * BLOCK_LANES // LANES, -1)
 
 
 def _half(x: NDArray[Any]) -> Floats:

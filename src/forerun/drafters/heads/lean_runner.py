@@ -18,7 +18,7 @@ from forerun.lean.cache import allocate, reserve
 from forerun.lean.crew import Crew
 from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
 from forerun.lean.line import Line, no_line
-from forerun.lean.linear import Floats, alternate
+from forerun.lean.linear import Floats, alternate, make_limbs
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, no_plan, passes
 from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import padded
@@ -282,4 +282,5 @@ def _scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
         gathered=room(num_tokens, inner),
         normed=room(num_tokens, hidden),
         inner=room(num_tokens, int(m.depth[4])),
+        limbs=make_limbs(m, num_tokens),
     )

@@ -1,0 +1,100 @@
+"""Activations as whole numbers, for processors that add up products of bytes.
+
+A block of 32 activations becomes 32 fixed-point numbers of three signed bytes each, its limbs, and
+one scale, a power of two.  The largest of a block keeps 22 bits; a float32 has 24.  Products of
+limbs and few-bit weights are whole numbers, and so is their sum over a block: it is exact in any
+order.  Only what joins the blocks is rounded, and that happens in one order (`limb_tile`).
+
+A cut block is CUT_BYTES: 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest, then
+two float32, the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has
+the scale NaN, so that every output it reaches is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, declare
+from forerun.lean.jit import intrinsic
+from forerun.lean.tile import address
+
+LIMBS = 3  # bytes of an activation
+BITS = 8 * LIMBS - 2  # a whole number is at most 2**BITS
+CUT_BYTES = LIMBS * BLOCK + 8
+
+MIDDLE = sum(128 << 8 * limb for limb in range(LIMBS - 1))  # makes the lower limbs positive
+ROUND = 1.5 * 2.0**23  # added to a float32, it leaves no room for a fraction
+ROUND_BITS = 0x4B400000  # of that float32
+NAN_BITS = 0x7FC00000
+NOT_FINITE = 255  # the exponent of NaN and infinity
+
+FLOATS, WORDS, BYTES = (ir.VectorType(number, BLOCK) for number in (F32, I32, I8))
+
+
+@intrinsic
+def cut_block(context: Any, x: Any, x_at: Any, limbs: Any, limbs_at: Any) -> Any:
+    """Write the limbs of the 32 float32 from `x_at` on to the CUT_BYTES from `limbs_at` on."""
+    signature = types.void(x, types.intp, limbs, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        x = address(context, builder, signature.args[0], values[0], values[1])
+        out = address(context, builder, signature.args[2], values[2], values[3])
+        x = builder.load(builder.bitcast(x, FLOATS.as_pointer()), align=4)
+        up, scale = _powers(builder, x)
+        numbers = _whole_numbers(builder, x, up)
+        for limb in range(LIMBS):
+            part = builder.trunc(builder.lshr(numbers, constant(WORDS, 8 * limb)), BYTES)
+            if limb < LIMBS - 1:
+                part = builder.xor(part, constant(BYTES, 128))  # takes MIDDLE away again
+            _write(builder, part, out, (LIMBS - 1 - limb) * BLOCK)
+        add = declare(builder, I32, [WORDS], f"llvm.vector.reduce.add.v{BLOCK}i32")
+        total = builder.sub(builder.call(add, [numbers]), I32(BLOCK * MIDDLE))
+        _write(builder, scale, out, LIMBS * BLOCK)
+        _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _powers(builder: Any, x: Any) -> tuple[Any, Any]:
+    """The power of two that lifts the largest of a block below 2**BITS, and its inverse."""
+    sizes = builder.and_(builder.bitcast(x, WORDS), constant(WORDS, 0x7FFFFFFF))
+    maximum = declare(builder, I32, [WORDS], f"llvm.vector.reduce.umax.v{BLOCK}i32")
+    exponent = builder.lshr(builder.call(maximum, [sizes]), I32(23))
+    # Far below any activation both powers are held where a float32 can be one.
+    is_low = builder.icmp_unsigned("<", exponent, I32(BITS))
+    exponent = builder.select(is_low, I32(BITS), exponent)
+    up = builder.shl(builder.sub(I32(253 + BITS), exponent), I32(23))
+    down = builder.shl(builder.sub(exponent, I32(BITS - 1)), I32(23))
+    is_finite = builder.icmp_unsigned("<", exponent, I32(NOT_FINITE))
+    down = builder.select(is_finite, down, I32(NAN_BITS))
+    return builder.bitcast(up, F32), builder.bitcast(down, F32)
+
+
+def _whole_numbers(builder: Any, x: Any, up: Any) -> Any:
+    """The nearest whole numbers to x * up, plus MIDDLE."""
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    first = builder.insert_element(nothing, up, I32(0))
+    x = builder.fmul(x, same(builder, first, 0, BLOCK))
+    x = builder.fadd(x, constant(FLOATS, ROUND))
+    return builder.sub(builder.bitcast(x, WORDS), constant(WORDS, ROUND_BITS - MIDDLE))
+
+
+def constant(kind: Any, value: Any) -> Any:
+    """A vector with one number in all lanes."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def same(builder: Any, vector: Any, lane: int, count: int) -> Any:
+    """One lane of a vector in all lanes of a vector of `count`."""
+    nothing = ir.Constant(vector.type, ir.Undefined)
+    lanes = ir.Constant(ir.VectorType(I32, count), [lane] * count)
+    return builder.shuffle_vector(vector, nothing, lanes)
+
+
+def _write(builder: Any, value: Any, place: Any, offset: int) -> None:
+    place = builder.gep(builder.bitcast(place, BYTE), [I64(offset)])
+    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)

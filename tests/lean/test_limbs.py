@@ -1,0 +1,202 @@
+"""Models of 4-bit and 8-bit weights: the same bits in every company, by either kind of products."""
+
+from __future__ import annotations
+
+import platform
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import Architecture, fresh_logits, largest, random_tokens
+
+pytest.importorskip("numba")
+
+from numba import config
+from numba.core.errors import NumbaError
+from numba.core.runtime import _nrt_python, rtsys
+
+from forerun.lean import shape
+from forerun.lean.choice import choose
+from forerun.lean.formats import BLOCK, Format
+from forerun.lean.jit import compiled
+from forerun.lean.model import LeanModel
+from forerun.lean.storage import rounded
+from forerun.models import HuggingFaceModel
+from forerun.models.bundled import packaged_weights
+from forerun.models.default import default_model
+
+NUM_TOKENS = 1000
+BLOCK_FORMATS = (Format.BLOCK8, Format.BLOCK4)
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
+
+
+def rounded4(matrix: Any) -> Any:
+    """A matrix near this one that BLOCK4 keeps."""
+    blocks = matrix.reshape(len(matrix), -1, BLOCK)
+    m = blocks.min(2, keepdims=True).astype(np.float16).astype(np.float32)
+    d = ((blocks.max(2, keepdims=True) - m) / 15).astype(np.float16).astype(np.float32)
+    q = np.clip(np.rint((blocks - m) / d), 0, 15)
+    q[..., 3], q[..., 20] = 0, 15
+    return (d * q + m).astype(np.float32).reshape(matrix.shape)
+
+
+def few_bit_model(format: Format) -> Any:
+    """A transformers model all of whose matrices are of one block format."""
+    model = Architecture("llama", "", SIZES, dtype=torch.float32).build()
+    nearest = rounded if format is Format.BLOCK8 else rounded4
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.weight.data = torch.from_numpy(nearest(module.weight.data.numpy()))
+    return model
+
+
+def one_by_one(lean: LeanModel, text: list[int]) -> Any:
+    """Logits (N, V)."""
+    state, logits = lean.start(1, len(text)), []
+    for token in text:
+        logits.append(lean.score(state, [0], [[token]], [1])[0])
+        lean.commit(state, [0], [1])
+    return torch.cat(logits)
+
+
+def in_mixed_company(lean: LeanModel, text: list[int], generator: random.Random) -> Any:
+    """The same logits from passes of 1 to 40 tokens, with drafts behind and other rows beside."""
+    state, logits, done = lean.start(3, len(text)), [], 0
+    while done < len(text):
+        count = min(generator.choice((1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 40)), len(text) - done)
+        draft = random_tokens(generator, generator.randint(0, 5))
+        others = [random_tokens(generator, generator.randint(1, 9)) for _ in range(2)]
+        tokens = [others[0], text[done : done + count] + draft, others[1]]
+        scored = lean.score(state, [0, 1, 2], tokens, [1, count + len(draft), 1])
+        logits.append(scored[1, :count])
+        lean.commit(state, [0, 1, 2], [0, count, 0])
+        done += count
+    return torch.cat(logits)
+
+
+def check_every_company(model: Any, text: list[int], formats: set[Format]) -> None:
+    generator = random.Random(5)
+    alone, together = LeanModel(model, num_threads=1), LeanModel(model, num_threads=2)
+    assert set(alone._weights.matrices.format) == formats
+    expected = one_by_one(alone, text)
+    assert torch.equal(one_by_one(together, text), expected)
+    for lean in (alone, together):
+        state = lean.start(1, len(text))
+        assert torch.equal(lean.score(state, [0], [text], [len(text)])[0], expected)
+        assert torch.equal(in_mixed_company(lean, text, generator), expected)
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_a_thousand_tokens_have_the_same_bits_in_every_company(format: Format) -> None:
+    check_every_company(
+        few_bit_model(format), random_tokens(random.Random(4), NUM_TOKENS), {format}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(packaged_weights() is None, reason="the default model is not installed")
+def test_a_thousand_tokens_of_the_default_model() -> None:
+    model: Any = default_model(lean=False)
+    question = "Explain to a curious child, step by step and with an example, why the sky is blue. "
+    text = model.tokenizer.encode(question * 60)[:NUM_TOKENS]
+    assert len(text) == NUM_TOKENS
+    check_every_company(model.model, text, {Format.BLOCK4, Format.BLOCK8})
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_logits_are_those_of_transformers(format: Format) -> None:
+    model = few_bit_model(format)
+    lean = choose(HuggingFaceModel(model), lean=True)
+    text = random_tokens(random.Random(6), 200)
+    expected = fresh_logits(model, text)
+    logits = lean.score(lean.start(1, 200), [0], [text], [200])[0]
+    assert largest(logits - expected) < 1e-4 * largest(expected)
+
+
+def test_what_is_not_finite_is_seen_in_the_logits() -> None:
+    model = few_bit_model(Format.BLOCK4)
+    model.model.embed_tokens.weight.data[7, 3] = torch.inf
+    lean = LeanModel(model, num_threads=1)
+    state = lean.start(1, 8)
+    for token, is_finite in ((1, True), (7, False)):
+        logits = lean.score(state, [0], [[token]], [1])
+        lean.commit(state, [0], [1])
+        assert torch.isfinite(logits).all() if is_finite else not torch.isfinite(logits).any()
+
+
+def test_a_pass_leaves_no_array_behind() -> None:
+    """Most of it does not count references: what is made must be freed all the same."""
+    lean = LeanModel(few_bit_model(Format.BLOCK4), num_threads=1)
+    state = lean.start(1, 64)
+    lean.score(state, [0], [[1, 2, 3]], [3])
+    _nrt_python.memsys_enable_stats()
+    try:
+        before = rtsys.get_allocation_stats()
+        for _ in range(20):
+            lean.score(state, [0], [[4, 5, 6]], [3])
+            lean.commit(state, [0], [1])
+        after = rtsys.get_allocation_stats()
+    finally:
+        _nrt_python.memsys_disable_stats()
+    assert after.mi_alloc > before.mi_alloc
+    assert after.mi_alloc - before.mi_alloc == after.mi_free - before.mi_free
+    assert after.alloc - before.alloc == after.free - before.free
+
+
+def test_what_does_not_count_references_makes_no_array() -> None:
+    @compiled
+    def make(size: int) -> int:
+        return len(np.empty(size, np.float32))
+
+    with pytest.raises(NumbaError, match="Only accept returning of array"):
+        make(3)
+
+
+@pytest.mark.parametrize(
+    ("machine", "system", "features", "override", "expected"),
+    [
+        ("aarch64", "Linux", "fp asimd asimddp", None, True),
+        ("aarch64", "Linux", "fp asimd asimddp", "1", True),
+        ("aarch64", "Linux", "fp asimd asimddp", "0", False),
+        ("aarch64", "Linux", "fp asimd asimddphp", None, False),
+        ("aarch64", "Linux", None, None, False),
+        ("arm64", "Darwin", None, None, True),
+        ("arm64", "Darwin", None, "0", False),
+        ("x86_64", "Linux", "asimddp", None, False),
+    ],
+)
+def test_the_processor_decides_on_the_kind_of_products(
+    machine: str,
+    system: str,
+    features: str | None,
+    override: str | None,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(path: Path) -> str:
+        assert path == Path("/proc/cpuinfo")
+        if features is None:
+            raise FileNotFoundError
+        return f"processor : 0\nFeatures : {features}\n"
+
+    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
+    if override is not None:
+        monkeypatch.setenv("FORERUN_DOT_PRODUCTS", override)
+    monkeypatch.setattr(config, "CPU_FEATURES", None)
+    monkeypatch.setattr(shape, "known_features", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert shape.has_dot_products() is expected
+
+
+def test_features_that_a_user_withholds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    for features, expected in (("+neon", False), ("+neon,+dotprod", True)):
+        monkeypatch.setattr(config, "CPU_FEATURES", features)
+        assert shape.has_dot_products() is expected
