@@ -141,13 +141,14 @@ def test_aborting_what_is_not_there() -> None:
         engine.abort(99)
 
 
-def test_a_thousand_enter_and_are_aborted() -> None:
+@pytest.mark.parametrize("num_requests", [250, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_enter_and_are_aborted(num_requests: int) -> None:
     """Any order, any moment: texts stay, and rows, queue and drafter hold nothing in the end."""
     generator = np.random.default_rng(0)
     drafter = Suffix()
     engine = engine_of(TABLE, drafter, num_rows=4)
     submitted: list[Request] = []
-    for _ in range(1000):
+    for _ in range(num_requests):
         prompt = generator.integers(7, size=int(generator.integers(1, 40))).tolist()
         request = request_of(TABLE, prompt, int(generator.integers(2**40)), max_new_tokens=5)
         engine.submit(request)
@@ -159,10 +160,11 @@ def test_a_thousand_enter_and_are_aborted() -> None:
             engine.abort(there[int(generator.integers(len(there)))].number)
     finish(engine)
     assert all(request.finish_reason in ("length", "aborted") for request in submitted)
-    assert sum(request.finish_reason == "length" for request in submitted) > 100
+    num_whole = sum(request.finish_reason == "length" for request in submitted)
+    assert num_whole > num_requests / 10
     assert engine._seats.occupants == [None] * 4
     assert sorted(engine._seats._free) == [0, 1, 2, 3]
-    for request in submitted[::25]:
+    for request in submitted[::10]:
         expected = plain(TABLE, request.prompt, request.seed, 5)
         assert request.output == expected[: request.num_output]
 
@@ -171,11 +173,13 @@ def test_a_thousand_enter_and_are_aborted() -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_request_cut_anywhere_goes_on_with_the_same_text(name: str) -> None:
-    """Twenty-five random cuts for each of eight drafters, at temperature 0.8."""
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_request_cut_anywhere_goes_on_with_the_same_text(name: str, num_seeds: int) -> None:
+    """Five random cuts for each of eight drafters, at temperature 0.8; twenty-five in the slow
+    run."""
     generator = np.random.default_rng(list(name.encode()))
     drafter = DRAFTERS[name]()
-    for seed in range(5):
+    for seed in range(num_seeds):
         prompt = generator.integers(60, size=5).tolist()
         whole = plain(TARGET, prompt, seed, 16)
         for cut in generator.choice(16, size=5, replace=False).tolist():
@@ -334,7 +338,7 @@ def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -
         assert request.output == plain(TARGET, [1, 2], seed, 100)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", ["suffix", "recycling", "model", "early exit", "mixed"])
 def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
     engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, is_paced=True)
     first = request_of(TARGET, [1, 2], 1, max_new_tokens=40)

@@ -37,7 +37,7 @@ def texts(outs: list[fr.Generation]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "tree"),
-    [*((name, None) for name in DRAFTERS), ("model", 6), ("early exit", 6), ("mixed", 6)],
+    [*((name, None) for name in DRAFTERS), ("early exit", 6), ("mixed", 6)],
 )
 def test_threads_share_a_target_and_a_drafter(name: str, tree: int | None) -> None:
     drafter = DRAFTERS[name]()
@@ -52,8 +52,8 @@ def test_threads_share_a_target_and_a_drafter(name: str, tree: int | None) -> No
         return fr.generate(TARGET, PROMPTS, sampling=sampling, max_new_tokens=12, batch_size=5)
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(answers, range(5)))
-    assert [texts(outs) for outs in found] == [texts(plain(number)) for number in range(5)]
+        found = list(threads.map(answers, range(4)))
+    assert [texts(outs) for outs in found] == [texts(plain(number)) for number in range(4)]
     assert not any(out.stats.notes for outs in found for out in outs)
 
 

@@ -33,7 +33,10 @@ def from_scratch(model: LeanModel, text: list[int]) -> Scratch:
     return Scratch(logits, model.watched(state, 0))
 
 
-@pytest.mark.parametrize(("kind", "num_operations"), [("llama", 1000), ("qwen3", 200)])
+@pytest.mark.parametrize(
+    ("kind", "num_operations"),
+    [("llama", 300), ("qwen3", 100), pytest.param("llama", 1000, marks=pytest.mark.slow)],
+)
 def test_random_operations(kind: str, num_operations: int) -> None:
     model = lean(kind)
     played = RandomRows(
