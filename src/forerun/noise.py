@@ -88,8 +88,7 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
 
 
 def fold(seed: int, index: int) -> int:
-    """The seed of the index-th of several independent things that were given one seed; index 0
-    keeps the seed."""
+    """A seed for the index-th of several independent things that share one; index 0 keeps it."""
     if index == 0:
         return seed
     words = philox_one((index, 0, 0, int(Purpose.FOLD)), (seed & MASK, seed >> 32))
