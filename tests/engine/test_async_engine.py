@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -118,12 +119,16 @@ def test_a_failure_reaches_the_one_who_asked() -> None:
 
 
 def test_a_model_that_raises_ends_everything_with_its_error() -> None:
+    are_there = threading.Event()
+
     class Broken(TableModel):
         def score(self, *args: Any) -> Any:
+            are_there.wait(30)
             raise MemoryError("no room")
 
     async def work(engine: fr.AsyncEngine) -> Any:
         answers = [engine.submit([1], **HOW) for _ in range(2)]
+        are_there.set()
         for answer in answers:
             with pytest.raises(fr.GenerationError, match="no room") as caught:
                 await answer
