@@ -1,8 +1,4 @@
-"""Take the weights out of a transformers model, or say why this pass is not its own.
-
-Only what the pass computes exactly is taken: a class is listed by name, and every part that could
-make it something else (a window, another activation, adapters, another precision) is looked at.
-"""
+"""Take the weights out of a transformers model, or say why this pass is not its own."""
 
 from __future__ import annotations
 
@@ -18,10 +14,8 @@ from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Floats, Matrices, alternate
 from forerun.lean.storage import padded, rounded, store
+from forerun.models.llama_family import linear_layers, why_other_shape
 
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# Rotary tables that do not change with the length of the text.
-FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def take(model: Any, int8: bool = False) -> Weights:
@@ -63,35 +57,13 @@ def take(model: Any, int8: bool = False) -> Weights:
 
 def unfit(model: Any, int8: bool = False) -> str:
     """Why the pass would not compute what this model computes; empty if it would."""
-    kind, config = type(model), model.config
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers."):
-        return f"it is not one of {', '.join(FAMILY)}"
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
         return 'its weights are not all float32 on the CPU (dtype="float32" would load them so)'
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}"
-    if any("sliding" in name for name in _layer_types(config)):
-        return "some of its layers see a sliding window"
-    if model.model.rotary_emb.rope_type not in FIXED_ROPE:
-        return f"its rotary table ({model.model.rotary_emb.rope_type}) changes with the text"
-    modules = list(model.modules())
-    linear = [module for module in modules if hasattr(module, "out_features")]
-    is_whole = len(linear) == 7 * len(model.model.layers) + 1
-    if not is_whole or any(type(module) is not torch.nn.Linear for module in linear):
-        return "some of its linear layers were replaced"
-    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-        return "hooks on its layers would not be called"
-    if model.lm_head.out_features != model.model.embed_tokens.num_embeddings:
-        return "its head and its embedding differ in vocabulary"
-    if int8 and any(module.in_features % BLOCK for module in linear):
+    if reason := why_other_shape(model):
+        return reason
+    if int8 and any(module.in_features % BLOCK for module in linear_layers(model)):
         return f"its layers are not multiples of {BLOCK} wide, the blocks of int8"
     return ""
-
-
-def _layer_types(config: Any) -> list[str]:
-    if types := getattr(config, "layer_types", None):
-        return list(types)
-    return ["sliding"] if getattr(config, "sliding_window", None) else []
 
 
 def _matrices(model: Any, int8: bool) -> Matrices:

@@ -1,0 +1,348 @@
+"""The layers of a Llama-shaped model in five Triton kernels.
+
+**A token's numbers are the same bits whatever shares its pass.**  Every sum over a long axis is a
+chain of tensor-core products in the order of that axis, which gives a row the same bits whatever
+the size of the tile, and no sum is split by a number that depends on the pass.  Sums that would
+otherwise be reductions over threads, whose order follows the layout of a tile (the squares of a
+norm, the weights of attention), are products with a column of ones.  Attention is cut into chunks
+of a fixed length, which are added up in order by the program that finishes last.
+
+A norm is a scale after the product.  Rotary embedding and the write to the cache end the product
+that makes queries, keys and values; the activation and the residual sum end the others.
+
+Sizes: M tokens in a pass, padded to MP; hidden size K or D; H query heads, KV key heads, G = H / KV;
+head size HD.  A token whose row is negative is padding.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+ONES = tl.constexpr(16)
+"""Columns of ones, the fewest that a product can have."""
+PARTIAL = tl.constexpr(16)
+"""Columns whose squares are summed at once, for a norm.  Another number gives other bits."""
+NOTHING = tl.constexpr(-1e30)
+"""Less than any score."""
+
+
+@triton.jit
+def products(
+    x, at, keep, first, second, columns, inside, K: tl.constexpr, BK: tl.constexpr,
+    MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """x @ first.T, and x @ second.T if PAIR, of one tile.
+
+    x: rows `at` (MP,) of length K, those with `keep`.
+    first, second: matrices of rows of length K; those named by `columns` (BN,) and `inside`.
+    """
+    a = tl.zeros((MP, BN), tl.float32)
+    b = tl.zeros((MP, BN), tl.float32)
+    for begin in range(0, K, BK):
+        k = begin + tl.arange(0, BK)
+        rows, weights = keep[:, None], inside[:, None]
+        if K % BK != 0:
+            rows = rows & (k < K)[None, :]
+            weights = weights & (k < K)[None, :]
+        values = tl.load(x + at[:, None] * K + k[None, :], mask=rows, other=0.0)
+        where = columns[:, None] * K + k[None, :]
+        if MASKED or K % BK != 0:
+            wa = tl.load(first + where, mask=weights, other=0.0, eviction_policy="evict_first")
+        else:
+            wa = tl.load(first + where, eviction_policy="evict_first")
+        if PAIR:
+            if MASKED or K % BK != 0:
+                wb = tl.load(second + where, mask=weights, other=0.0, eviction_policy="evict_first")
+            else:
+                wb = tl.load(second + where, eviction_policy="evict_first")
+        a = tl.dot(values, tl.trans(wa), a)
+        if PAIR:
+            b = tl.dot(values, tl.trans(wb), b)
+    return a, b
+
+
+@triton.jit
+def exact_dot(values, ones, total):
+    """total + values @ ones, float32 values being two bfloat16 numbers each."""
+    high = values.to(tl.bfloat16)
+    low = (values - high.to(tl.float32)).to(tl.bfloat16)
+    return tl.dot(low, ones, tl.dot(high, ones, total))
+
+
+@triton.jit
+def inverse_rms(squares, at, keep, eps, K: tl.constexpr, P: tl.constexpr, MP: tl.constexpr):
+    """1 / sqrt(mean + eps) of each row (MP,), from its P sums of squares in `squares` (·, P)."""
+    ones = tl.full((64, ONES), 1.0, tl.float32).to(tl.bfloat16)
+    total = tl.zeros((MP, ONES), tl.float32)
+    for begin in range(0, P, 64):
+        part = begin + tl.arange(0, 64)
+        there = keep[:, None] & (part < P)[None, :]
+        sums = tl.load(squares + at[:, None] * P + part[None, :], mask=there, other=0.0)
+        total = exact_dot(sums, ones, total)
+    return tl.rsqrt(tl.max(total, 1) / K + eps)
+
+
+@triton.jit
+def embed(
+    embedding, ids, norm, x, normed, squares, K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One program per token: its row of the embedding, and what the norm after it needs."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    if PDL:
+        gdc_wait()
+    row = tl.load(ids + token).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+    values = tl.load(embedding + row * K + k, mask=k < K, other=0.0)
+    tl.store(x + token * K + k, values, mask=k < K)
+    wide = values.to(tl.float32)
+    scaled = wide * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(normed + token * K + k, scaled.to(values.dtype), mask=k < K)
+    part = tl.arange(0, KP // PARTIAL)
+    sums = tl.sum(tl.reshape(wide * wide, (KP // PARTIAL, PARTIAL)), 1)
+    tl.store(squares + token * P + part, sums, mask=part < P)
+
+
+@triton.jit
+def final_norm(x, norm, y, stride, eps, K: tl.constexpr, KP: tl.constexpr):
+    """y (·, stride) = the normalised x (M, K), one program per token; for those who read states."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    values = tl.load(x + token * K + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / K + eps)
+    weight = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+    result = (values * scale).to(y.dtype.element_ty).to(tl.float32) * weight
+    tl.store(y + token * stride + k, result.to(y.dtype.element_ty), mask=k < K)
+
+
+@triton.jit(do_not_specialize=["M"])
+def add_product(
+    x, w, residual, norm, y, normed, squares, M, N, K: tl.constexpr, P: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y (M, N) = residual + x (M, K) @ w (N, K).T, and what the norm after it needs: y times the
+    norm's weights, and sums of the squares of PARTIAL columns each (M, P)."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, MP)
+    keep, inside = m < M, n < N
+    if PDL:
+        gdc_wait()
+    a, _ = products(x, m, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED)
+    if PDL:
+        gdc_launch_dependents()
+    where = m[:, None] * N + n[None, :]
+    there = keep[:, None] & inside[None, :]
+    a += tl.load(residual + where, mask=there, other=0.0).to(tl.float32)
+    rounded = a.to(y.dtype.element_ty)
+    tl.store(y + where, rounded, mask=there)
+    a = rounded.to(tl.float32)
+    scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + where, (a * scale[None, :]).to(y.dtype.element_ty), mask=there)
+    part = tl.arange(0, ONES)
+    member = (tl.arange(0, BN) // PARTIAL)[:, None] == part[None, :]
+    zeros = tl.zeros((MP, ONES), tl.float32)
+    sums = exact_dot(a * a, member.to(tl.float32).to(tl.bfloat16), zeros)
+    place = tl.program_id(0) * (BN // PARTIAL) + part
+    there = keep[:, None] & ((part < BN // PARTIAL) & (place < P))[None, :]
+    tl.store(squares + m[:, None] * P + place[None, :], sums, mask=there)
+
+
+@triton.jit(do_not_specialize=["M"])
+def head(
+    x, squares, w, y, picked, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Logits y (M, N) of the picked rows (M,) of the normalised x."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, MP)
+    keep, inside = m < M, n < N
+    if PDL:
+        gdc_wait()
+    at = tl.load(picked + m, mask=keep, other=0)
+    a, _ = products(x, at, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED)
+    if PDL:
+        gdc_launch_dependents()
+    a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None]
+    where = m[:, None].to(tl.int64) * N + n[None, :]
+    tl.store(y + where, a.to(y.dtype.element_ty), mask=keep[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def gate_up(
+    x, squares, w, y, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y (M, N) = silu(gate) * up, both products of the normalised x with w (2 N, K)."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, MP)
+    keep, inside = m < M, n < N
+    if PDL:
+        gdc_wait()
+    up = w + tl.cast(N, tl.int64) * K
+    gate, up = products(x, m, keep, w, up, n, inside, K, BK, MP, BN, True, MASKED)
+    if PDL:
+        gdc_launch_dependents()
+    scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
+    gate *= scale
+    up *= scale
+    there = keep[:, None] & inside[None, :]
+    result = gate * tl.sigmoid(gate) * up
+    tl.store(y + m[:, None] * N + n[None, :], result.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["M", "capacity"])
+def queries_keys_values(
+    x, squares, w, bias, head_norms, q, keys, values, cos, sin, rows, slots, positions, M,
+    capacity, eps, head_eps, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
+    HD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr,
+    HEAD_NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Queries to q (M, H * HD); keys and values to the cache (rows, KV, capacity, HD).
+
+    A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes.
+    head_norms: (2, HD), of queries and of keys, if HEAD_NORM; a program then makes a whole head.
+    """
+    HALF: tl.constexpr = HD // 2
+    PARTS: tl.constexpr = (HALF + BN - 1) // BN
+    head = tl.program_id(0) // PARTS
+    d = (tl.program_id(0) % PARTS) * BN + tl.arange(0, BN)
+    m = tl.arange(0, MP)
+    keep, inside = m < M, d < HALF
+    n = head * HD + d
+    if PDL:
+        gdc_wait()
+    a, b = products(x, m, keep, w, w + HALF * K, n, inside, K, BK, MP, BN, True, HALF % BN != 0)
+    if PDL:
+        gdc_launch_dependents()
+    scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
+    a *= scale
+    b *= scale
+    if BIAS:
+        a += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+        b += tl.load(bias + n + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+    row = tl.load(rows + m, mask=keep, other=-1)
+    keep = keep & (row >= 0)
+    there = keep[:, None] & inside[None, :]
+    if head < H + KV:
+        if HEAD_NORM:
+            tl.static_assert(PARTS == 1)
+            ones = tl.full((BN, ONES), 1.0, tl.float32).to(tl.bfloat16)
+            sums = exact_dot(a * a, ones, tl.zeros((MP, ONES), tl.float32))
+            sums = exact_dot(b * b, ones, sums)
+            size = tl.rsqrt(tl.max(sums, 1) / HD + head_eps)[:, None]
+            weight = head_norms + tl.where(head < H, 0, HD) + d
+            a = a * size * tl.load(weight, mask=inside, other=0.0).to(tl.float32)[None, :]
+            b = b * size * tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
+        angle = tl.load(positions + m, mask=keep, other=0)[:, None] * HALF + d[None, :]
+        c = tl.load(cos + angle, mask=there, other=0.0)
+        s = tl.load(sin + angle, mask=there, other=0.0)
+        a, b = a * c - b * s, b * c + a * s
+    slot = tl.load(slots + m, mask=keep, other=0)
+    if head < H:
+        o = q + m[:, None] * (H * HD) + n[None, :]
+    elif head < H + KV:
+        o = keys + ((row.to(tl.int64) * KV + head - H) * capacity + slot)[:, None] * HD + d[None, :]
+    else:
+        o = values + ((row.to(tl.int64) * KV + head - H - KV) * capacity + slot)[:, None] * HD
+        o += d[None, :]
+    tl.store(o, a.to(q.dtype.element_ty), mask=there)
+    tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["capacity", "width"])
+def attend(
+    q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, capacity,
+    scale, width, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    TREE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment.
+
+    segments: (segments, 2), first token and number of tokens, at most MQ, of one row.  A token
+        sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
+        `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
+        is then the place of the node in its own branch, as if there were no other.
+    parts, stats, done: what chunks hand to the program that adds them up.
+    """
+    head, chunk, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    R: tl.constexpr = MQ * GP
+    r = tl.arange(0, R)
+    member, group = r // GP, r % GP
+    d = tl.arange(0, HP)
+    if PDL:
+        gdc_wait()
+    first = tl.load(segments + 2 * segment)
+    count = tl.load(segments + 2 * segment + 1)
+    if count == 0:
+        return
+    row = tl.load(rows + first).to(tl.int64)
+    place = tl.load(slots + first + member, mask=member < count, other=0)
+    seen = tl.load(slots + first + count - 1) + 1  # by the last token
+    num_chunks = (seen + CHUNK - 1) // CHUNK
+    if chunk >= num_chunks:
+        return
+    there = ((member < count) & (group < G))[:, None] & (d < HD)[None, :]
+    where = (first + member)[:, None] * (H * HD) + (head * G + group)[:, None] * HD + d[None, :]
+    query = tl.load(q + where, mask=there, other=0.0)
+    base = (row * KV + head) * capacity
+    if TREE:
+        trunk = tl.load(before + first)
+    most = tl.full((R,), NOTHING, tl.float32)
+    total = tl.zeros((R, ONES), tl.float32)
+    mixed = tl.zeros((R, HP), tl.float32)
+    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
+    for begin in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, seen), BLOCK):
+        t = begin + tl.arange(0, BLOCK)
+        slot = t
+        if TREE:
+            branch = branches + first * width + t - trunk
+            slot = tl.where(t < trunk, t, tl.load(branch, mask=(t >= trunk) & (t < seen), other=0))
+        at = (base + slot)[:, None] * HD + d[None, :]
+        inside = (t < seen)[:, None] & (d < HD)[None, :]
+        key = tl.load(keys + at, mask=inside, other=0.0)
+        visible = t[None, :] <= place[:, None]
+        scores = tl.where(visible, tl.dot(query, tl.trans(key)) * scale, NOTHING)
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0)
+        fade = tl.exp(most - higher)[:, None]
+        value = tl.load(values + at, mask=inside, other=0.0)
+        weights = weights.to(value.dtype)
+        mixed = tl.dot(weights, value, mixed * fade)
+        total = tl.dot(weights, ones, total * fade)
+        most = higher
+    if PDL:
+        gdc_launch_dependents()
+    if num_chunks == 1:
+        result = mixed / tl.max(total, 1)[:, None]
+        tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
+    else:
+        chunks = tl.num_programs(1)
+        mine = (segment * KV + head) * chunks
+        part = (mine + chunk).to(tl.int64) * R + r
+        tl.store(parts + part[:, None] * HP + d[None, :], mixed)
+        tl.store(stats + part * 2, most)
+        tl.store(stats + part * 2 + 1, tl.max(total, 1))
+        tl.debug_barrier()  # the stores of every thread come before the count
+        counter = done + segment * KV + head
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1
+        tl.debug_barrier()
+        if is_last:
+            most = tl.full((R,), NOTHING, tl.float32)
+            sums = tl.zeros((R,), tl.float32)
+            mixed = tl.zeros((R, HP), tl.float32)
+            for other in range(num_chunks):
+                part = (mine + other).to(tl.int64) * R + r
+                theirs = tl.load(stats + part * 2)
+                higher = tl.maximum(most, theirs)
+                fade, gain = tl.exp(most - higher), tl.exp(theirs - higher)
+                values_of_part = tl.load(parts + part[:, None] * HP + d[None, :])
+                mixed = mixed * fade[:, None] + values_of_part * gain[:, None]
+                sums = sums * fade + tl.load(stats + part * 2 + 1) * gain
+                most = higher
+            result = mixed / sums[:, None]
+            tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
+            tl.store(counter, 0)

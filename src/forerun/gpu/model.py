@@ -1,0 +1,150 @@
+"""A transformers model on the lean GPU pass, as the engine sees it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
+from forerun.gpu.weights import take, unfit
+from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
+from forerun.models.first_layers import FirstLayers, check_depth
+from forerun.models.huggingface import HuggingFaceModel
+from forerun.models.rounded import Bits
+
+SPARE = 4  # times the storage that is needed, up to which a larger one is used
+
+
+class GpuModel:
+    """Scores like the model it was made from, within the rounding of its precision.
+
+    The weights are the model's own: its linear layers become views of larger matrices and go on
+    working.  A token's logits are the same bits whatever shares its pass.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        if reason := unfit(model):
+            raise UnsupportedError(
+                explain(
+                    f"The lean GPU pass does not fit this model: {reason}.",
+                    type(model).__name__,
+                    "Use the plain path: lean=False.",
+                )
+            )
+        self._weights = take(model)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name: str = model.config.name_or_path or type(model).__name__
+        self.vocab_size: int = model.config.vocab_size
+        self.max_context: int | None = model.config.max_position_embeddings
+        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers
+        self.scores_trees = True
+        self.compute_dtype = str(model.dtype).removeprefix("torch.")
+        self._idle: list[Storage] = []  # of engines that are gone
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    @property
+    def pass_name(self) -> str:
+        """Which pass runs, for people to read."""
+        return f"lean GPU pass, {self.compute_dtype}, {self.model.device}"
+
+    @torch.inference_mode()
+    def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
+        needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
+        storage = self._storage(num_rows, needed)
+        rows = GpuRows(storage, num_rows, capacity)
+        weakref.finalize(rows, _keep, self._idle, storage)
+        return rows
+
+    @torch.inference_mode()
+    def score(
+        self,
+        state: GpuRows,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
+    ) -> Any:
+        check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
+        return state.score(rows, tokens, num_logits, parents)
+
+    @torch.inference_mode()
+    def commit(self, state: GpuRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        state.commit(rows, kept)
+
+    def release(self, state: GpuRows, row: int) -> None:
+        state.release(row)
+
+    @torch.inference_mode()
+    def fresh(self, text: Sequence[int]) -> Any:
+        """Logits (V,) after a text from scratch, from transformers, whose weights these are."""
+        ids = torch.tensor([list(text)], device=self.model.device)
+        return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+
+    @torch.inference_mode()
+    def copy_prefix(self, state: GpuRows, source: int, row: int, length: int) -> int:
+        check_copy(state.lengths, source, row, length)
+        return state.copy_prefix(source, row, length)
+
+    def truncate(self, state: GpuRows, row: int, length: int) -> int:
+        check_truncate(state.lengths, row, length)
+        return state.truncate(row, length)
+
+    @torch.inference_mode()
+    def watch(self, state: GpuRows, layers: Sequence[int]) -> None:
+        """Keep hidden states of what is scored from now on; 0 is the embedding."""
+        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
+            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
+            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        state.watch(layers)
+
+    def watched(self, state: GpuRows, row: int) -> Any:
+        if not state.layers:
+            wrong = "No hidden states were kept."
+            cure = "Call `watch` with the layers wanted before the row is scored."
+            raise InputError(explain(wrong, f"row {row}", cure))
+        return state.kept[row]
+
+    def first_layers(self, state: GpuRows, num_layers: int) -> FirstLayers:
+        """The first layers under the model's own head, scoring on these very rows."""
+        check_depth(self.name, self.num_layers, num_layers)
+        return FirstLayers(self, num_layers, state, state.shallow(num_layers))
+
+    def rounded(self, bits: Bits) -> HuggingFaceModel:
+        """A copy with linear weights of 8 or 4 bits, run by transformers."""
+        return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
+
+    def _storage(self, num_rows: int, capacity: int) -> Storage:
+        """Storage of an engine that is gone, where it fits, or new storage."""
+        for storage in self._idle:
+            wanted = num_rows * capacity
+            enough = storage.num_rows >= num_rows and storage.capacity >= capacity
+            if enough and storage.num_rows * storage.capacity <= SPARE * max(wanted, 2048):
+                self._idle.remove(storage)
+                storage.watch(())
+                return storage
+        self._idle.clear()
+        rows = first_rows(self._weights, num_rows, capacity)
+        return Storage(self._weights, self._angles, rows, capacity)
+
+    @torch.inference_mode()
+    def _angles(self, slots: int) -> tuple[Any, Any]:
+        """Cosines and sines (slots, head size / 2), from the model's own rotary table."""
+        device, half = self.model.device, self._weights.head_size // 2
+        places = torch.arange(slots, device=device)[None]
+        both = self.model.model.rotary_emb(torch.zeros(1, device=device), places)
+        cos, sin = (part[0, :, :half].float().contiguous() for part in both)
+        return cos, sin
+
+
+def _keep(idle: list[Storage], storage: Storage) -> None:
+    """The rows of an engine are gone: the next one may have its storage."""
+    idle[:] = [storage]

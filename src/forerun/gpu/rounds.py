@@ -1,0 +1,247 @@
+"""A whole round as one captured graph: draft steps, the pass, the decision, and the next inputs.
+
+Everything a round needs stands on the device: the last tokens of each text, where they are stored,
+seeds, positions and temperatures.  A round moves them on, so the next one can be launched before
+the host has looked at the last.  One small table comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from forerun.addresses import Purpose
+from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
+from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, Scratch, launch
+from forerun.gpu.kernels.lanes import (
+    advance,
+    first_draft_inputs,
+    next_draft_inputs,
+    target_inputs,
+)
+from forerun.gpu.scratch import Outcome
+from forerun.gpu.scratch import Scratch as DecisionScratch
+from forerun.gpu.storage import Storage
+
+DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
+
+
+class RoundShape(NamedTuple):
+    """What is fixed when a round is captured."""
+
+    num_lanes: int
+    draft_length: int
+    num_chunks: int  # of attention, for the longest text
+    rule: str
+    draws: bool  # the draft is made on the device; otherwise it is given
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A request as a captured round sees it."""
+
+    row: int
+    previous: int  # the token before the last; anything if there is none
+    last: int
+    stored: int  # tokens before the last one, all of them stored
+    output: int  # index in the output of the next token
+    remaining: int  # tokens that may still be emitted
+    seed: int
+    temperature: float
+    draft_temperature: float
+
+
+class Lanes:
+    """The requests of captured rounds, on the device, as views of two small tensors."""
+
+    def __init__(self, num_lanes: int, device: Any) -> None:
+        self._ints = torch.zeros((9, num_lanes), dtype=torch.int64, device=device)
+        self._host = torch.zeros((9, num_lanes), dtype=torch.int64, pin_memory=device.type == "cuda")
+        narrow = torch.zeros((6, num_lanes), dtype=torch.int32, device=device)
+        self.previous, self.last, self.rows, self.stored, self.remaining, self.asked = narrow
+        self._narrow = narrow
+        self.output, self.seeds = self._ints[6], self._ints[7]
+        self._heat = torch.zeros((2, num_lanes), dtype=torch.float32, device=device)
+        self.temperature, self.draft_temperature = self._heat
+        self._host_heat = torch.zeros((2, num_lanes), pin_memory=device.type == "cuda")
+
+    def put(self, lanes: list[Lane], asked: list[int]) -> None:
+        """Set all lanes; those past the end are not in use."""
+        host, heat = self._host, self._host_heat
+        host.zero_()
+        host[2] = -1
+        for index, (lane, length) in enumerate(zip(lanes, asked, strict=True)):
+            seed = lane.seed - (1 << 64) if lane.seed >> 63 else lane.seed
+            values = (lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
+                      lane.output, seed)  # fmt: skip
+            for place, value in enumerate(values):
+                host[place, index] = value
+            heat[0, index], heat[1, index] = lane.temperature, lane.draft_temperature
+        self._ints.copy_(host, non_blocking=True)
+        self._heat.copy_(heat, non_blocking=True)
+        self._narrow.copy_(self._ints[:6])
+
+    def ask(self, lengths: list[int]) -> None:
+        """Set how far each lane drafts from now on."""
+        self.asked[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32, device="cpu").to(
+            self.asked.device, non_blocking=True
+        )
+
+
+class CapturedRound:
+    """One shape of round."""
+
+    def __init__(
+        self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
+    ) -> None:
+        self.shape, self.lanes = shape, lanes
+        self._target, self._draft = target, draft
+        device = target.weights.head.device
+        b, k, vocab = shape.num_lanes, shape.draft_length, target.weights.head.shape[0]
+        self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
+        self._outcome = Outcome.allocate(b, device)
+        self._scratch = DecisionScratch.allocate(
+            b, k + 1, vocab, device, for_match_only=shape.rule == "match"
+        )
+        self.results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
+        self.host_results = torch.zeros(
+            (b, k + 3), dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        self._logits = torch.empty((b * (k + 1), vocab), dtype=torch.float32, device=device)
+        self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
+                           self._logits)  # fmt: skip
+        if shape.draws and k:
+            assert draft is not None
+            self._prepare_drafting(draft)
+        self._graph: Any = None
+        self.is_done = torch.cuda.Event() if device.type == "cuda" else None
+
+    def _prepare_drafting(self, draft: Storage) -> None:
+        b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
+        vocab = draft.weights.head.shape[0]
+        needs_laws = self.shape.rule != "match"
+        self._step_logits = torch.empty((b, vocab), dtype=torch.float32, device=device)
+        self._draft_logits = None
+        if needs_laws:
+            size = b, self.shape.draft_length, vocab
+            self._draft_logits = torch.empty(size, dtype=torch.float32, device=device)
+        first, later = PassShape(2 * b, b, b, 2, chunks), PassShape(b, b, b, 1, chunks)
+        self._first_step = _Pass(draft, first, self._step_logits)
+        self._later_step = _Pass(draft, later, self._step_logits)
+        self._sampled = Outcome.allocate(b, device)
+        self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
+        self._places = torch.zeros(b, dtype=torch.int64, device=device)
+
+    def launch(self) -> None:
+        """Queue a round; its results are on the host when `is_done`."""
+        if self.is_done is None:
+            self._queue()
+            return
+        if self._graph is None:
+            self._capture()
+        self._graph.replay()
+        self.is_done.record()
+
+    def wait(self) -> list[list[int]]:
+        """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
+        the draft."""
+        if self.is_done is not None:
+            self.is_done.synchronize()
+        results: list[list[int]] = self.host_results.tolist()
+        return results
+
+    def _capture(self) -> None:
+        """Run the round once on lanes that are not in use, which compiles the kernels, then
+        capture it."""
+        rows = self.lanes.rows.clone()
+        self.lanes.rows.fill_(-1)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._queue()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=self._target.pool):
+            self._queue()
+        self.lanes.rows.copy_(rows)
+
+    def _queue(self) -> None:
+        shape, lanes = self.shape, self.lanes
+        k = shape.draft_length
+        sizes = {"LANES": shape.num_lanes, "PADDED": _padded(shape.num_lanes)}
+        wide = _padded(k + 1)
+        draws = shape.draws and k > 0
+        if draws:
+            self._queue_draft(sizes)
+        inputs = self._pass.inputs
+        target_inputs[(1,)](
+            lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
+            lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
+            inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
+            WIDE=wide, **sizes,
+        )  # fmt: skip
+        self._pass.queue()
+        made = Round(
+            self._logits.view(shape.num_lanes, k + 1, -1), self.drafts, self._lengths,
+            lanes.temperature, lanes.seeds, lanes.output,
+            draft_logits=self._draft_logits if draws else None,
+        )  # fmt: skip
+        DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        advance[(1,)](
+            self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
+            lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
+            self.results, K=k, WIDE=wide, **sizes,
+        )  # fmt: skip
+        self.host_results.copy_(self.results, non_blocking=True)
+
+    def _queue_draft(self, sizes: dict[str, int]) -> None:
+        lanes, k = self.lanes, self.shape.draft_length
+        purpose = Purpose.TARGET if self.shape.rule == "match" else Purpose.DRAFT
+        for step in range(k):
+            this = self._first_step if step == 0 else self._later_step
+            inputs = this.inputs
+            where = (inputs.ids, inputs.rows, inputs.slots, inputs.positions, inputs.segments,
+                     inputs.picked)  # fmt: skip
+            if step == 0:
+                first_draft_inputs[(1,)](
+                    lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, *where,
+                    **sizes,
+                )  # fmt: skip
+            else:
+                next_draft_inputs[(1,)](
+                    self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
+                    *where, step, k, **sizes,
+                )  # fmt: skip
+            this.queue()
+            positions = lanes.output
+            if purpose is Purpose.TARGET and step:
+                torch.add(lanes.output, step, out=self._places)
+                positions = self._places
+            sample(
+                self._step_logits, lanes.draft_temperature, lanes.seeds, positions, purpose, step,
+                self._sampling, self._sampled,
+            )  # fmt: skip
+            if self._draft_logits is not None:
+                self._draft_logits[:, step].copy_(self._step_logits)
+
+
+class _Pass:
+    """A pass within a round, with logits of its own."""
+
+    def __init__(self, storage: Storage, shape: PassShape, logits: Any) -> None:
+        self.inputs = Inputs.empty(shape, storage.weights.head.device)
+        self._storage, self._shape = storage, shape
+        self._attention = AttentionScratch(storage.weights, shape)
+        self._scratch = Scratch(storage.weights, shape.num_tokens, logits)
+
+    def queue(self) -> None:
+        storage = self._storage
+        launch(storage.weights, self._shape, self.inputs, storage.cache, self._scratch,
+               self._attention)  # fmt: skip
+
+
+def _padded(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,275 @@
+"""Rows of the lean GPU pass: the verbs of `LanguageModel` without the checks.
+
+Tokens of all rows are put behind each other and cut into passes of at most `MOST_TOKENS`.  Nodes of
+a tree are stored one after the other like text; a commit moves those of the path that is kept to
+where the text goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from forerun.gpu.forward import MOST_LOGITS, MOST_TOKENS, PER_SEGMENT, PassShape, num_chunks
+from forerun.gpu.storage import FIRST_CAPACITY, Storage
+from forerun.models.base import Kept, Parents, room
+from forerun.models.feed import Feed, feeds
+from forerun.models.history import History
+
+
+class Line(NamedTuple):
+    """One token of a pass."""
+
+    token: int
+    row: int
+    slot: int
+    position: int
+    before: int  # slots before the tree, for a node
+    branch: Sequence[int]  # slots of a node's ancestors and its own; empty for text
+    place: int  # of its logits among all that are asked for, or -1
+
+
+class GpuRows:
+    """Rows of one model."""
+
+    def __init__(self, storage: Storage, num_rows: int, capacity: int) -> None:
+        self.lengths = [0] * num_rows
+        self.kept: list[Any] = [None] * num_rows  # hidden states of the last commit
+        self.storage = storage
+        self._capacity = capacity
+        self._history: History | None = None
+        self._seen: list[Any] = [None] * num_rows  # hidden states since the last commit
+        self._fed = [Feed()] * num_rows  # since the last commit
+        self._num_layers = 0  # that a pass runs; 0: all
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Whose states are kept."""
+        return self.storage.layers
+
+    def score(
+        self,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
+    ) -> Any:
+        """Logits (R, max(num_logits), V), float32 on the device."""
+        fed, width, lines = feeds(tokens, parents), max(num_logits), []
+        for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
+            end = len(feed.tokens)
+            known = self._fed[row].shared(feed, end - count)
+            lines += _lines(row, self.lengths[row], feed, known, end - count, index * width)
+            self.forget(row, known)  # nothing to build on if a pass is interrupted
+        self.make_room(max(rows) + 1, max(line.slot for line in lines) + 1)
+        vocab = self.storage.weights.head.shape[0]
+        logits = self.storage.scratch.logits.new_empty((len(rows) * width, vocab))
+        for part in _passes(lines):
+            self._pass(part, logits)
+        for row, feed in zip(rows, fed, strict=True):
+            self._fed[row] = feed
+        return logits.reshape(len(rows), width, vocab)
+
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        paths = [self._fed[row].path(row, keeps) for row, keeps in zip(rows, kept, strict=True)]
+        for row, path in zip(rows, paths, strict=True):
+            if not isinstance(path, range):
+                self._gather(row, np.asarray(path, np.int64))
+            if self._history is not None:
+                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
+            self.forget(row)
+            self.lengths[row] += len(path)
+
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+        self.kept[row] = None
+        if self._history is not None:
+            self._history.release(row)
+        self.forget(row)
+
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        """Copy the keys and values of the first tokens of `source` to an empty row."""
+        length = min(length, self.lengths[source])
+        self.make_room(max(source, row) + 1, length)
+        for part in (self.storage.cache.keys, self.storage.cache.values):
+            part[:, row, :, :length] = part[:, source, :, :length]
+        return self._set_prefix(source, row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        return self._set_prefix(row, row, min(length, self.lengths[row]))
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep states from now on; what was scored unwatched cannot be built on."""
+        self.storage.watch(tuple(layers))
+        self._history = History(self.lengths, torch.cat)
+        for row in range(len(self.lengths)):
+            self.forget(row)
+
+    def shallow(self, num_layers: int) -> GpuRows:
+        """The same lengths and keys under the first layers alone, with scores of its own."""
+        other = copy(self)
+        other._fed, other._history = [Feed()] * len(self.lengths), None
+        other._num_layers = num_layers
+        return other
+
+    def forget(self, row: int, known: int = 0) -> None:
+        """Of what was scored since the last commit, only the first `known` tokens still count."""
+        self._fed[row] = Feed()
+        if self._history is not None:
+            seen = self._seen[row]
+            empty = self.storage.watched[:0]
+            self._seen[row] = empty if seen is None or known == 0 else seen[:known]
+
+    def make_room(self, num_rows: int, longest: int) -> None:
+        """For so many rows, and texts of this length."""
+        storage = self.storage
+        if num_rows > storage.num_rows or longest > storage.capacity:
+            if num_rows > storage.num_rows:
+                num_rows = room(storage.num_rows, num_rows, len(self.lengths))
+            if longest > storage.capacity:
+                longest = room(storage.capacity, longest, self._capacity or FIRST_CAPACITY)
+            storage.grow(num_rows, longest)
+
+    def _set_prefix(self, source: int, row: int, length: int) -> int:
+        self.lengths[row] = length
+        self.kept[row] = None
+        if self._history is not None:
+            self._history.copy(source, row, length)
+        self.forget(row)
+        return length
+
+    def _gather(self, row: int, path: Any) -> None:
+        """Move the keys and values of a path to the end of the row's text."""
+        new = self.lengths[row] + np.arange(len(path))
+        old = self.lengths[row] + path
+        is_moved = old != new
+        if is_moved.any():
+            device = self.storage.cache.keys.device
+            source, target = (torch.from_numpy(at[is_moved]).to(device) for at in (old, new))
+            for part in (self.storage.cache.keys, self.storage.cache.values):
+                part[:, row, :, target] = part[:, row, :, source]
+
+    def _pass(self, lines: Sequence[Line], logits: Any) -> None:
+        """Fill in the logits that some lines ask for, and note the states of all."""
+        asking = [index for index, line in enumerate(lines) if line.place >= 0]
+        shape = shape_of(lines, len(asking))._replace(num_layers=self._num_layers)
+        captured = self.storage.captured(shape)
+        fill(captured.inputs, lines, asking)
+        scored = captured.run()
+        if asking:
+            places = [lines[index].place for index in asking]
+            first, last = places[0], places[-1]
+            if last - first + 1 == len(places):
+                logits[first : last + 1] = scored[: len(asking)]
+            else:
+                logits[torch.tensor(places, device=logits.device)] = scored[: len(asking)]
+        if self._history is not None:
+            self._see(lines)
+
+    def _see(self, lines: Sequence[Line]) -> None:
+        """Put the states of a pass behind those of the tokens it built on."""
+        begin = 0
+        for end in range(1, len(lines) + 1):
+            if end == len(lines) or lines[end].row != lines[begin].row:
+                row = lines[begin].row
+                states = self.storage.watched[begin:end]
+                self._seen[row] = torch.cat([self._seen[row], states])
+                begin = end
+
+
+def _lines(
+    row: int, stored: int, feed: Feed, begin: int, first_asked: int, place: int
+) -> list[Line]:
+    """The tokens from `begin` on that a row of so many stored tokens is fed; logits are asked for
+    from `first_asked` on, and go to `place` and what follows it."""
+    trunk, positions = feed.trunk, feed.offsets(begin, len(feed.tokens)).tolist()
+    lines = []
+    for index, offset in zip(range(begin, len(feed.tokens)), positions, strict=True):
+        branch: Sequence[int] = ()
+        if index >= trunk:
+            branch = [stored + trunk + node for node in feed.tree.path(index - trunk)]
+        lines.append(
+            Line(
+                feed.tokens[index],
+                row,
+                stored + index,
+                stored + offset,
+                stored + trunk,
+                branch,
+                place + index - first_asked if index >= first_asked else -1,
+            )
+        )
+    return lines
+
+
+def _passes(lines: Sequence[Line]) -> list[Sequence[Line]]:
+    """All tokens in as many passes as they need."""
+    parts, begin, asking = [], 0, 0
+    for index, line in enumerate(lines):
+        asking += line.place >= 0
+        if index - begin == MOST_TOKENS or asking > MOST_LOGITS:
+            parts.append(lines[begin:index])
+            begin, asking = index, int(line.place >= 0)
+    return [*parts, lines[begin:]]
+
+
+def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
+    """The smallest captured shape that has room for a pass."""
+    segments = segments_of(lines)
+    return PassShape(
+        num_tokens=_power(len(lines)),
+        num_logits=_power(num_logits),
+        num_segments=_power(len(segments)),
+        per_segment=_power(max(count for _, count in segments)),
+        num_chunks=num_chunks(max(line.position for line in lines) + 1),
+        branch_width=_power(max(len(line.branch) for line in lines), least=0),
+    )
+
+
+def segments_of(lines: Sequence[Line]) -> list[tuple[int, int]]:
+    """First token and number of tokens of each segment: text of one row.  With a tree in the pass,
+    every token is a segment of its own."""
+    most = 1 if any(line.branch for line in lines) else PER_SEGMENT
+    segments: list[tuple[int, int]] = []
+    for index, line in enumerate(lines):
+        first, count = segments[-1] if segments else (0, most)
+        if count < most and lines[first].row == line.row:
+            segments[-1] = first, count + 1
+        else:
+            segments.append((index, 1))
+    return segments
+
+
+def fill(inputs: Any, lines: Sequence[Line], asking: Sequence[int]) -> None:
+    """Write a pass into its inputs, in one copy."""
+    shape = inputs.shape
+    packed = np.zeros(inputs.packed.shape[0], np.int32)
+    m, width = shape.num_tokens, shape.branch_width
+    table = packed[: 5 * m].reshape(5, m)
+    table[1] = -1
+    count = len(lines)
+    for index, line in enumerate(lines):
+        table[:, index] = line.token, line.row, line.slot, line.position, line.before
+        if width:
+            begin = 5 * m + index * width
+            branch = line.branch
+            if not branch:  # text sees itself like a node without ancestors
+                table[4, index] = line.slot
+                branch = [line.slot]
+            packed[begin : begin + len(branch)] = branch
+    at = (5 + width) * m
+    packed[at : at + len(asking)] = asking
+    segments = np.array(segments_of(lines), np.int32).reshape(-1)
+    at += shape.num_logits
+    packed[at : at + len(segments)] = segments
+    assert count <= m
+    inputs.packed.copy_(torch.from_numpy(packed), non_blocking=True)
+
+
+def _power(count: int, least: int = 1) -> int:
+    """The next power of two."""
+    return least if count <= least else 1 << (count - 1).bit_length()

@@ -1,0 +1,159 @@
+"""Keys and values on the device, with the captured passes that read and write them.
+
+A captured graph holds addresses, so storage is made once for as many rows and tokens as are hinted
+at, kept for the next engine, and replaced by a larger one only when a text outgrows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from forerun.errors import ForerunError, explain
+from forerun.gpu.forward import (
+    CHUNK,
+    MOST_LOGITS,
+    MOST_TOKENS,
+    AttentionScratch,
+    Cache,
+    Inputs,
+    PassShape,
+    Scratch,
+    launch,
+)
+from forerun.gpu.weights import Weights
+
+FIRST_CAPACITY = 1024  # tokens of a row where nothing is hinted at
+FEW_ROWS = 4  # that are made at once, however many may come
+SHARE = 0.5  # of the free memory, within which all rows are made at once
+
+
+class DeviceMemoryError(ForerunError, MemoryError):
+    """The device has no room for the keys and values that were asked for."""
+
+
+class CapturedPass:
+    """One shape of pass: its inputs at fixed addresses, and its graph once it has run twice."""
+
+    def __init__(self, storage: Storage, shape: PassShape) -> None:
+        device = storage.weights.head.device
+        self.shape = shape
+        self.inputs = Inputs.empty(shape, device)
+        self._storage = storage
+        self._attention = AttentionScratch(storage.weights, shape)
+        self._graph: Any = None
+        self._num_runs = 0
+
+    def queue(self) -> Any:
+        """Launch the kernels; logits (num_logits, V)."""
+        storage = self._storage
+        return launch(
+            storage.weights, self.shape, self.inputs, storage.cache, storage.scratch,
+            self._attention, watched=storage.watched, layers=storage.layers,
+        )  # fmt: skip
+
+    def run(self) -> Any:
+        """The pass over what stands in `inputs`; logits (num_logits, V), until the next pass."""
+        self._num_runs += 1
+        if self._num_runs == 2 and self._storage.pool is not None:  # the first compiled the kernels
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=self._storage.pool):
+                self._logits = self.queue()
+        if self._graph is None:
+            return self.queue()
+        self._graph.replay()
+        return self._logits
+
+
+class Storage:
+    """Rows of one model on its device."""
+
+    def __init__(self, weights: Weights, rotary: Any, num_rows: int, capacity: int) -> None:
+        self.weights = weights
+        logits = torch.empty(
+            (MOST_LOGITS, weights.head.shape[0]), dtype=torch.float32, device=weights.head.device
+        )
+        self.scratch = Scratch(weights, MOST_TOKENS, logits)
+        self.layers: tuple[int, ...] = ()
+        self.watched: Any = None
+        self.pool = torch.cuda.graph_pool_handle() if weights.head.is_cuda else None
+        self._rotary = rotary
+        self._passes: dict[PassShape, CapturedPass] = {}
+        self.cache = self._allocate(num_rows, rounded_up(capacity))
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.cache.keys.shape[1])
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a row."""
+        return int(self.cache.keys.shape[3])
+
+    def captured(self, shape: PassShape) -> CapturedPass:
+        if shape not in self._passes:
+            self._passes[shape] = CapturedPass(self, shape)
+        return self._passes[shape]
+
+    def watch(self, layers: tuple[int, ...]) -> None:
+        """Keep hidden states of the layers; passes that were captured do not."""
+        if layers != self.layers:
+            self.layers, self._passes = layers, {}
+            width = len(layers) * self.weights.hidden
+            self.watched = self.scratch.x.new_empty((MOST_TOKENS, width)) if layers else None
+
+    def grow(self, num_rows: int, capacity: int) -> None:
+        """Make room, and copy what there is."""
+        old = self.cache
+        self._passes = {}
+        self.cache = self._allocate(
+            max(num_rows, self.num_rows), rounded_up(max(capacity, self.capacity))
+        )
+        rows, slots = old.keys.shape[1], old.keys.shape[3]
+        self.cache.keys[:, :rows, :, :slots] = old.keys
+        self.cache.values[:, :rows, :, :slots] = old.values
+
+    def _allocate(self, num_rows: int, capacity: int) -> Cache:
+        weights = self.weights
+        size = len(weights.layers), num_rows, weights.num_key_heads, capacity, weights.head_size
+        try:
+            keys, values = (
+                torch.zeros(size, dtype=weights.head.dtype, device=weights.head.device)
+                for _ in range(2)
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            needed = 2 * keys_bytes(weights) * num_rows * capacity
+            free = torch.cuda.mem_get_info(weights.head.device)[0]
+            wrong = (
+                f"Keys and values of {num_rows} rows of {capacity} tokens need "
+                f"{needed / 2**30:.1f} GiB on the device."
+            )
+            cure = (
+                "Lower batch_size, max_new_tokens or the length of the prompts, or free memory "
+                "on the device."
+            )
+            received = f"{free / 2**30:.1f} GiB free"
+            raise DeviceMemoryError(explain(wrong, received, cure)) from error
+        cos, sin = self._rotary(capacity)
+        return Cache(keys, values, cos, sin)
+
+
+def keys_bytes(weights: Weights) -> int:
+    """Of the keys of one token in all layers."""
+    size = len(weights.layers) * weights.num_key_heads * weights.head_size
+    return size * int(weights.head.element_size())
+
+
+def rounded_up(capacity: int) -> int:
+    """Whole chunks of attention, so that similar calls share storage."""
+    return max(1, -(-capacity // CHUNK)) * CHUNK
+
+
+def first_rows(weights: Weights, num_rows: int, capacity: int) -> int:
+    """How many rows to make at once: all, unless they would take much of the free memory."""
+    if not weights.head.is_cuda:
+        return num_rows
+    free = torch.cuda.mem_get_info(weights.head.device)[0]
+    needed = 2 * keys_bytes(weights) * num_rows * rounded_up(capacity)
+    return num_rows if needed <= SHARE * free else min(num_rows, FEW_ROWS)

@@ -1,0 +1,64 @@
+"""How the products of a pass are cut into programs.
+
+A tile changes the time of a product and not its bits.  These were found on an H200 by coordinate
+descent on the time of a whole captured pass of an 8-billion model (benchmarks/gpu_tiles.py): each
+kernel alone prefers others, which together are slower.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """BN output columns per program, in steps of BK inputs."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+TILES: dict[str, dict[int, Tile]] = {
+    "qkv": {
+        16: Tile(32, 256, 4, 4),
+        32: Tile(16, 256, 2, 4),
+        64: Tile(32, 128, 4, 4),
+        128: Tile(32, 64, 8, 6),
+    },
+    "out": {
+        16: Tile(16, 256, 2, 6),
+        32: Tile(32, 256, 4, 6),
+        64: Tile(32, 128, 4, 6),
+        128: Tile(32, 64, 8, 6),
+    },
+    "gate_up": {
+        16: Tile(128, 128, 8, 3),
+        32: Tile(64, 128, 4, 3),
+        64: Tile(128, 64, 8, 3),
+        128: Tile(128, 64, 8, 4),
+    },
+    "down": {
+        16: Tile(32, 256, 4, 6),
+        32: Tile(32, 512, 4, 3),
+        64: Tile(32, 128, 4, 6),
+        128: Tile(32, 64, 8, 6),
+    },
+    "head": {
+        16: Tile(256, 128, 2, 3),
+        32: Tile(128, 128, 4, 3),
+        64: Tile(128, 64, 4, 6),
+        128: Tile(256, 64, 8, 3),
+    },
+}
+"""By kernel, then by tokens of the pass, padded."""
+
+
+def tile(kernel: str, num_tokens: int, depth: int) -> Tile:
+    """The tile of a product with so many inputs per row: a shorter step where it divides them,
+    which spares the masks."""
+    chosen = TILES[kernel][num_tokens]
+    for step in (chosen.depth, 128, 64, 32):
+        if step <= chosen.depth and depth % step == 0:
+            return chosen._replace(depth=step)
+    return chosen._replace(depth=min(chosen.depth, 64))

@@ -1,0 +1,130 @@
+"""Takes the weights of a transformers model on the device, or says why it is not of this pass.
+
+Matrices that share an input become one.  The model's own parameters then are views of it, so the
+weights are stored once and the model goes on working.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from forerun.models.llama_family import why_other_shape
+
+OLDEST = (8, 0)
+"""Compute capability from which tensor cores multiply bfloat16."""
+
+
+class Layer(NamedTuple):
+    """One layer; matrices are (out, in)."""
+
+    qkv: Any
+    bias: Any  # ((H + 2 KV) * HD,), or None
+    head_norms: Any  # (2, HD), of queries and keys, or None
+    out: Any
+    gate_up: Any
+    down: Any
+    attention_norm: Any  # (K,)
+    mlp_norm: Any  # (K,)
+
+
+class Weights(NamedTuple):
+    """A whole model, and its sizes."""
+
+    layers: tuple[Layer, ...]
+    embedding: Any  # (V, K)
+    head: Any  # (V, K)
+    norm: Any  # (K,)
+    hidden: int
+    inner: int
+    num_heads: int
+    num_key_heads: int
+    head_size: int
+    scaling: float
+    eps: float
+    head_eps: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_key_heads
+
+
+def unfit(model: Any) -> str:
+    """Why the pass would not compute what this model computes; empty if it would."""
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    places = {parameter.device for parameter in model.parameters()}
+    if len(kinds) > 1 or kinds - {torch.bfloat16, torch.float16}:
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        return f"its weights are {names}, and the pass is for bfloat16 or float16"
+    place = places.pop()
+    if places or (place.type != "cuda" and not triton.knobs.runtime.interpret):
+        return "its weights are not all on one CUDA device"
+    if place.type == "cuda" and (has := torch.cuda.get_device_capability(place)) < OLDEST:
+        return f"the GPU is too old: compute capability {has}, where {OLDEST} is needed"
+    if reason := why_other_shape(model):
+        return reason
+    biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
+    if any(not name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in biases):
+        return "it has biases besides those of queries, keys and values"
+    return ""
+
+
+def take(model: Any) -> Weights:
+    """The weights of a model that fits."""
+    layers = model.model.layers
+    attention, mlp = layers[0].self_attn, layers[0].mlp
+    size = attention.head_dim
+    has_norms = hasattr(attention, "q_norm")
+    return Weights(
+        layers=tuple(_layer(layer) for layer in layers),
+        embedding=model.model.embed_tokens.weight.data,
+        head=model.lm_head.weight.data,
+        norm=model.model.norm.weight.data,
+        hidden=attention.q_proj.in_features,
+        inner=mlp.down_proj.in_features,
+        num_heads=attention.q_proj.out_features // size,
+        num_key_heads=attention.k_proj.out_features // size,
+        head_size=size,
+        scaling=attention.scaling,
+        eps=model.model.norm.variance_epsilon,
+        head_eps=attention.q_norm.variance_epsilon if has_norms else 0.0,
+    )
+
+
+def _layer(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    bias = None
+    if projections[0].bias is not None:
+        bias = torch.cat([module.bias.data for module in projections])
+    norms = None
+    if hasattr(attention, "q_norm"):
+        norms = torch.stack([attention.q_norm.weight.data, attention.k_norm.weight.data])
+    return Layer(
+        qkv=_fused(projections),
+        bias=bias,
+        head_norms=norms,
+        out=attention.o_proj.weight.data.contiguous(),
+        gate_up=_fused((mlp.gate_proj, mlp.up_proj)),
+        down=mlp.down_proj.weight.data.contiguous(),
+        attention_norm=layer.input_layernorm.weight.data,
+        mlp_norm=layer.post_attention_layernorm.weight.data,
+    )
+
+
+def _fused(modules: tuple[Any, ...]) -> Any:
+    """The matrices of several modules as one, of which theirs become views."""
+    parts = [module.weight.data for module in modules]
+    rows, width = [len(part) for part in parts], parts[0].shape[1]
+    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
+    starts = [part.data_ptr() for part in parts]
+    shares = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    if shares and starts[1:] == ends[:-1] and all(part.is_contiguous() for part in parts):
+        return parts[0].as_strided((sum(rows), width), (width, 1))  # fused before
+    whole = torch.cat(parts)
+    for module, part in zip(modules, whole.split(rows), strict=True):
+        module.weight.data = part
+    return whole
