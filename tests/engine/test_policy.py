@@ -14,8 +14,8 @@ from drafting import Quiet
 import forerun as fr
 from clocks import StillClock
 from forerun.drafters import Guess
-from forerun.engine.policy import POLICIES, PayingPolicy, policy_key
-from forerun.engine.proposal import Proposal
+from forerun.engine.policy import POLICIES, Choice, PayingPolicy, policy_key
+from forerun.engine.proposal import Drafted, Proposal
 
 PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}
 
@@ -32,6 +32,15 @@ def left_by(target: Any, drafter: Any, *, num_rows: int = 1, rule: str | None = 
 def request(num_tokens: int = 1) -> Any:
     """What a policy reads of a request; its prompt has been read."""
     return SimpleNamespace(tokens=[0] * num_tokens, stats=SimpleNamespace(rounds=2))
+
+
+def trimmed(choice: Choice, drafts: Sequence[Proposal]) -> Drafted:
+    """What an executor makes of the guesses that a choice led to."""
+    height = max(draft.height for draft in drafts)
+    if choice.tariff is None:
+        return Drafted(drafts, height)
+    kept, is_trial = choice.tariff.trim(drafts)
+    return Drafted(kept, height, is_trial)
 
 
 def step(
@@ -52,17 +61,18 @@ def step(
     rows, requests = range(len(rooms)), requests or [request() for _ in rooms]
     choice = policy.choose(rows, requests, rooms)
     guesses = [guess(row, length, choice.worth) for row, length in enumerate(choice.lengths)]
-    drafts, cost = [each for each, _ in guesses], 0.0
+    drafted, cost = Drafted([proposal for proposal, _ in guesses]), 0.0
     if any(choice.lengths):
-        cost = asking + draft * max(each.height for each in drafts)
-        drafts = policy.trim(rows, choice, drafts)
+        drafted = trimmed(choice, drafted.proposals)
+        cost = asking + draft * (drafted.height or 0)
+    drafts = drafted.proposals
     paths = [
         range(min(right, len(each.tokens)))
         for each, (_, right) in zip(drafts, guesses, strict=True)
     ]
     lengths = [len(each.tokens) for each in drafts]
     seconds = passes(len(rooms) + sum(lengths))
-    policy.learn(rows, requests, drafts, paths, [cost, seconds + slow, 0.3])
+    policy.learn(rows, requests, drafted, paths, [cost, seconds + slow, 0.3])
     return lengths, seconds + cost
 
 
@@ -360,8 +370,8 @@ def test_a_clock_that_stands_still_is_no_harm() -> None:
     policy = entered()
     for _ in range(50):
         policy.choose([0], [request()], [8])
-        policy.trim([0], policy.choose([0], [request()], [8]), [Proposal([1, 2])])
-        policy.learn([0], [request()], [Proposal([1, 2])], [[0]], [0.0, 0.0, 0.0, 0.0])
+        drafted = trimmed(policy.choose([0], [request()], [8]), [Proposal([1, 2])])
+        policy.learn([0], [request()], drafted, [[0]], [0.0, 0.0, 0.0, 0.0])
     assert policy.plain_seconds(1) is None
 
 

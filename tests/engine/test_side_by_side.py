@@ -79,7 +79,7 @@ def test_what_one_engine_learns_is_not_another_s() -> None:
     first, second = (fr.stream(target, [1, number], **how) for number in (1, 2))
     next(first)
     next(second)
-    policies = [stream._run.engine._drafting._policy for stream in (first, second)]
+    policies = [stream._run.engine._planner._policy for stream in (first, second)]
     assert policies[0] is not policies[1]
     key = policy_key(drafter, 1, False, None)
     first.close()

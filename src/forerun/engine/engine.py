@@ -1,6 +1,7 @@
 """Requests come, are answered round by round, and go.
 
-    requests -> plan (who, which tokens) -> execute (draft, score, decide) -> commit (text, stops)
+    requests -> plan (who, which tokens, how far to draft)
+             -> execute (draft, score, decide) -> commit (text, stops)
 
 One prompt, many prompts and a server are the same loop: requests enter free rows before a round and
 leave them after it, and each can be aborted alone.
@@ -13,6 +14,7 @@ from itertools import pairwise
 
 from forerun.clock import now
 from forerun.drafters.base import Drafter
+from forerun.engine.draft_planning import DraftPlanner
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan
 from forerun.engine.request import Request
@@ -48,10 +50,12 @@ class Engine:
         max_waiting: int | None = None,
     ) -> None:
         self.target = target
-        self._drafting = Drafting(drafter, target, rule, draft_length, tree)
+        self._drafting = Drafting(drafter if draft_length else None, target, rule)
+        self._planner = DraftPlanner(self._drafting, target, rule, draft_length, tree)
         num_nodes = 0 if tree is None else len(tree) if isinstance(tree, Tree) else tree
         state = target.start(num_rows, capacity and capacity + num_nodes)
         self._drafting.start(num_rows, capacity, state)
+        self._planner.start(num_rows)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
         self._executor = Stepwise(target, state, self._drafting, rule)
@@ -99,21 +103,21 @@ class Engine:
                 if request is not None:
                     self._leave(row)
         finally:
+            self._planner.close()
             self._drafting.close()
 
     def step(self) -> list[tuple[Request, int]]:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
         ended = [(request, 0) for request in self._expire()] if self._has_deadlines else []
-        self._schedule.admit(self._drafting.welcome)
-        plan = self._schedule.plan()
+        self._schedule.admit(self._planner.enter)
+        plan = self._planner.complete(self._schedule.plan())
         if not plan.spans:
             return ended
         decision = self._executor.execute(plan)
         gained = self._commit(plan, decision)
         spent = [later - sooner for sooner, later in pairwise([*decision.times, now()])]
         answered = [span.request for span in plan.answering]
-        rows, timed = [span.row for span in plan.answering], None if plan.reading else spent
-        self._drafting.learn(rows, answered, decision.drafts, decision.paths, timed)
+        self._planner.learn(plan, decision.drafted, decision.paths, spent)
         self._schedule.learn(plan, sum(spent))
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)
@@ -162,4 +166,5 @@ class Engine:
             if request is not None and other != row
         }
         self._drafting.release(row, others)
+        self._planner.leave(row)
         self._seats.leave(row)

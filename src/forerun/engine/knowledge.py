@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
-from statistics import median
 
 from forerun.drafters.base import Prices
+from forerun.engine.curve import Curve
+from forerun.engine.tariff import calibrated
 
 LONGEST = 8  # tokens in the longest draft that is considered
 HALF_LIFE, OWN_HALF_LIFE = 200, 32  # drafts after which one counts half: of all requests, of one
@@ -27,7 +28,7 @@ class Timings:
 
     logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
     counts: dict[int, int] = field(default_factory=dict)
-    curve: list[tuple[int, float]] = field(default_factory=list)  # sizes, seconds; both rise
+    curve: Curve = field(default_factory=Curve)
 
     def learn(self, size: int, seconds: float) -> None:
         """At first the fastest timing counts, then a moving average of clipped ones."""
@@ -39,33 +40,15 @@ class Timings:
             step = STEP * min(new - self.logs[size], MOST_SLOWER)
             for other in self.logs:
                 self.logs[other] += step if other == size else SHARED * step
-        self.curve, most = [], inf
+        points: list[tuple[int, float]] = []
+        most = inf
         for other in sorted(self.logs, reverse=True):  # what is larger does not take less
             most = min(most, exp(self.logs[other]))
-            self.curve.insert(0, (other, most))
+            points.insert(0, (other, most))
+        self.curve = Curve(tuple(points))
 
     def __call__(self, size: int) -> float:
-        """A line between known sizes; level below them, in proportion at most above them."""
-        if not self.curve:
-            return 0.0
-        last, seconds = self.curve[0]
-        slope = 0.0
-        for other, more in self.curve[1:]:
-            if last >= size:
-                break
-            slope = (more - seconds) / (other - last)
-            if other > size:
-                return seconds + slope * (size - last)
-            last, seconds = other, more
-        proportion = seconds / max(1, last)
-        slope = min(slope, proportion) if len(self.curve) > 1 else proportion
-        return seconds + slope * max(0, size - last)
-
-    def slope(self, start: int) -> float:
-        """Seconds that one more unit of size costs above `start`."""
-        base = self(start)
-        slopes = [(took - base) / (size - start) for size, took in self.curve if size > start]
-        return median(slopes) if slopes else self(start + 1) - base
+        return self.curve(size)
 
 
 @dataclass
@@ -121,8 +104,7 @@ class Knowledge:
 
     def chance(self, value: float, sign: int = 1) -> float:
         """How often a guess of this stated value is kept; sign -1: the value of this chance."""
-        odds = exp(sign * (self.shift or 0.0)) * value / max(1e-6, 1 - value)
-        return odds / (1 + odds)
+        return calibrated(value, sign * (self.shift or 0.0))
 
     def calibrate(self, values: Sequence[float], path: Sequence[int]) -> None:
         """Most drafters are modest, so the shift begins above 0."""
@@ -132,4 +114,4 @@ class Knowledge:
 
     def prices(self, num_rows: int) -> Prices:
         plain, pace = self.passes(num_rows), self.pace.within(1.0, trust=1e-9)
-        return Prices(plain / num_rows / max(1.0, pace), self.passes.slope(num_rows))
+        return Prices(plain / num_rows / max(1.0, pace), self.passes.curve.slope(num_rows))

@@ -1,16 +1,22 @@
 """What a round is going to do, decided before anything is computed.
 
-A plan names rows and parts of texts and holds no array.  How far to draft is decided when it is
-executed, by the policy of the engine's drafter.
+A plan is a value: which rows take part, which tokens each is fed, how far to draft, how to sample.
+It is made on the host from what is known between rounds.  Whoever executes it reads no clock and
+asks no policy, so two processes that execute the same plan come to the same decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
+from forerun.drafters.base import Prices
 from forerun.engine.request import Request
+from forerun.engine.sampling_arrays import SamplingArrays
+from forerun.engine.tariff import Tariff
+from forerun.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -22,29 +28,54 @@ class Span:
     start: int
     end: int
     is_new: bool  # no token has been given to the request yet
+    answers: bool  # the rest of the text is fed, so a draft and a token can follow it
 
     @property
     def tokens(self) -> list[int]:
         return self.request.tokens[self.start : self.end]
 
-    @property
-    def answers(self) -> bool:
-        """Whether the rest of the text is fed, so that a draft and a token can follow it."""
-        return self.end == len(self.request.tokens)
+
+class DraftLimits(NamedTuple):
+    """How much may be guessed after one span."""
+
+    budget: int  # tokens
+    depth: int | None = None  # tokens one after another; None: as many as the budget, a chain
+    shape: Tree | None = None  # the tree to fill; None: any
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What is asked of the drafter in a round, and what decides which of its guesses are scored."""
+
+    limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
+    worth: float = 0.0  # under shared noise: the lowest chance at which a guess is wanted
+    prices: Prices | None = None  # None: not known
+    tariff: Tariff | None = None  # None: all guesses are scored
+
+    @cached_property
+    def asked(self) -> list[int]:
+        """The answered spans, by index, that the drafter is asked about."""
+        return [index for index, limits in enumerate(self.limits) if limits is not None]
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The spans of one round, each in a row of its own."""
+    """The spans of one round, each in a row of its own; A of them are answered."""
 
     spans: Sequence[Span]
+    drafts: DraftPlan = field(default_factory=DraftPlan)
 
     @cached_property
     def answering(self) -> list[Span]:
-        """Those that are given tokens in this round."""
+        """The spans that are given tokens in this round, (A,)."""
         return [span for span in self.spans if span.answers]
 
     @cached_property
     def reading(self) -> list[Span]:
-        """Those that are fed a part of a long text, and nothing more."""
+        """The spans that are fed a part of a long text, and nothing more."""
         return [span for span in self.spans if not span.answers]
+
+    @cached_property
+    def sampling(self) -> SamplingArrays:
+        """Sampling options, seeds and positions of the answered spans, made when asked for."""
+        return SamplingArrays.of([span.request for span in self.answering])

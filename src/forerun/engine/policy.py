@@ -18,8 +18,9 @@ from weakref import ref
 
 from forerun.drafters.base import Prices
 from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
-from forerun.engine.proposal import Proposal, worthwhile
+from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
+from forerun.engine.tariff import Tariff, lowest_paying
 from forerun.shelf import Shelf
 
 FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
@@ -36,11 +37,12 @@ MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten 
 
 
 class Choice(NamedTuple):
-    """What is asked of a drafter in a round."""
+    """What is asked of a drafter in a round, and what decides which guesses are scored."""
 
     lengths: list[int]  # (R,)
     worth: float = 0.0  # leave out guesses whose stated value is below this
     prices: Prices | None = None  # None: nothing is known yet
+    tariff: Tariff | None = None  # None: all guesses are scored
 
 
 class DraftPolicy(Protocol):
@@ -56,17 +58,11 @@ class DraftPolicy(Protocol):
         """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,)."""
         ...
 
-    def trim(
-        self, rows: Sequence[int], choice: Choice, drafts: Sequence[Proposal]
-    ) -> list[Proposal]:
-        """The drafts without the guesses that do not pay for their slots, (R,)."""
-        ...
-
     def learn(
         self,
         rows: Sequence[int],
         requests: Sequence[Request],
-        drafts: Sequence[Proposal],
+        drafted: Drafted,
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
     ) -> None:
@@ -111,7 +107,6 @@ class PayingPolicy:
         self._requests: dict[int, Experience] = {}  # by row
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
-        self._depth: int | None = None  # of this round's longest draft; None: nothing was asked
         self._is_long_due = False  # a draft of full length is to be tried
         self._is_trial = False  # this round drafts although that does not seem to pay
 
@@ -144,34 +139,18 @@ class PayingPolicy:
         choice = self._choice(known, self._limits(known, rooms))
         for experience, length in zip(known, choice.lengths, strict=True):
             experience.num_shown *= length > 0
-        self._depth = 0 if any(choice.lengths) else None
         return choice
-
-    def trim(
-        self, rows: Sequence[int], choice: Choice, drafts: Sequence[Proposal]
-    ) -> list[Proposal]:
-        self._depth = max(draft.height for draft in drafts)
-        if self._has_coins or choice.prices is None:
-            return list(drafts)
-        chances = [self._chances(*pair) for pair in zip(rows, drafts, strict=True)]
-        num_judged = sum(map(len, chances))
-        size = len(drafts) + sum(len(draft.tokens) for draft in drafts) - num_judged
-        bar = self._bar(chances, size, choice.prices.token)
-        if num_judged and bar == inf and (self._is_trial or self.known.debt == 0):
-            bar, self._is_trial = max(max(row, default=0.0) for row in chances), True
-        pairs = zip(drafts, chances, strict=True)
-        return [worthwhile(draft, bar, row) if row else draft for draft, row in pairs]
 
     def learn(
         self,
         rows: Sequence[int],
         requests: Sequence[Request],
-        drafts: Sequence[Proposal],
+        drafted: Drafted,
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
     ) -> None:
-        known, depth, is_trial = self.known, self._depth, self._is_trial
-        self._depth, self._is_trial = None, False
+        known, drafts, depth = self.known, drafted.proposals, drafted.height
+        is_trial, self._is_trial = self._is_trial or drafted.is_trial, False
         if self._repeated:
             return
         num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
@@ -183,7 +162,7 @@ class PayingPolicy:
             known.has_drafted = True  # the first draft compiles and allocates
             return
         draft_seconds, extra = spent[0], 0.0
-        if num_read and depth is not None and known.drafting.curve:
+        if num_read and depth is not None and known.drafting.curve.points:
             extra = max(0.0, draft_seconds - known.drafting(depth))
             known.reading.learn(1, extra / num_read)
         if any(request.stats.rounds == 1 for request in requests):
@@ -246,18 +225,21 @@ class PayingPolicy:
         nothing = Choice([0] * num_rows)
         if not any(limits):
             return nothing
-        if not known.drafting.curve:
+        if not known.drafting.curve.points:
             return Choice([min(FIRST_LENGTH, limit) for limit in limits])
         wait = min(LONGEST_WAIT, 4 * known.num_plain)  # the less is known, the sooner
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
         prices = known.prices(num_rows)
+        chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted
+        if not self._is_tree:
+            chances = list(map(self._survivals, requests, limits))
         if known.shift is not None or self._is_tree:
             lengths, pays = limits, self._pays(num_rows)
         else:
-            chances = list(map(self._survivals, requests, limits))
-            bar = self._bar(chances, num_rows, prices.token, asks=True)
+            curves = known.passes.curve, known.drafting.curve
+            bar = lowest_paying(chances, num_rows, prices.token, *curves)
             pays = bar < inf
             if pays and self._is_long_due and known.debt == 0:
                 self._is_long_due, self._is_trial = False, True
@@ -268,49 +250,28 @@ class PayingPolicy:
         self._is_trial = not pays
         if self._is_trial and known.debt >= MOST_DEBT:
             return nothing
-        share = (prices.slot + known.drafting.slope(0) / num_rows) / max(prices.token, 1e-9)
+        share = (prices.slot + known.drafting.curve.slope(0) / num_rows) / max(prices.token, 1e-9)
         is_bar_off = known.shift is None or known.num_silent % SILENT == SILENT - 1
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
-        return Choice(lengths, worth, prices)
+        tariff = None
+        if not self._has_coins:
+            may_try = self._is_trial or known.debt == 0
+            tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, may_try)
+        return Choice(lengths, worth, prices, tariff)
 
     def _pays(self, num_rows: int) -> bool:
         """Whether rounds with drafts make as many tokens a second as rounds without.  What costs
-        next to nothing to ask is always asked: `trim` decides guess by guess."""
+        next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
         known, plain = self.known, self.known.passes(num_rows)
         if 0 in known.drafting.counts and known.drafting(0) <= (1 - BREAK_EVEN) * plain:
             return True
         return known.pace.count >= NUM_TIMED and known.pace.within(0.0, 0.0) >= BREAK_EVEN
 
-    def _bar(
-        self, chances: Sequence[Sequence[float]], size: int, token: float, *, asks: bool = False
-    ) -> float:
-        """The lowest chance that pays for a slot in a pass with `size` tokens besides; inf if none.
-
-        asks: the drafts are still to be made, and their cost counts.
-        """
-        known, plain = self.known, self.known.passes(size)
-        ranked = sorted((-chance, slot) for row in chances for slot, chance in enumerate(row))
-        bar, best, kept, longest = inf, 0.0, 0.0, 0
-        for count, (loss, slot) in enumerate(ranked, start=1):
-            kept, longest = kept - loss, max(longest, slot + 1)
-            cost = known.passes(size + count) - plain + (known.drafting(longest) if asks else 0.0)
-            if kept * token - cost > best:
-                bar, best = -loss, kept * token - cost
-        return bar
-
     def _survivals(self, request: Experience, length: int) -> list[float]:
-        """The chance that each slot of a draft is accepted with all before it."""
+        """The chance that each slot of a chain is accepted with all before it."""
         survivals, survival, rate = [], 1.0, FIRST_RATE
         for slot in range(min(length, LONGEST)):  # a slot nobody reached is like the one before
             rate = self.known.acceptance[slot].within(rate, trust=1.0)
             survival *= request.acceptance[slot].within(rate, trust=OWN_TRUST)
             survivals.append(survival)
         return survivals
-
-    def _chances(self, row: int, draft: Proposal) -> list[float]:
-        """How likely each guess is to be kept: by its stated value, or by its slot."""
-        if draft.values is not None:
-            return [self.known.chance(value) for value in draft.values]
-        if self._is_tree:  # slots of trees are not counted: the whole tree is scored
-            return []
-        return self._survivals(self._requests[row], len(draft.tokens))

@@ -56,6 +56,15 @@ class Proposal:
 NOTHING = Proposal([])
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """What the drafter was asked for in a round, without the guesses that do not pay."""
+
+    proposals: Sequence[Proposal]  # (A,)
+    height: int | None = None  # of the tallest guess before any was left out; None: not asked
+    is_trial: bool = False  # guesses that do not seem to pay are scored to learn from them
+
+
 def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposal:
     """A draft without the tokens whose chance to be kept is below a bar, or that come after such.
 

@@ -78,7 +78,7 @@ class Schedule:
                 end = min(end, start + budget)
                 budget -= end - start
             if end > start:
-                spans.append(Span(row, request, start, end, is_new))
+                spans.append(Span(row, request, start, end, is_new, end == len(request.tokens)))
         return RoundPlan(spans)
 
     def learn(self, plan: RoundPlan, seconds: float) -> None:

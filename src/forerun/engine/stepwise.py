@@ -20,7 +20,7 @@ from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
 from forerun.engine.laws import DraftLaws, TargetLaws
 from forerun.engine.plan import RoundPlan, Span
-from forerun.engine.proposal import Proposal
+from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.walk import TargetNoise, walk
 from forerun.models.base import Kept, LanguageModel
 from forerun.noise import Key, seed_key
@@ -36,15 +36,23 @@ Row = np.ndarray[Any, Any]
 class Decision:
     """What came of a plan, for each span that is answered: integers, and rows for the host."""
 
-    drafts: Sequence[Proposal]  # (A,)
+    drafted: Drafted
     paths: Sequence[Sequence[int]]  # (A,): the accepted nodes of each draft
     extra: Sequence[int]  # (A,): the token after them
     laws: TargetLaws  # for log-probabilities, and for processors that keep state
     times: Sequence[float]  # (4,): when the draft began, the score, the decision, and its end
 
+    @property
+    def drafts(self) -> Sequence[Proposal]:
+        """The scored draft of each answered span, (A,)."""
+        return self.drafted.proposals
+
 
 class Stepwise:
-    """Executes plans on the rows of one target."""
+    """Executes plans on the rows of one target.
+
+    The clock is read to report how long things took, and decides nothing.
+    """
 
     def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
         self.target = target
@@ -58,14 +66,14 @@ class Stepwise:
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
         times = [now()]
-        rows = [span.row for span in plan.answering]
-        drafts = self._drafting.propose(rows, [span.request for span in plan.answering])
+        drafted = self._drafting.propose(plan)
+        drafts = drafted.proposals
         times.append(now())
         logits = self._score(plan, drafts)
         times.append(now())
         laws, paths, extra = self._decide(plan.answering, drafts, logits)
         times.append(now())
-        return Decision(drafts, paths, extra, laws, times)
+        return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
         """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter.

@@ -1,0 +1,152 @@
+"""How far to draft, decided when a round is planned: a given length, a given tree, or what pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
+from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy, policy_key
+from forerun.engine.proposal import Drafted, cut
+from forerun.engine.request import Request
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.base import LanguageModel
+from forerun.rules.base import Rule
+from forerun.tree import Tree
+from forerun.types import DraftLength
+
+TREE_HEIGHT = 5  # of trees whose draft length is left to us
+SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
+
+
+class DraftPlanner:
+    """Adds to the plans of an engine what its drafter is asked for.
+
+    draft_length: how many guesses may follow one another, "auto" for as many as pay.
+    tree: None for a chain, a number of nodes for a tree of any shape, or the shape itself, which
+    then says how many follow.
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        target: LanguageModel,
+        rule: Rule,
+        draft_length: DraftLength,
+        tree: int | Tree | None,
+    ) -> None:
+        check_tree(tree, rule, target)
+        self._drafting = drafting
+        self._target = target
+        self._rule = rule
+        self._length = TREE_HEIGHT if draft_length == "auto" else draft_length
+        self._tree = tree if tree is not None and getattr(target, "scores_trees", False) else None
+        self._note: str | None = None
+        if drafting.drafter is not None and self._tree is not tree:
+            self._note = f"{target.name} cannot score trees, so drafts were chains"
+        self._is_steered = draft_length == "auto" and not isinstance(self._tree, Tree)
+        self._policy: DraftPolicy | None = None
+        self._policy_key: Any = None
+
+    def start(self, num_rows: int) -> None:
+        """Take over what an earlier engine has learned."""
+        if self._drafting.drafter is None or not self._is_steered:
+            return
+        # Costs of a batch say little about a single request's, nor does what one rule keeps
+        # say what another does.
+        is_tree, has_coins = self._tree is not None, self._rule.needs_draft_probs
+        rule = self._rule.name if has_coins else None
+        self._policy_key = policy_key(self._drafting.drafter, num_rows, is_tree, rule)
+        self._policy = POLICIES.take(self._target, self._policy_key) or PayingPolicy(
+            has_coins=has_coins, is_tree=is_tree
+        )
+
+    def enter(self, row: int, request: Request) -> None:
+        """A request enters a row: it learns what it will have to do without."""
+        if self._policy is not None:
+            self._policy.enter(row, request)
+        note = self._drafting.note or self._note
+        request.stats.notes += [] if note is None else [note]
+
+    def leave(self, row: int) -> None:
+        if self._policy is not None:
+            self._policy.leave(row)
+
+    def complete(self, plan: RoundPlan) -> RoundPlan:
+        """The plan with what the drafter is asked for."""
+        asked = [span for span in plan.answering if span.row not in self._drafting.abandoned]
+        if self._drafting.drafter is None or not asked:
+            return plan
+        rooms = [span.request.limit - span.request.num_output - 1 for span in asked]
+        choice = Choice([min(self._length, room) for room in rooms])
+        if self._policy is not None:
+            requests = [span.request for span in asked]
+            choice = self._policy.choose([span.row for span in asked], requests, rooms)
+            if not any(choice.lengths):
+                return plan
+        limits = {
+            span.row: self._limits(room, depth)
+            for span, room, depth in zip(asked, rooms, choice.lengths, strict=True)
+        }
+        by_span = [limits.get(span.row) for span in plan.answering]
+        return replace(plan, drafts=DraftPlan(by_span, choice.worth, choice.prices, choice.tariff))
+
+    def learn(
+        self,
+        plan: RoundPlan,
+        drafted: Drafted,
+        paths: Sequence[Sequence[int]],
+        spent: Sequence[float],
+    ) -> None:
+        """A round is over: what was accepted of each draft, and the seconds by stage."""
+        if self._policy is None or self._drafting.drafter is None:
+            return
+        rows = [span.row for span in plan.answering]
+        requests = [span.request for span in plan.answering]
+        timed = None if plan.reading else spent
+        self._policy.learn(rows, requests, drafted, paths, timed)
+        plain = self._policy.plain_seconds(len(rows))
+        if timed is None or plain is None or any(span.is_new for span in plan.answering):
+            return  # a pass that reads a prompt is compared with nothing
+        for request in requests:
+            request.stats.compare_to_plain(plain, sum(spent))
+
+    def close(self) -> None:
+        """What was learned is left for later engines."""
+        if self._policy is not None:
+            POLICIES.put(self._policy, self._target, self._policy_key)
+            self._policy = None
+
+    def _limits(self, room: int, depth: int) -> DraftLimits:
+        if isinstance(self._tree, Tree):
+            depth = min(self._tree.height, room)
+            shape = cut(self._tree, depth)
+            return DraftLimits(len(shape), depth, shape)
+        if self._tree is None:
+            return DraftLimits(depth)
+        return DraftLimits(self._tree if depth else 0, depth)
+
+
+def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> None:
+    """Refuse a tree that the rule or the target can make nothing of."""
+    if tree is None:
+        return
+    if not isinstance(tree, Tree) and (not isinstance(tree, int) or tree < 1):
+        cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
+        raise InputError(explain("tree is out of range.", repr(tree), cure))
+    if not rule.judges_trees:
+        given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
+        cure = f"Use match, siblings or traversal{given}; or leave the tree out."
+        raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
+    if not rule.needs_draft_probs:
+        return
+    if not isinstance(tree, Tree):
+        wrong = "A tree that grows by its tokens cannot be judged by a rule that needs their law."
+        cure = f"Pass {SHAPES}, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
+    if not getattr(target, "scores_trees", False):
+        wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
+        cure = "Leave the tree out, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))

@@ -1,0 +1,95 @@
+"""What a guess must keep to before the target sees it or a rule divides by its law."""
+
+from __future__ import annotations
+
+import operator
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.drafters.base import Guess, Turn
+from forerun.engine.proposal import NOTHING, Proposal, fits
+from forerun.errors import UnsupportedError, explain
+from forerun.models.base import LanguageModel
+from forerun.rows import check_rows, sum_tolerance
+from forerun.rules.base import Rule
+from forerun.tree import Tree
+from forerun.types import Drawn
+
+XP = compat.array_namespace(np.empty(0))
+
+
+def checked(turn: Turn, guess: Guess, target: LanguageModel, rule: Rule) -> Proposal:
+    """A guess that breaks its promise would break the target far from here."""
+    size = target.vocab_size
+    tokens = [operator.index(token) for token in guess.tokens]
+    if not tokens:
+        return NOTHING
+    if min(tokens) < 0 or max(tokens) >= size:
+        outside = [token for token in tokens if not 0 <= token < size]
+        wrong = "it proposed tokens that are not in the target's vocabulary."
+        raise UnsupportedError(explain(wrong, outside, f"Ids must lie in 0 .. {size - 1}."))
+    if len(tokens) > turn.budget:
+        wrong = "it proposed more tokens than it was asked for."
+        raise UnsupportedError(explain(wrong, len(tokens), f"At most {turn.budget}."))
+    tree = _checked_tree(turn, guess)
+    if guess.values is not None and len(guess.values) != len(tokens):
+        cure = f"There must be one for each of the {len(tokens)} tokens."
+        raise UnsupportedError(explain("its values do not fit.", len(guess.values), cure))
+    if rule.needs_draft_probs:
+        _check_law(turn, guess, tree, target, rule)
+    values = guess.values and [min(1.0, max(0.0, float(value))) for value in guess.values]
+    return Proposal(tokens, guess.drawn, guess.probs, tree, values)
+
+
+def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
+    """The shape of a guess, None for a chain; only what the turn allows."""
+    if guess.parents is None:
+        tree = None
+    else:
+        tree = Tree(tuple(guess.parents))
+        if len(tree) != len(guess.tokens):
+            cure = f"There must be one for each of the {len(guess.tokens)} tokens."
+            raise UnsupportedError(explain("its parents do not fit.", len(tree), cure))
+        tree = None if tree.is_chain else tree
+    if tree is not None and turn.is_chain:
+        wrong, cure = "it proposed a tree.", "Only a chain was asked for."
+        raise UnsupportedError(explain(wrong, f"parents {list(tree.parents)}", cure))
+    height = len(guess.tokens) if tree is None else tree.height
+    if height > turn.height:
+        wrong = "it proposed too many tokens after one another."
+        raise UnsupportedError(explain(wrong, height, f"At most {turn.height}."))
+    return tree
+
+
+def _check_law(
+    turn: Turn, guess: Guess, tree: Tree | None, target: LanguageModel, rule: Rule
+) -> None:
+    """What a rule that divides by the draft's law must be able to rely on."""
+    count, name = len(guess.tokens), rule.name
+    if guess.drawn is Drawn.SHARED:
+        wrong = f"it used the target's noise under the rule {name!r}."
+        raise UnsupportedError(explain(wrong, "shared noise", "Draw with noise of its own."))
+    if guess.drawn is Drawn.PRUNED:
+        wrong = f"it chose its guesses by their tokens under the rule {name!r}."
+        cure = "Decide what to draft before drawing it, or use the rule match."
+        raise UnsupportedError(explain(wrong, "a pruned draft", cure))
+    if guess.drawn is not Drawn.SAMPLED:
+        return
+    shape = None if guess.probs is None else guess.probs.shape
+    expected = (count, target.vocab_size)
+    if shape != expected:
+        wrong = "its probabilities have a wrong shape."
+        raise UnsupportedError(explain(wrong, shape, f"They must be {expected}."))
+    assert guess.probs is not None
+    slots = np.arange(count)
+    rows, tolerance = np.full_like(slots, turn.row), sum_tolerance(guess.probs)
+    check_rows(XP, guess.probs, rows, slots, "its law", tolerance)
+    if not (guess.probs[slots, guess.tokens] > 0).all():
+        wrong = "it proposed tokens that its own probabilities call impossible."
+        raise UnsupportedError(explain(wrong, guess.tokens, "Pass the law they were drawn from."))
+    if turn.shape is not None and not fits(tree or Tree.chain(count), turn.shape):
+        wrong = "its tree is not the one it was asked for."
+        received = "a chain" if tree is None else f"parents {list(tree.parents)}"
+        cure = f"A node has the children it has in {list(turn.shape.parents)}, or none."
+        raise UnsupportedError(explain(wrong, received, cure))
