@@ -58,6 +58,14 @@ class Drafting:
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
 
+    @property
+    def state(self) -> Any:
+        """What the drafter made of its own; made anew where it was lost."""
+        assert self.drafter is not None
+        if self._state is LOST:
+            self._state = self.drafter.start(self.target, *self._start)
+        return self._state
+
     def propose(self, plan: RoundPlan) -> Drafted:
         """What the drafter guesses after each answered span, which may be nothing."""
         proposals, asked = [NOTHING] * len(plan.answering), plan.drafts.asked
@@ -67,10 +75,8 @@ class Drafting:
         turns = [_turn(span, plan.drafts, index) for span, index in zip(spans, asked, strict=True)]
         guesses: Sequence[Guess] = ()
         try:
-            if self._state is LOST:
-                self._state = self.drafter.start(self.target, *self._start)
             shared = not self.rule.needs_draft_probs
-            guesses = self.drafter.propose(self._state, turns, shared_noise=shared)
+            guesses = self.drafter.propose(self.state, turns, shared_noise=shared)
             if len(guesses) != len(turns):
                 cure = f"There must be one for each of the {len(turns)} turns."
                 wrong = "it gave another number of guesses."

@@ -20,7 +20,8 @@ from forerun.engine.plan import RoundPlan
 from forerun.engine.request import Request
 from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
-from forerun.engine.stepwise import Decision, Stepwise
+from forerun.engine.executors import Executor, executor_of
+from forerun.engine.stepwise import Decision
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
 from forerun.tree import ROOT, Tree
@@ -58,7 +59,7 @@ class Engine:
         self._planner.start(num_rows)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
-        self._executor = Stepwise(target, state, self._drafting, rule)
+        self._executor: Executor = executor_of(target, state, self._drafting, rule, is_chain=tree is None)
         self._num_submitted = 0
         self._has_deadlines = False
 

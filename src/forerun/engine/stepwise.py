@@ -113,6 +113,10 @@ class Stepwise:
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
         """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
+        return to_numpy(self._score_on_device(plan, drafts))
+
+    def _score_on_device(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
+        """The same, where the model computes."""
         rows = [span.row for span in (*plan.answering, *plan.reading)]
         feeds = [
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
@@ -125,7 +129,7 @@ class Stepwise:
             parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
             parents += [None] * len(plan.reading)
             scored = self.target.score(self.state, rows, feeds, wanted, parents)
-        return to_numpy(scored[: len(drafts)])
+        return scored[: len(drafts)]
 
     def _decide(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Row

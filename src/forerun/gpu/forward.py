@@ -243,6 +243,8 @@ def launch(
         final_norm[(m,)](x, w.norm, states, watched.shape[1], w.eps, K=hidden,
                          KP=triton.next_power_of_2(hidden), num_warps=4)  # fmt: skip
     count = shape.num_logits
+    if count == 0:
+        return scratch.logits[:0]
     few = max(FEWEST, int(triton.next_power_of_2(count)))
     how = tile("head", few, hidden)
     logits = scratch.logits[:count]

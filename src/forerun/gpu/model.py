@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from forerun.rules import Block, Match, Ratio
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
@@ -17,6 +18,7 @@ from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
 
+SLACK = 32  # slots past the longest text, that drafts may be written to
 SPARE = 4  # times the storage that is needed, up to which a larger one is used
 
 
@@ -59,6 +61,7 @@ class GpuModel:
     @torch.inference_mode()
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
         needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
+        needed += SLACK
         storage = self._storage(num_rows, needed)
         rows = GpuRows(storage, num_rows, capacity)
         weakref.finalize(rows, _keep, self._idle, storage)
@@ -121,6 +124,23 @@ class GpuModel:
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, run by transformers."""
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
+
+    def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
+        """Captured rounds, where there is no drafter or it is a model on this device too."""
+        from forerun.drafters.model import Model
+        from forerun.gpu.executor import Captured
+        from forerun.gpu.sampled_steps import SampledSteps
+
+        drafter = drafting.drafter
+        if type(rule) not in (Match, Ratio, Block):
+            return SampledSteps(self, state, drafting, rule)
+        if drafter is None:
+            return Captured(self, state, drafting, rule)
+        other = drafter.model if type(drafter) is Model else None
+        fits = isinstance(other, GpuModel) and other.vocab_size == self.vocab_size
+        if fits and is_chain and other.model.device == self.model.device:
+            return Captured(self, state, drafting, rule, drafter.temperature)
+        return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:
         """Storage of an engine that is gone, where it fits, or new storage."""

@@ -74,6 +74,21 @@ class GpuRows:
             self._fed[row] = feed
         return logits.reshape(len(rows), width, vocab)
 
+    def feed(self, parts: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Store tokens without asking for logits: row, first slot and tokens of each part."""
+        lines = [
+            Line(token, row, slot, slot, 0, (), -1)
+            for row, begin, tokens in parts
+            for slot, token in enumerate(tokens, start=begin)
+        ]
+        if not lines:
+            return
+        self.make_room(max(line.row for line in lines) + 1, max(line.slot for line in lines) + 1)
+        for row, _, _ in parts:
+            self.forget(row)
+        for some in _passes(lines):
+            self._pass(some, None)
+
     def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         paths = [self._fed[row].path(row, keeps) for row, keeps in zip(rows, kept, strict=True)]
         for row, path in zip(rows, paths, strict=True):
@@ -222,7 +237,7 @@ def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
     segments = segments_of(lines)
     return PassShape(
         num_tokens=_power(len(lines)),
-        num_logits=_power(num_logits),
+        num_logits=_power(num_logits, least=0),
         num_segments=_power(len(segments)),
         per_segment=_power(max(count for _, count in segments)),
         num_chunks=num_chunks(max(line.position for line in lines) + 1),
@@ -271,5 +286,5 @@ def fill(inputs: Any, lines: Sequence[Line], asking: Sequence[int]) -> None:
 
 
 def _power(count: int, least: int = 1) -> int:
-    """The next power of two."""
+    """The next power of two, or as many as there are at least."""
     return least if count <= least else 1 << (count - 1).bit_length()

@@ -80,6 +80,8 @@ class Storage:
         self.pool = torch.cuda.graph_pool_handle() if weights.head.is_cuda else None
         self._rotary = rotary
         self._passes: dict[PassShape, CapturedPass] = {}
+        self.rounds: dict[Any, Any] = {}  # captured, by shape
+        self.lanes: dict[Any, Any] = {}  # of these rounds
         self.cache = self._allocate(num_rows, rounded_up(capacity))
 
     @property
@@ -106,7 +108,7 @@ class Storage:
     def grow(self, num_rows: int, capacity: int) -> None:
         """Make room, and copy what there is."""
         old = self.cache
-        self._passes = {}
+        self._passes, self.rounds = {}, {}
         self.cache = self._allocate(
             max(num_rows, self.num_rows), rounded_up(max(capacity, self.capacity))
         )

@@ -47,6 +47,13 @@ class Weights(NamedTuple):
     head_eps: float
 
     @property
+    def num_bytes(self) -> int:
+        """Read in a pass: all but the embedding."""
+        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up)]
+        matrices += [layer.down for layer in self.layers] + [self.head]
+        return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
+
+    @property
     def group(self) -> int:
         """Query heads that share a key head."""
         return self.num_heads // self.num_key_heads

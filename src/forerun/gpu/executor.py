@@ -1,0 +1,330 @@
+"""Plans executed as captured rounds: for targets without a draft, or whose drafter is a model on
+the same device.
+
+While the host turns one round into text, the next is already running, for the same requests and
+with the draft lengths of the last plan.  If a request has ended meanwhile, its lane was in vain and
+nothing else: rows are overwritten past their length.  If one has come, it is given a round of its
+own once, and joins the others in the next.  Requests that need the host (a processor, a grammar,
+log-probabilities) are answered step by step, and the others do not wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forerun.clock import now
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import NOTHING, Drafted, Proposal
+from forerun.engine.stepwise import Decision, Stepwise
+from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
+from forerun.gpu.rounds import CapturedRound, Lane, Lanes, RoundShape
+from forerun.gpu.rows import GpuRows
+from forerun.rules.base import Rule
+from forerun.types import Drawn
+
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 15)
+"""Draft lengths that rounds are captured for."""
+MARGIN = 2 * (LENGTHS[-1] + 1)
+"""Slots past a text that two rounds may write to."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way, and what it was launched for, by lane."""
+
+    round: CapturedRound
+    spans: Sequence[Span]
+    lengths: Sequence[int]  # of the texts, as they were then
+    asked: Sequence[int]  # tokens to draft
+
+    @property
+    def places(self) -> dict[tuple[int, int], int]:
+        """Lanes by the number of a request and the length of its text."""
+        numbers = [span.request.number for span in self.spans]
+        return {key: lane for lane, key in enumerate(zip(numbers, self.lengths, strict=True))}
+
+
+class Captured:
+    """Executes plans on the rows of one target.
+
+    draft_temperature: of the drafter; None uses the request's.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        state: GpuRows,
+        drafting: Drafting,
+        rule: Rule,
+        draft_temperature: float | None = None,
+    ) -> None:
+        self._steps = Stepwise(target, state, drafting, rule)
+        self._state = state
+        self._drafting = drafting
+        self._rule = rule
+        self._draft_temperature = draft_temperature
+        self._flight: Flight | None = None
+        self._halves: Halves | None = None
+        self._last_result = 0.0
+
+    @torch.inference_mode()
+    def execute(self, plan: RoundPlan) -> Decision:
+        """Draft, score and decide; nothing is kept until `commit`."""
+        is_host = needs_host(plan)
+        if not any(is_host):
+            self._halves = None
+            return self._execute(plan)
+        device = [index for index, on_host in enumerate(is_host) if not on_host]
+        host = [index for index, on_host in enumerate(is_host) if on_host]
+        halves = Halves(
+            (part_of(plan, device, plan.reading), device), (part_of(plan, host, ()), host)
+        )
+        self._halves = halves
+        late = self._launch_missing(halves.plans[0])  # runs while the host answers the others
+        by_host = self._steps.execute(halves.plans[1])
+        return halves.joined(self._collect(halves.plans[0], late, now()), by_host)
+
+    @torch.inference_mode()
+    def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
+        """Keep what became text: counts[i] tokens of the i-th answer."""
+        if self._halves is not None:
+            (plan, _), (by_host, indices) = self._halves.first, self._halves.second
+            self._steps.commit(by_host, self._halves.decisions[1], [counts[i] for i in indices])
+        for span in plan.answering:  # requests hold their new texts by now
+            self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
+        for span in plan.reading:
+            self._state.lengths[span.row] = span.end
+
+    def _execute(self, plan: RoundPlan) -> Decision:
+        begin = self._last_result if self._flight is not None else 0.0
+        late = self._launch_missing(plan)
+        if late is not None or begin == 0.0:
+            begin = now()
+        return self._collect(plan, late, begin)
+
+    def _collect(self, plan: RoundPlan, late: Flight | None, begin: float) -> Decision:
+        """Wait for the rounds of a plan, launch the next, and say what was decided."""
+        flight, self._flight = self._flight, None
+        results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
+        for one in (flight, late):
+            if one is None:
+                continue
+            table = one.round.wait()
+            if one is flight and late is None:
+                self._flight = self._again(one, table, plan)
+            self._note_results(one, table, plan, results)
+        self._last_result = end = now()
+        decision = self._decision(plan, results, begin, end)
+        if self._flight is None:
+            self._take_off(plan, decision)
+        return decision
+
+    def _again(self, flight: Flight, table: list[list[int]], plan: RoundPlan) -> Flight | None:
+        """The next round for the same lanes, which stand on the device as the last one left them;
+        None if other requests take part in it, or if it needs more room."""
+        if len(plan.answering) != len(flight.spans):
+            return None
+        lengths, limits = [], []
+        for span, before, row in zip(flight.spans, flight.lengths, table, strict=False):
+            lengths.append(before + max(row[0], 0) + 1)
+            limits.append(len(span.request.prompt) + span.request.limit)
+            if row[0] < 0 or row[2] or row[1] in span.request.endings:
+                return None
+        if any(length >= limit for length, limit in zip(lengths, limits, strict=True)):
+            return None
+        order = {span.request.number: index for index, span in enumerate(plan.answering)}
+        asked = self._asked(plan, [order[span.request.number] for span in flight.spans])
+        length = self._draft_length(asked, flight.round.shape.num_lanes)
+        shape = flight.round.shape
+        needs = num_chunks(max(lengths) + MARGIN)
+        if bool(length) and not shape.draft_length:  # the drafter may have fallen behind
+            return None
+        if needs != shape.num_chunks or max(lengths) + MARGIN > self._state.storage.capacity:
+            return None
+        drafts = self._draft_rows() if length else None
+        made = flight.round
+        if length != shape.draft_length:
+            made = self._round(shape._replace(draft_length=length, draws=drafts is not None),
+                               made.lanes, drafts)  # fmt: skip
+        asked = [min(one, length) for one in asked]
+        if asked != list(flight.asked):
+            made.lanes.ask(asked)
+        made.launch()
+        return Flight(made, flight.spans, lengths, asked)
+
+    def _note_results(
+        self,
+        flight: Flight,
+        table: list[list[int]],
+        plan: RoundPlan,
+        results: dict[int, tuple[list[int], int]],
+    ) -> None:
+        """Sort outcomes by request, and note how much of each text the drafter stores by now."""
+        numbers = {span.request.number for span in plan.answering}
+        length = flight.round.shape.draft_length
+        drafts = self._draft_rows() if length else None
+        for span, before, asked, row in zip(
+            flight.spans, flight.lengths, flight.asked, table, strict=False
+        ):
+            if span.request.number in numbers:
+                results[span.request.number] = row, asked
+                if drafts is not None:
+                    drafts.lengths[span.row] = before + min(max(row[0], 0), length - 1)
+
+    def _decision(
+        self, plan: RoundPlan, results: dict[int, tuple[list[int], int]], begin: float, end: float
+    ) -> Decision:
+        drawn = Drawn.SAMPLED if self._rule.needs_draft_probs else Drawn.SHARED
+        proposals, paths, extra, faults = [], [], [], []
+        for span in plan.answering:
+            row, asked = results[span.request.number]
+            room = span.request.limit - span.request.num_output - 1
+            drafted = row[3 : 3 + min(asked, room)]
+            proposals.append(Proposal(drafted, drawn) if drafted else NOTHING)
+            paths.append(range(max(row[0], 0)))
+            extra.append(row[1])
+            faults.append(fault_of(span.request, row[2]))
+        height = max((len(draft.tokens) for draft in proposals), default=0)
+        middle = begin + (end - begin) * self._draft_share(height)
+        laws: Any = CapturedLaws(faults)
+        drafted_all = Drafted(proposals, height if plan.drafts.asked else None)
+        return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
+
+    def _launch_missing(self, plan: RoundPlan) -> Flight | None:
+        """Read what is new of each text, and launch a round for the requests that are in none.
+
+        A round on its way that serves no request of the plan is let go.  Returns the round that was
+        launched beside one that was on its way."""
+        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
+        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
+        self._state.feed([part for part in parts if part[2]])
+        flying = {} if self._flight is None else self._flight.places
+        missing = [
+            index
+            for index, span in enumerate(plan.answering)
+            if (span.request.number, len(span.request.tokens)) not in flying
+        ]
+        if len(missing) == len(plan.answering):
+            self._flight = None
+        if not missing:
+            return None
+        spans = [plan.answering[index] for index in missing]
+        texts = [span.request.tokens for span in spans]
+        flight = self._launch(spans, texts, self._asked(plan, missing), is_late=bool(self._flight))
+        if self._flight is not None:
+            return flight
+        self._flight = flight
+        return None
+
+    def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
+        """Launch the next round for the requests of a plan that may go on."""
+        going, texts = [], []
+        for index, span in enumerate(plan.answering):
+            request, tokens = span.request, decision.tokens(index)
+            is_over = request.num_output + len(tokens) >= request.limit
+            has_fault = decision.laws.settle(index, ())[1] is not None
+            if not is_over and not has_fault and not set(tokens) & set(request.endings):
+                going.append(index)
+                texts.append([*request.tokens, *tokens])
+        if going:
+            spans = [plan.answering[index] for index in going]
+            self._flight = self._launch(spans, texts, self._asked(plan, going), is_late=False)
+
+    def _launch(
+        self,
+        spans: Sequence[Span],
+        texts: Sequence[Sequence[int]],
+        asked: list[int],
+        *,
+        is_late: bool,
+    ) -> Flight:
+        """Launch a round for requests with these texts."""
+        num_lanes = 1 << max(len(spans) - 1, 0).bit_length()
+        length = self._draft_length(asked, num_lanes)
+        asked = [min(count, length) for count in asked]
+        longest = max(map(len, texts)) + MARGIN
+        num_rows = max(span.row for span in spans) + 1
+        self._state.make_room(num_rows, longest)
+        drafts = self._draft_rows() if length else None
+        if drafts is not None:
+            drafts.make_room(num_rows, longest)
+            drafts.feed(
+                [
+                    (span.row, stored, text[stored:-2])
+                    for span, text in zip(spans, texts, strict=True)
+                    if (stored := drafts.lengths[span.row]) < len(text) - 2
+                ]
+            )
+        shape = RoundShape(
+            num_lanes, length, num_chunks(longest), self._rule.name, drafts is not None
+        )
+        lanes = self._lanes(num_lanes, is_late)
+        made = self._round(shape, lanes, drafts)
+        lanes.put([self._lane(*pair) for pair in zip(spans, texts, strict=True)], asked)
+        made.launch()
+        return Flight(made, spans, list(map(len, texts)), asked)
+
+    def _lane(self, span: Span, text: Sequence[int]) -> Lane:
+        request = span.request
+        output, temperature = len(text) - len(request.prompt), request.sampling.temperature
+        drafting = self._draft_temperature
+        return Lane(
+            row=span.row,
+            previous=text[-2] if len(text) > 1 else 0,
+            last=text[-1],
+            stored=len(text) - 1,
+            output=output,
+            remaining=request.limit - output,
+            seed=request.seed,
+            temperature=temperature,
+            draft_temperature=temperature if drafting is None else drafting,
+        )
+
+    def _round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+        storage = self._state.storage
+        other = None if drafts is None else drafts.storage
+        key = shape, id(lanes), None if other is None else other.cache.keys.data_ptr()
+        if key not in storage.rounds:
+            storage.rounds[key] = CapturedRound(shape, lanes, storage, other)
+        made: CapturedRound = storage.rounds[key]
+        return made
+
+    def _lanes(self, num_lanes: int, is_late: bool) -> Lanes:
+        kept = self._state.storage.lanes
+        if (num_lanes, is_late) not in kept:
+            kept[num_lanes, is_late] = Lanes(num_lanes, self._state.storage.weights.head.device)
+        lanes: Lanes = kept[num_lanes, is_late]
+        return lanes
+
+    def _draft_rows(self) -> GpuRows | None:
+        """The rows of the model that drafts, if there is one."""
+        if self._drafting.drafter is None:
+            return None
+        rows: GpuRows = self._drafting.state.rows
+        return rows
+
+    def _asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
+        """How far to draft for the answered spans of these indices."""
+        limits = plan.drafts.limits
+        if self._drafting.drafter is None or not limits:
+            return [0] * len(indices)
+        return [0 if (limit := limits[index]) is None else limit.budget for index in indices]
+
+    def _draft_length(self, asked: Sequence[int], num_lanes: int) -> int:
+        """The captured draft length that comes nearest to what is asked for."""
+        most = min(max(asked, default=0), MOST_TOKENS // num_lanes - 1)
+        return max(length for length in LENGTHS if length <= most)
+
+    def _draft_share(self, length: int) -> float:
+        """The draft's share of a round's time, by the weights that are read."""
+        drafts = self._draft_rows() if length else None
+        if drafts is None:
+            return 0.0
+        step = length * drafts.storage.weights.num_bytes
+        return float(step / (step + self._state.storage.weights.num_bytes))

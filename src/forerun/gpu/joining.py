@@ -1,0 +1,100 @@
+"""Plans of which one part is executed on the device and one on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.engine.laws import Fault
+from forerun.engine.plan import DraftPlan, RoundPlan, Span
+from forerun.engine.proposal import Drafted
+from forerun.engine.request import Request
+from forerun.engine.stepwise import Decision
+from forerun.errors import InputError, explain
+
+
+def needs_host(plan: RoundPlan) -> list[bool]:
+    """Which answered spans are sampled on the host, (A,): a matter of the request alone, because
+    the two kinds of arithmetic round differently, and a text has to be of one kind."""
+    sampling = plan.sampling
+    cuts = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    flags: list[bool] = (sampling.needs_host | (sampling.min_tokens > 0) | cuts).tolist()
+    return flags
+
+
+def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) -> RoundPlan:
+    """The plan of some answered spans, and of some that only read."""
+    drafts = plan.drafts
+    limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
+    spans = [plan.answering[index] for index in indices]
+    return RoundPlan([*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices))
+
+
+class CapturedLaws:
+    """What a captured round tells about its laws: nothing but faults."""
+
+    def __init__(self, faults: Sequence[Fault | None]) -> None:
+        self._faults = faults
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+        return [], self._faults[row]
+
+
+def fault_of(request: Request, code: int) -> Fault | None:
+    """Why a lane could not be decided; nothing of its round is kept."""
+    if code == 0:
+        return None
+    wrong = "The logits hold NaN, +Inf or nothing finite."
+    cure = "Check the model's weights and precision."
+    error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
+    return Fault(0, request.num_output, error)
+
+
+class JoinedLaws:
+    """The laws of two decisions about parts of one plan."""
+
+    def __init__(self, places: Sequence[tuple[Any, int]]) -> None:
+        self._places = places  # for each answered span: its laws, and its index there
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+        laws, index = self._places[row]
+        settled: tuple[list[Any], Fault | None] = laws.settle(index, path)
+        return settled
+
+
+@dataclass
+class Halves:
+    """Two parts of a plan, each with the indices of its answered spans in the whole."""
+
+    first: tuple[RoundPlan, Sequence[int]]
+    second: tuple[RoundPlan, Sequence[int]]
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def plans(self) -> tuple[RoundPlan, RoundPlan]:
+        return self.first[0], self.second[0]
+
+    def joined(self, first: Decision, second: Decision) -> Decision:
+        """The decision about the whole plan."""
+        self.decisions = first, second
+        places = {
+            index: (decision, inner)
+            for decision, (_, indices) in zip(
+                self.decisions, (self.first, self.second), strict=True
+            )
+            for inner, index in enumerate(indices)
+        }
+        order = [places[index] for index in range(len(places))]
+        heights = [one.drafted.height for one in self.decisions if one.drafted.height is not None]
+        laws: Any = JoinedLaws([(decision.laws, inner) for decision, inner in order])
+        return Decision(
+            Drafted(
+                [decision.drafted.proposals[inner] for decision, inner in order],
+                max(heights, default=None),
+            ),
+            [decision.paths[inner] for decision, inner in order],
+            [decision.extra[inner] for decision, inner in order],
+            laws,
+            second.times,
+        )
