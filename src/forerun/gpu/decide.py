@@ -55,7 +55,7 @@ class Round:
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`match` on chains and trees, in one launch."""
     num_sequences, num_rows, vocab_size = made.logits.shape
-    tile = race_tile(num_sequences * num_rows, vocab_size)
+    tile, num_warps = race_tile(num_sequences * num_rows, vocab_size)
     match_kernel[(num_sequences * num_rows * num_tiles(vocab_size, tile),)](
         made.logits,
         made.tokens,
@@ -83,7 +83,7 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         ROWS=padded(num_rows),
         TREE=made.parents is not None,
         TRUNCATED=made.thresholds is not None,
-        num_warps=8 if tile >= 16 else 4,
+        num_warps=num_warps,
         **OPTIONS,
     )
 
@@ -234,12 +234,10 @@ def num_tiles(vocab_size: int, tile: int) -> int:
     return -(-vocab_size // (tile * BLOCK))
 
 
-def race_tile(num_rows: int, vocab_size: int) -> int:
-    """Blocks of a tile of `match`: few where rows are few, so that they fill the device.
-
-    The winner of a race does not depend on it.
-    """
-    for tile in (8, 16):
+def race_tile(num_rows: int, vocab_size: int) -> tuple[int, int]:
+    """Blocks of a tile of `match`, and warps for it: small where rows are few, so that they fill
+    the device.  The winner of a race does not depend on it."""
+    for tile, num_warps in ((8, 4), (16, 8)):
         if num_rows * num_tiles(vocab_size, tile) <= MANY_PROGRAMS:
-            return tile
-    return 32
+            return tile, num_warps
+    return 32, 8
