@@ -52,7 +52,7 @@ test-browser: setup  ## the report in headless Chromium, which must be installed
 	@$(PYTEST) -n 0 -m browser
 
 test-gpu:  ## the GPU tests, with the Python that has a CUDA build of torch
-	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -14,6 +15,9 @@ from forerun.clock import ErraticClock, timed_by
 from forerun.engine.policy import POLICIES
 from libraries import NAMES, Library, load
 
+# Kernels run in Triton's interpreter, on the CPU, unless a run for a device says otherwise
+# (`make test-gpu`).  Triton reads this when it is imported, whichever test does that first.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

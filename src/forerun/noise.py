@@ -40,8 +40,7 @@ from forerun.arrays import (
     take_columns,
     widest_float,
 )
-from forerun.errors import InputError, explain
-from forerun.philox import MASK, as_words, philox, philox_one, round_keys, word_dtype
+from forerun.philox import MASK, as_words, check_seeds, philox, philox_one, round_keys, word_dtype
 
 Key = Array
 """Philox keys, (rounds, 2, R): one per row."""
@@ -58,10 +57,7 @@ FEW = 16
 
 def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
     """The Philox keys of seeds (R,), one per row: (rounds, 2, R)."""
-    for seed in seeds:
-        if not 0 <= seed < 1 << 64:
-            cure = "Use a whole number from 0 to 2**64 - 1."
-            raise InputError(explain("A seed must fit 64 bits.", seed, cure))
+    check_seeds(seeds)
     dtype = word_dtype(xp)
     low = xp.asarray([seed & MASK for seed in seeds], dtype=dtype, device=device)
     high = xp.asarray([seed >> 32 for seed in seeds], dtype=dtype, device=device)

@@ -8,18 +8,27 @@ array operations; words live in the widest integer the library multiplies withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 import array_api_compat as compat
 
 from forerun.arrays import Array, Namespace
+from forerun.errors import InputError, explain
 
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse what is no seed."""
+    for seed in seeds:
+        if not 0 <= seed < 1 << 64:
+            cure = "Use a whole number from 0 to 2**64 - 1."
+            raise InputError(explain("A seed must fit 64 bits.", seed, cure))
 
 
 def word_dtype(xp: Namespace) -> Any:

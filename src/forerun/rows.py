@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import array_api_compat as compat
 
+from forerun import broken
 from forerun.arrays import (
     Array,
     Namespace,
@@ -93,9 +94,8 @@ class Logits:
         fine = xp.isfinite(highest[:, 0])
         if not bool(xp.all(fine)):
             (bad,) = _first_false(fine)
-            wrong = f"{self.name} has NaN, +Inf or nothing finite at {_place(rows, slots, bad)}."
-            cure = "A row needs one finite logit at least; -Inf forbids a token, NaN is a bug."
-            raise InputError(explain(wrong, f"maximum {float(highest[bad, 0])}", cure))
+            received = f"maximum {float(highest[bad, 0])}"
+            raise broken.not_finite(self.name, int(rows[bad]), int(slots[bad]), received)
         if self.temperature == 0:
             return one_hot_argmax(xp, taken)
         weights = xp.exp((taken - highest) / self.temperature)

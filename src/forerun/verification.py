@@ -11,7 +11,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun import rules
+from forerun import broken, rules
 from forerun.addresses import Addressing, Purpose, by_round
 from forerun.arrays import (
     Array,
@@ -26,7 +26,9 @@ from forerun.arrays import (
     upcast,
 )
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.choice import covers
 from forerun.noise import Key, coin, draw, folds, race, seed_key
+from forerun.philox import check_seeds
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.base import Residual, Rule, Trial, slices
 from forerun.tree import Tree
@@ -95,15 +97,25 @@ def verify(
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.get(rule)
-    trial = prepare(draft, target_probs, target_logits, temperature, rule, check)
+    by_kernels = covers(draft, target_logits, rule, check)
+    trial = prepare(
+        draft, target_probs, target_logits, temperature, rule, check, read=not by_kernels
+    )
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
     seed = secrets.randbits(63) if seed is None else seed
-    key = seed_key(trial.xp, _row_seeds(seed, num_rows), device)
+    seeds = _row_seeds(seed, num_rows)
     first = _whole_numbers(0 if positions is None else positions, num_rows, "positions")
     if min(first) < 0:
         raise InputError(explain("A position is negative.", min(first), "Count them from 0."))
-    noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
-    reached, extra = rule.decide(trial, noise)
+    if by_kernels:
+        from forerun.gpu import door
+
+        check_seeds(seeds)
+        reached, extra = door.decide(trial, rule, seeds, first)
+    else:
+        key = seed_key(trial.xp, seeds, device)
+        noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
+        reached, extra = rule.decide(trial, noise)
     if trial.trees is None:
         return Verdict(reached, extra, trial.tokens, rule.name, rule.lossless, seed)
     paths = [trial.path(row, end) for row, end in enumerate(to_numpy(reached).tolist())]
@@ -139,8 +151,13 @@ def prepare(
     temperature: float,
     rule: Rule,
     check: str = "read",
+    *,
+    read: bool = True,
 ) -> Trial:
-    """Check everything that can be checked without reading rows, and bind it to one library."""
+    """Check everything that can be checked without reading rows, and bind it to one library.
+
+    read: look at the tokens and their draft probabilities; kernels do that themselves.
+    """
     if check not in ("read", "all"):
         cure = "Use 'read' (what the rule reads) or 'all' (every row first)."
         raise InputError(explain("check is not known.", repr(check), cure))
@@ -168,7 +185,7 @@ def prepare(
         if name == "target_logits"
         else Dense(xp, table, name, greedy=temperature == 0)
     )
-    tokens, lengths = _tokens(xp, device, draft, table)
+    tokens, lengths = _tokens(xp, device, draft, table, read)
     law = None
     if rule.needs_draft_probs or (check == "all" and draft.drawn is Drawn.SAMPLED):
         law = _draft_rows(xp, draft, table, tokens, temperature, rule)
@@ -177,7 +194,7 @@ def prepare(
         at_a_time = max(1, CACHE_BYTES // (table.shape[2] * table.dtype.itemsize))
     trees = _trees(draft, lengths, tokens.shape[1], rule)
     trial = Trial(xp, tokens, lengths, target, law, at_a_time, trees)
-    if law is not None:
+    if law is not None and read:
         _check_drawn(trial)
     if check == "all":
         _check_all(trial)
@@ -215,7 +232,9 @@ def _three_axes(xp: Namespace, table: Array, name: str) -> Array:
     return table
 
 
-def _tokens(xp: Namespace, device: Any, draft: Draft, table: Array) -> tuple[Array, Array]:
+def _tokens(
+    xp: Namespace, device: Any, draft: Draft, table: Array, read: bool
+) -> tuple[Array, Array]:
     """Draft tokens (B, K) and lengths (B,) that fit the target's table (B, K + 1, V)."""
     tokens = draft.tokens
     if not compat.is_array_api_obj(tokens) or not _is_callers_array(tokens, table):
@@ -238,14 +257,13 @@ def _tokens(xp: Namespace, device: Any, draft: Draft, table: Array) -> tuple[Arr
         cure = f"Pass whole numbers from 0 to K = {num_slots - 1}."
         raise InputError(explain("Draft lengths do not fit.", counts.tolist(), cure))
     lengths = as_indices(xp, counts.tolist(), device)
-    drafted = to_numpy(tokens)
-    inside = (drafted >= 0) & (drafted < vocab_size)
-    inside |= np.arange(num_slots - 1) >= counts[:, None]
-    if not inside.all():
-        row, slot = (int(axis[0]) for axis in (~inside).nonzero())
-        wrong = f"A draft token is not in the vocabulary (row {row}, slot {slot})."
-        cure = f"Ids must lie in 0 .. {vocab_size - 1}; do draft and target share a tokenizer?"
-        raise InputError(explain(wrong, int(drafted[row, slot]), cure))
+    if read:
+        drafted = to_numpy(tokens)
+        inside = (drafted >= 0) & (drafted < vocab_size)
+        inside |= np.arange(num_slots - 1) >= counts[:, None]
+        if not inside.all():
+            row, slot = (int(axis[0]) for axis in (~inside).nonzero())
+            raise broken.outside(row, slot, int(drafted[row, slot]), vocab_size)
     slots = xp.arange(num_slots - 1, dtype=lengths.dtype, device=device)
     return xp.where(slots[None, :] < lengths[:, None], tokens, 0), lengths
 
@@ -320,13 +338,7 @@ def _check_drawn(trial: Trial) -> None:
     lied = to_numpy(trial.used & ~(trial.draft_at > 0))
     if lied.any():
         row, slot = (int(axis[0]) for axis in lied.nonzero())
-        wrong = f"A drafted token has draft probability 0 (row {row}, slot {slot})."
-        received = f"token {int(trial.tokens[row, slot])}"
-        cure = (
-            "Pass the law the token was really drawn from, after its temperature and top-k; "
-            "if that is unknown use Draft.point, which is exact for any draft."
-        )
-        raise InputError(explain(wrong, received, cure))
+        raise broken.impossible(row, slot, int(trial.tokens[row, slot]))
 
 
 def _check_all(trial: Trial) -> None:

@@ -1,0 +1,51 @@
+"""Whether a round is one that the kernels decide, answered without loading Torch or Triton."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import array_api_compat as compat
+
+from forerun.arrays import Array
+from forerun.rules import Block, Match, Ratio
+from forerun.rules.base import Rule
+from forerun.types import Draft, Drawn
+
+DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+MOST_TOKENS = 2**20
+"""A larger vocabulary has more blocks than one program can hold."""
+
+
+def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
+    """Whether `forerun.gpu.door` decides this round: CUDA tensors of logits, one of its rules, and
+    a draft whose law, where the rule divides by it, is a point mass or comes as logits too."""
+    if check != "read" or not is_on_device(target_logits) or not _fits(target_logits):
+        return False
+    if os.environ.get("FORERUN_KERNELS", "1") == "0" or not _has_triton():
+        return False
+    if type(rule) is Match:
+        return True
+    if type(rule) not in (Ratio, Block):
+        return False
+    return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
+
+
+def is_on_device(table: Any) -> bool:
+    """Whether it is a CUDA tensor."""
+    return compat.is_torch_array(table) and bool(table.is_cuda)
+
+
+def _fits(table: Any) -> bool:
+    return (
+        compat.is_torch_array(table)
+        and str(table.dtype) in DTYPES
+        and 0 < table.shape[-1] <= MOST_TOKENS
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

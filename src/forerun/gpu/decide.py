@@ -1,0 +1,243 @@
+"""Launch the kernels on preallocated memory: no host work, no synchronisation, static shapes.
+
+All of it can be captured in a CUDA graph: make a `Round` of the tensors that the graph reads, a
+`Scratch` and an `Outcome` beforehand, and launch.  Contents are not checked on the host;
+`Outcome.fault` says what a kernel met.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.addresses import Purpose
+from forerun.arrays import BLOCK
+from forerun.gpu.kernels.racing import match_kernel
+from forerun.gpu.kernels.ratios import ratio_kernel
+from forerun.gpu.kernels.residuals import residual_kernel
+from forerun.gpu.scratch import LawScratch, Outcome, Scratch, Tensor, num_blocks, padded
+
+LAW_TILE = 16
+"""Blocks of a tile where weights are summed: the order of sums depends on it (docs/gpu.md)."""
+LAW_WARPS = 8
+MANY_PROGRAMS = 4096
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
+RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is judged, for B sequences of K draft tokens, all of it on the device.
+
+    logits: row 0 is the law after the text, row i + 1 the one after draft token i; float32,
+        bfloat16 or float16, contiguous, at an address divisible by 16.
+    seeds: the bits of unsigned 64-bit seeds.
+    positions: of the first token that the round emits.
+    draft_logits: softmax(draft_logits / temperature) is the law that each token was drawn from, for
+        `ratio` and `block`; None for tokens of a deterministic drafter, which are point masses.
+    parents: for drafts that are trees the node that each node follows, -1 for the text.
+    thresholds: smaller logits are taken as -inf.  Both kinds are given or neither, where there are
+        draft logits.
+    """
+
+    logits: Tensor  # (B, K + 1, V)
+    tokens: Tensor  # (B, K) int64
+    lengths: Tensor  # (B,) int32, how many tokens of each row count
+    temperature: Tensor  # (B,) float32, 0 for greedy
+    seeds: Tensor  # (B,) int64
+    positions: Tensor  # (B,) int64
+    draft_logits: Tensor | None = None  # (B, K, V)
+    parents: Tensor | None = None  # (B, K) int32
+    thresholds: Tensor | None = None  # (B, K + 1) float32
+    draft_thresholds: Tensor | None = None  # (B, K) float32
+
+
+def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
+    """`match` on chains and trees, in one launch."""
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    tile, num_warps = race_tile(num_sequences * num_rows, vocab_size)
+    match_kernel[(num_sequences * num_rows * num_tiles(vocab_size, tile),)](
+        made.logits,
+        made.tokens,
+        made.lengths if made.parents is None else made.parents,
+        made.lengths,
+        made.temperature,
+        made.seeds,
+        made.positions,
+        scratch.nothing if made.thresholds is None else made.thresholds,
+        scratch.maxima,
+        scratch.counts,
+        scratch.finished,
+        scratch.limits,
+        scratch.sampled,
+        scratch.faults,
+        out.reached,
+        out.accepted,
+        out.extra,
+        out.fault,
+        num_sequences,
+        num_rows,
+        V=vocab_size,
+        BLOCKS=num_blocks(vocab_size),
+        TILE=tile,
+        ROWS=padded(num_rows),
+        TREE=made.parents is not None,
+        TRUNCATED=made.thresholds is not None,
+        num_warps=num_warps,
+        **OPTIONS,
+    )
+
+
+def decide_ratio(made: Round, scratch: Scratch, out: Outcome) -> None:
+    """`ratio` on chains, in two launches."""
+    laws = _launch_ratios(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
+    _launch_residuals(RATIO, made, scratch, laws, out)
+
+
+def decide_block(made: Round, scratch: Scratch, out: Outcome) -> None:
+    """`block` on chains, in two launches."""
+    laws = _launch_ratios(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
+    _launch_residuals(BLOCKWISE, made, scratch, laws, out)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    purpose: Purpose,
+    slot: int,
+    scratch: Scratch,
+    out: Outcome,
+    thresholds: Tensor | None = None,
+) -> None:
+    """One token for each row of logits (B, V) into `out.extra`, in one launch.
+
+    purpose: TARGET races under the target's noise at positions (B,): plain sampling, and drafting
+        for `match`, where a guess has the position it is for.  slot is not used.
+        DRAFT draws with the drafter's own number, as `forerun.drafters.model` does: positions (B,)
+        of the round's first token, and the slot of the guess in the draft.
+    thresholds: (B,) float32; scratch: allocated for one row.
+    """
+    made = Round(
+        logits[:, None, :],
+        out.extra,  # no token counts
+        scratch.no_tokens,
+        temperature,
+        seeds,
+        positions,
+        thresholds=thresholds,
+    )
+    if purpose is Purpose.TARGET:
+        decide_match(made, scratch, out)
+    else:
+        _launch_ratios(SAMPLE, made, scratch, out, purpose, slot)
+
+
+def _launch_ratios(
+    rule: int, made: Round, scratch: Scratch, out: Outcome, purpose: Purpose, slot: int
+) -> LawScratch:
+    """The first launch of the rules that divide by a draft law, which is all of `sample`."""
+    laws = scratch.laws
+    assert laws is not None, "this scratch was allocated for `match` only"
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    ratio_kernel[(num_sequences * num_rows * num_tiles(vocab_size, LAW_TILE),)](
+        made.logits,
+        made.logits if made.draft_logits is None else made.draft_logits,
+        made.tokens,
+        made.lengths,
+        made.temperature,
+        made.seeds,
+        made.positions,
+        scratch.nothing if made.thresholds is None else made.thresholds,
+        scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
+        scratch.maxima,
+        laws.sums,
+        laws.draft_maxima,
+        laws.draft_sums,
+        laws.laws,
+        laws.likeliests,
+        scratch.counts,
+        scratch.finished,
+        scratch.limits,
+        laws.ratios,
+        scratch.faults,
+        laws.scales,
+        laws.tested,
+        laws.planned,
+        out.reached,
+        out.accepted,
+        out.extra,
+        out.fault,
+        num_sequences,
+        num_rows,
+        slot,
+        PURPOSE=int(purpose),
+        RULE=rule,
+        V=vocab_size,
+        BLOCKS=num_blocks(vocab_size),
+        TILE=LAW_TILE,
+        ROWS=padded(num_rows),
+        POINT=made.draft_logits is None,
+        TRUNCATED=made.thresholds is not None,
+        num_warps=LAW_WARPS,
+        **OPTIONS,
+    )
+    return laws
+
+
+def _launch_residuals(
+    rule: int, made: Round, scratch: Scratch, laws: LawScratch, out: Outcome
+) -> None:
+    """The second launch, for sequences of which a guess was refused."""
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
+    if num_slots == 0:
+        return
+    residual_kernel[(num_sequences * num_slots * num_tiles(vocab_size, LAW_TILE),)](
+        made.logits,
+        made.logits if made.draft_logits is None else made.draft_logits,
+        made.tokens,
+        made.temperature,
+        made.seeds,
+        made.positions,
+        scratch.nothing if made.thresholds is None else made.thresholds,
+        scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
+        made.lengths,
+        scratch.maxima,
+        laws.sums,
+        laws.owed,
+        laws.laws,
+        laws.scales,
+        laws.tested,
+        laws.planned,
+        scratch.finished,
+        out.reached,
+        out.accepted,
+        out.extra,
+        num_sequences,
+        num_rows,
+        num_slots,
+        BLOCKWISE=rule == BLOCKWISE,
+        V=vocab_size,
+        BLOCKS=num_blocks(vocab_size),
+        TILE=LAW_TILE,
+        POINT=made.draft_logits is None,
+        TRUNCATED=made.thresholds is not None,
+        num_warps=LAW_WARPS,
+        **OPTIONS,
+    )
+
+
+def num_tiles(vocab_size: int, tile: int) -> int:
+    """Programs that share a row."""
+    return -(-vocab_size // (tile * BLOCK))
+
+
+def race_tile(num_rows: int, vocab_size: int) -> tuple[int, int]:
+    """Blocks of a tile of `match`, and warps for it: small where rows are few, so that they fill
+    the device.  The winner of a race does not depend on it."""
+    for tile, num_warps in ((8, 4), (16, 8)):
+        if num_rows * num_tiles(vocab_size, tile) <= MANY_PROGRAMS:
+            return tile, num_warps
+    return 32, 8

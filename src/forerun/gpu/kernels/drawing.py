@@ -1,0 +1,63 @@
+"""Inverse-CDF draws in two levels, blocks of 256 tokens first, then lanes (`forerun.noise.draw`).
+
+Sums within a block are float32, running sums over blocks and lanes float64.  A weight of 0 is
+never drawn, whatever rounding does to a running sum.
+"""
+
+import triton
+import triton.language as tl
+
+from forerun.gpu.kernels.arithmetic import BLOCK, LOG2_E, load_values
+
+
+@triton.jit
+def power(value, best, rate):
+    """exp((value - best) * rate) as the device's exp2."""
+    return tl.exp2((value - best) * (rate * LOG2_E))
+
+
+@triton.jit
+def summarise(values, rate):
+    """The largest logit of each row of values (R, 256), and the sum of weights relative to it."""
+    largest = tl.max(values, axis=1)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    return largest, tl.sum(power(values, base[:, None], rate), axis=1)
+
+
+@triton.jit
+def block_sums(maxima, sums, best, rate):
+    """The sums of blocks (BLOCKS,) relative to the largest logit of the row."""
+    return sums * power(maxima, best, rate)
+
+
+@triton.jit
+def pick(weights, aim, SIZE: tl.constexpr):
+    """The first of weights (SIZE,) whose running sum passes aim, or the last that adds to it, and
+    the running sum before it."""
+    index = tl.arange(0, SIZE)
+    wide = weights.to(tl.float64)
+    running = tl.cumsum(wide, axis=0)
+    first = tl.min(tl.where((running > aim) & (weights > 0.0), index, SIZE), axis=0)
+    last = tl.max(tl.where(weights > 0.0, index, 0), axis=0)
+    chosen = tl.where(first < SIZE, first, last)
+    before = tl.sum(tl.where(index == chosen, running - wide, 0.0), axis=0)
+    return chosen, before
+
+
+@triton.jit
+def total_of(weights):
+    return tl.sum(weights.to(tl.float64), axis=0)
+
+
+@triton.jit
+def draw_law(
+    row, maxima, sums, best, rate, threshold, number, V: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """A token of softmax(row) from one number in (0, 1); maxima and sums (BLOCKS,)."""
+    weights = block_sums(maxima, sums, best, rate)
+    aim = number * total_of(weights)
+    block, before = pick(weights, aim, BLOCKS)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    values = load_values(row, tokens, tokens < V, threshold)
+    lane, _ = pick(power(values, best, rate), aim - before, BLOCK)
+    return block * BLOCK + lane

@@ -1,0 +1,247 @@
+"""The first of two launches of `ratio` and `block`, and all of `sample`.
+
+Every target and draft row is read once and reduced to the largest logit and the sum of weights of
+each block of 256 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
+of the drafted token.  Whoever finishes a sequence last throws the coins.  Where all guesses are
+kept (and at temperature 0 always) the extra token is drawn at once, and the second launch has
+nothing to do for the sequence.
+"""
+
+import triton
+import triton.language as tl
+
+from forerun.gpu.kernels.arithmetic import (
+    ACCEPT,
+    BLOCK,
+    FAR,
+    arrive,
+    finite,
+    inverse,
+    likeliest,
+    load_values,
+    unit,
+)
+from forerun.gpu.kernels.drawing import block_sums, draw_law, power, summarise
+from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
+
+RATIO = tl.constexpr(0)
+BLOCKWISE = tl.constexpr(1)
+SAMPLE = tl.constexpr(2)
+
+
+@triton.jit
+def _read_tile(row, threshold, rate, maxima, sums, tile, V: tl.constexpr, TILE: tl.constexpr):
+    """Reduce one tile of a row to maxima and sums of its blocks, both written."""
+    blocks = tile * TILE + tl.arange(0, TILE)
+    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    largest, total = summarise(load_values(row, columns, columns < V, threshold), rate)
+    inside = blocks * BLOCK < V
+    tl.store(maxima + blocks, largest, mask=inside)
+    tl.store(sums + blocks, total, mask=inside)
+
+
+@triton.jit
+def _gather(
+    row, threshold, rate, maxima, sums, token, greedy, V: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """(largest logit, total weight, likeliest token, probability of a token) of a row."""
+    blocks = tl.arange(0, BLOCKS)
+    inside = blocks * BLOCK < V
+    largest = tl.load(maxima + blocks, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(sums + blocks, mask=inside, other=0.0, cache_modifier=".cg")
+    best = tl.max(largest, axis=0)
+    mass = tl.sum(block_sums(largest, total, best, rate), axis=0)
+    value = tl.load(row + token).to(tl.float32)
+    value = tl.where(value < threshold, float("-inf"), value)
+    chance = tl.div_rn(power(value, best, rate), mass)
+    top = 0
+    if greedy:
+        top = likeliest(row, largest, best, threshold, V, BLOCKS)
+        chance = (top == token).to(tl.float32)
+    return best, mass, top, chance
+
+
+@triton.jit
+def _is_fine(best, mass):
+    """Whether a row has a finite largest logit and no NaN, which would be in its mass."""
+    return finite(best) & finite(mass)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_rows", "slot"])
+def ratio_kernel(
+    logits,  # (B, N, V)
+    draft_logits,  # (B, N - 1, V), unless POINT
+    tokens,  # (B, N - 1) int64
+    lengths,  # (B,) int32
+    temperatures,  # (B,) float32
+    seeds,  # (B,) int64
+    positions,  # (B,) int64
+    thresholds,  # (B, N) float32, if truncated
+    draft_thresholds,  # (B, N - 1) float32, if truncated
+    maxima,  # (B, N, BLOCKS) float32
+    sums,  # (B, N, BLOCKS) float32
+    draft_maxima,  # (B, N, BLOCKS) float32
+    draft_sums,  # (B, N, BLOCKS) float32
+    laws,  # (B, N, 4) float32: largest logit and mass, of target and draft
+    likeliests,  # (B, N) int32
+    counts,  # (B, N) int32, zero before and after
+    finished,  # (B,) int32, zero before and after
+    limits,  # (B,) int32, FAR before and after: no slot past it matters
+    ratios,  # (B, N) float32
+    faults,  # (B, N) int32
+    scales,  # (B, N) float32: what the target's row is multiplied by in the residual
+    tested,  # (B, N) int32: slots whose second coin the next launch throws
+    planned,  # (B,) int32: the slot to end at if no such coin falls well; -1: nothing is left to do
+    out_reached,  # (B,) int32
+    out_accepted,  # (B,) int32
+    out_extra,  # (B,) int64
+    out_fault,  # (B,) int32
+    num_sequences,
+    num_rows,
+    slot,  # of the number that draws where all is kept
+    PURPOSE: tl.constexpr,  # of that number
+    RULE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    POINT: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+):
+    TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
+    pid = tl.program_id(0)
+    tile = pid % TILES
+    sequence = (pid // TILES) % num_sequences
+    index = pid // TILES // num_sequences
+    length = tl.load(lengths + sequence)
+    temperature = tl.load(temperatures + sequence)
+    rate = inverse(temperature)
+    greedy = temperature == 0.0
+    seed = tl.load(seeds + sequence)
+    position = tl.load(positions + sequence)
+    place = sequence * num_rows + index
+    drafted = sequence * (num_rows - 1) + index
+    row = logits + place.to(tl.int64) * V
+    draft_row = draft_logits + drafted.to(tl.int64) * V
+    wanted = index <= length
+    if RULE == RATIO:
+        wanted = wanted & (index <= tl.load(limits + sequence, volatile=True))
+    if wanted:
+        threshold = float("-inf")
+        draft_threshold = float("-inf")
+        if TRUNCATED:
+            threshold = tl.load(thresholds + place)
+            draft_threshold = tl.load(draft_thresholds + drafted, mask=index < length, other=0.0)
+        start = place * BLOCKS
+        _read_tile(row, threshold, rate, maxima + start, sums + start, tile, V, TILE)
+        if not POINT and index < length:
+            _read_tile(
+                draft_row,
+                draft_threshold,
+                rate,
+                draft_maxima + start,
+                draft_sums + start,
+                tile,
+                V,
+                TILE,
+            )
+        if arrive(counts + place) == TILES - 1:
+            token = tl.load(tokens + drafted, mask=index < length, other=0)
+            token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
+            best, mass, top, chance = _gather(
+                row, threshold, rate, maxima + start, sums + start, token, greedy, V, BLOCKS
+            )
+            fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
+            ratio = chance
+            if not POINT and index < length:
+                draft_best, draft_mass, _, draft_chance = _gather(
+                    draft_row,
+                    draft_threshold,
+                    rate,
+                    draft_maxima + start,
+                    draft_sums + start,
+                    token,
+                    greedy,
+                    V,
+                    BLOCKS,
+                )
+                if (fault == 0) & ((draft_chance > 0.0) == 0):
+                    fault = fault_at(index, IMPOSSIBLE)
+                if _is_fine(draft_best, draft_mass) == 0:
+                    fault = fault_at(index, DRAFT_ROW)
+                ratio = tl.div_rn(chance, tl.where(draft_chance > 0.0, draft_chance, 1.0))
+                tl.store(laws + place * 4 + 2, draft_best)
+                tl.store(laws + place * 4 + 3, draft_mass)
+            tl.store(laws + place * 4, best)
+            tl.store(laws + place * 4 + 1, mass)
+            tl.store(likeliests + place, top)
+            tl.store(ratios + place, ratio)
+            tl.store(faults + place, fault)
+            if RULE == RATIO:
+                is_kept = unit(seed, position, index, ACCEPT) < tl.minimum(ratio, 1.0).to(
+                    tl.float64
+                )
+                if (index == length) | (fault != 0) | (is_kept == 0):
+                    tl.atomic_min(limits + sequence, index)
+    if arrive(finished + sequence) == num_rows * TILES - 1:
+        first = sequence * num_rows
+        fault = 0
+        kept = 0
+        if RULE == RATIO:
+            kept = tl.load(limits + sequence, volatile=True)
+            tl.store(scales + first + kept, 1.0)
+        if RULE == BLOCKWISE:
+            survival = 1.0
+            tl.store(scales + first, 1.0)
+            count = 0
+            while count < length:
+                wrong = tl.load(faults + first + count, cache_modifier=".cg")
+                fault = tl.where(fault == 0, wrong, fault)
+                ratio = tl.load(ratios + first + count, cache_modifier=".cg")
+                survival = tl.minimum(survival * ratio, 1.0)
+                count += 1
+                hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(tl.float64)
+                sure = hopeful & ((count == length) | (survival >= 1.0))
+                kept = tl.where(sure, count, kept)
+                tl.store(scales + first + count, survival)
+                tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
+        wrong = tl.load(faults + first + kept, cache_modifier=".cg")
+        fault = tl.where(fault == 0, wrong, fault)
+        slots = tl.arange(0, ROWS)
+        guesses = tl.load(tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0)
+        fault = outside(guesses, slots, fault, V)
+        plan = kept
+        if greedy | (kept == length) | (fault != 0):
+            plan = -1
+            extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
+            if (fault == 0) & (greedy == 0):
+                last = first + kept
+                blocks = tl.arange(0, BLOCKS)
+                inside = blocks * BLOCK < V
+                at = last * BLOCKS + blocks
+                largest = tl.load(
+                    maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
+                )
+                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+                threshold = float("-inf")
+                if TRUNCATED:
+                    threshold = tl.load(thresholds + last)
+                extra = draw_law(
+                    logits + last.to(tl.int64) * V,
+                    largest,
+                    total,
+                    tl.load(laws + last * 4, cache_modifier=".cg"),
+                    rate,
+                    threshold,
+                    unit(seed, position, slot, PURPOSE),
+                    V,
+                    BLOCKS,
+                )
+            tl.store(out_extra + sequence, extra.to(tl.int64))
+        tl.store(planned + sequence, plan)
+        tl.store(out_reached + sequence, kept)
+        tl.store(out_accepted + sequence, kept)
+        tl.store(out_fault + sequence, fault)
+        tl.store(limits + sequence, FAR)
+        tl.store(finished + sequence, 0)
+        tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

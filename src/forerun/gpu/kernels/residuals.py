@@ -1,0 +1,191 @@
+"""The second launch of `ratio` and `block`: what the target's row still owes, and a draw from it.
+
+(scale * p - q)+ is summed over blocks at every slot where the round may end.  Whoever finishes a
+sequence last throws the second coins of `block`, for which these sums are the Z of its slots, and
+draws the extra token.
+"""
+
+import triton
+import triton.language as tl
+
+from forerun.gpu.kernels.arithmetic import (
+    ACCEPT,
+    BLOCK,
+    RESIDUAL,
+    arrive,
+    inverse,
+    load_values,
+    unit,
+)
+from forerun.gpu.kernels.drawing import draw_law, pick, power, total_of
+
+
+@triton.jit
+def _owed(
+    row,
+    draft_row,
+    token,
+    columns,
+    inside,
+    threshold,
+    draft_threshold,
+    rate,
+    law,
+    scale,
+    POINT: tl.constexpr,
+):
+    """(scale * p - q)+ at some columns; law: largest logit and mass of target and draft, (4,)."""
+    values = load_values(row, columns, inside, threshold)
+    target = power(values, tl.load(law), rate) * tl.div_rn(1.0, tl.load(law + 1))
+    if POINT:
+        drawn = (columns == token).to(tl.float32)
+    else:
+        guessed = load_values(draft_row, columns, inside, draft_threshold)
+        drawn = power(guessed, tl.load(law + 2), rate) * tl.div_rn(1.0, tl.load(law + 3))
+    return tl.maximum(scale * target - drawn, 0.0)
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_rows", "num_slots"])
+def residual_kernel(
+    logits,  # (B, N, V)
+    draft_logits,  # (B, N - 1, V), unless POINT
+    tokens,  # (B, N - 1) int64
+    temperatures,  # (B,) float32
+    seeds,  # (B,) int64
+    positions,  # (B,) int64
+    thresholds,  # (B, N) float32, if truncated
+    draft_thresholds,  # (B, N - 1) float32, if truncated
+    lengths,  # (B,) int32
+    maxima,  # (B, N, BLOCKS) float32
+    sums,  # (B, N, BLOCKS) float32
+    owed,  # (B, num_slots, BLOCKS) float32
+    laws,  # (B, N, 4) float32
+    scales,  # (B, N) float32
+    tested,  # (B, N) int32
+    planned,  # (B,) int32
+    finished,  # (B,) int32, zero before and after
+    out_reached,  # (B,) int32
+    out_accepted,  # (B,) int32
+    out_extra,  # (B,) int64
+    num_sequences,
+    num_rows,
+    num_slots,  # slots that are summed: 1 for `ratio`, N - 1 for `block`
+    BLOCKWISE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
+    POINT: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+):
+    TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
+    pid = tl.program_id(0)
+    tile = pid % TILES
+    sequence = (pid // TILES) % num_sequences
+    column = pid // TILES // num_sequences  # of `owed`
+    plan = tl.load(planned + sequence)
+    if plan >= 0:
+        first = sequence * num_rows
+        rate = inverse(tl.load(temperatures + sequence))
+        slot = plan
+        wanted = True
+        if BLOCKWISE:
+            slot = column
+            length = tl.load(lengths + sequence)
+            is_tested = tl.load(
+                tested + first + slot, mask=(slot > plan) & (slot < length), other=0
+            )
+            wanted = (slot == plan) | (is_tested != 0)
+        if wanted:
+            threshold = float("-inf")
+            draft_threshold = float("-inf")
+            if TRUNCATED:
+                threshold = tl.load(thresholds + first + slot)
+                draft_threshold = tl.load(draft_thresholds + sequence * (num_rows - 1) + slot)
+            blocks = tile * TILE + tl.arange(0, TILE)
+            columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+            guess = sequence * (num_rows - 1) + slot
+            weights = _owed(
+                logits + (first + slot).to(tl.int64) * V,
+                draft_logits + guess.to(tl.int64) * V,
+                tl.load(tokens + guess),
+                columns,
+                columns < V,
+                threshold,
+                draft_threshold,
+                rate,
+                laws + (first + slot) * 4,
+                tl.load(scales + first + slot),
+                POINT,
+            )
+            at = (sequence * num_slots + column) * BLOCKS + blocks
+            tl.store(owed + at, tl.sum(weights, axis=1), mask=blocks * BLOCK < V)
+        if arrive(finished + sequence) == num_slots * TILES - 1:
+            seed = tl.load(seeds + sequence)
+            position = tl.load(positions + sequence)
+            every = tl.arange(0, BLOCKS)
+            inside = every * BLOCK < V
+            kept = plan
+            if BLOCKWISE:
+                length = tl.load(lengths + sequence)
+                slot = plan + 1
+                while slot < length:  # the last one that passes is kept
+                    if tl.load(tested + first + slot) != 0:
+                        at = (sequence * num_slots + slot) * BLOCKS + every
+                        parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
+                        missing = total_of(parts).to(tl.float32)  # Z
+                        left = tl.load(scales + first + slot)
+                        share = tl.div_rn(missing, left * (missing + 1.0 - left))
+                        if unit(seed, position, 2 * slot - 1, ACCEPT) < share.to(tl.float64):
+                            kept = slot
+                    slot += 1
+            number = unit(seed, position, 0, RESIDUAL)
+            column = 0
+            if BLOCKWISE:
+                column = kept
+            at = (sequence * num_slots + column) * BLOCKS + every
+            parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
+            total = total_of(parts)
+            last = first + kept
+            guess = sequence * (num_rows - 1) + kept
+            threshold = float("-inf")
+            draft_threshold = float("-inf")
+            if TRUNCATED:
+                threshold = tl.load(thresholds + last)
+                draft_threshold = tl.load(draft_thresholds + guess)
+            row = logits + last.to(tl.int64) * V
+            if total > 0.0:
+                aim = number * total
+                block, before = pick(parts, aim, BLOCKS)
+                lanes = block * BLOCK + tl.arange(0, BLOCK)
+                weights = _owed(
+                    row,
+                    draft_logits + guess.to(tl.int64) * V,
+                    tl.load(tokens + guess),
+                    lanes,
+                    lanes < V,
+                    threshold,
+                    draft_threshold,
+                    rate,
+                    laws + last * 4,
+                    tl.load(scales + last),
+                    POINT,
+                )
+                lane, _ = pick(weights, aim - before, BLOCK)
+                extra = block * BLOCK + lane
+            else:  # rounding left nothing: the target's own law stands in
+                at = last * BLOCKS + every
+                extra = draw_law(
+                    row,
+                    tl.load(maxima + at, mask=inside, other=float("-inf")),
+                    tl.load(sums + at, mask=inside, other=0.0),
+                    tl.load(laws + last * 4),
+                    rate,
+                    threshold,
+                    number,
+                    V,
+                    BLOCKS,
+                )
+            tl.store(out_reached + sequence, kept)
+            tl.store(out_accepted + sequence, kept)
+            tl.store(out_extra + sequence, extra.to(tl.int64))
+            tl.store(finished + sequence, 0)

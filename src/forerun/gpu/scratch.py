@@ -1,0 +1,128 @@
+"""Memory that the kernels work in, and where they put what they decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forerun.arrays import BLOCK
+
+Tensor = Any
+"""A torch tensor; its shape and type stand beside its name."""
+
+FAR = 1 << 30
+"""Past every slot: what `limits` holds between launches."""
+FEWEST_BLOCKS = 16
+
+
+def padded(count: int) -> int:
+    """The next power of two, which is what Triton's vectors have."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def num_blocks(vocab_size: int) -> int:
+    """Blocks of a row in scratch memory: a power of two."""
+    return max(FEWEST_BLOCKS, padded(-(-vocab_size // BLOCK)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a launch decides, one entry per sequence.
+
+    reached: the target row that the extra token follows; on a chain it is `accepted`.
+    fault: 0, or what is wrong with what was read (see `forerun.gpu.faults`); the other entries of
+        that sequence then mean nothing.
+    """
+
+    reached: Tensor  # (B,) int32
+    accepted: Tensor  # (B,) int32
+    extra: Tensor  # (B,) int64
+    fault: Tensor  # (B,) int32
+
+    @classmethod
+    def allocate(cls, num_sequences: int, device: Any) -> Outcome:
+        types = (torch.int32, torch.int32, torch.int64, torch.int32)
+        return cls(*(torch.zeros(num_sequences, dtype=kind, device=device) for kind in types))
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory for rounds of up to `num_rows` target rows (K + 1) of `num_sequences` sequences.
+
+    A launch leaves its counters as it found them, so one scratch serves launch after launch, but
+    only one at a time.
+    """
+
+    num_sequences: int
+    num_rows: int
+    vocab_size: int
+    maxima: Tensor  # (B, N, BLOCKS) float32
+    counts: Tensor  # (B, N) int32: zero between launches
+    finished: Tensor  # (B,) int32: zero between launches
+    limits: Tensor  # (B,) int32: FAR between launches
+    sampled: Tensor  # (B, N) int64
+    faults: Tensor  # (B, N) int32
+    nothing: Tensor  # (1,) float32: stands for an argument that a kernel does not read
+    no_tokens: Tensor  # (B,) int32 of zeros: lengths of drafts without tokens
+    laws: LawScratch | None
+
+    @classmethod
+    def allocate(
+        cls,
+        num_sequences: int,
+        num_rows: int,
+        vocab_size: int,
+        device: Any,
+        *,
+        for_match_only: bool = False,
+    ) -> Scratch:
+        """for_match_only: leave out what only `ratio`, `block` and draws need."""
+        rows, blocks = (num_sequences, num_rows), num_blocks(vocab_size)
+        integers = {"dtype": torch.int32, "device": device}
+        return cls(
+            num_sequences,
+            num_rows,
+            vocab_size,
+            torch.zeros((*rows, blocks), device=device),
+            torch.zeros(rows, **integers),
+            torch.zeros(num_sequences, **integers),
+            torch.full((num_sequences,), FAR, **integers),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, **integers),
+            torch.zeros(1, device=device),
+            torch.zeros(num_sequences, **integers),
+            None if for_match_only else LawScratch.allocate(rows, blocks, device),
+        )
+
+
+@dataclass(frozen=True)
+class LawScratch:
+    """What the rules that divide by a draft law need besides."""
+
+    sums: Tensor  # (B, N, BLOCKS) float32
+    draft_maxima: Tensor  # (B, N, BLOCKS) float32
+    draft_sums: Tensor  # (B, N, BLOCKS) float32
+    owed: Tensor  # (B, N, BLOCKS) float32
+    laws: Tensor  # (B, N, 4) float32
+    likeliests: Tensor  # (B, N) int32
+    ratios: Tensor  # (B, N) float32
+    scales: Tensor  # (B, N) float32
+    tested: Tensor  # (B, N) int32
+    planned: Tensor  # (B,) int32
+
+    @classmethod
+    def allocate(cls, rows: tuple[int, int], blocks: int, device: Any) -> LawScratch:
+        return cls(
+            torch.zeros((*rows, blocks), device=device),
+            torch.zeros((*rows, blocks), device=device),
+            torch.zeros((*rows, blocks), device=device),
+            torch.zeros((*rows, blocks), device=device),
+            torch.zeros((*rows, 4), device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.zeros(rows, device=device),
+            torch.zeros(rows, device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+            torch.zeros(rows[0], dtype=torch.int32, device=device),
+        )

@@ -1,0 +1,141 @@
+"""The kernels decide what the rules decide, seed by seed, in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import array_api_compat as compat  # noqa: E402
+from rounds import decided, example, launch  # noqa: E402
+
+from forerun import noise  # noqa: E402
+from forerun.addresses import Purpose  # noqa: E402
+from forerun.gpu import decide  # noqa: E402
+from forerun.gpu.scratch import Outcome, Scratch  # noqa: E402
+from forerun.tree import Tree  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
+    ),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
+]
+XP = compat.array_namespace(np.empty(0))
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks a tile, so that short rows are shared by several programs too."""
+    monkeypatch.setattr(decide, "LAW_TILE", 2)
+    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (2, 4))
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_chains_end_as_the_rule_says(rule: str) -> None:
+    """Rows of three temperatures and ragged lengths, a vocabulary that fills no block."""
+    made = example(1, 6, 3, 600)
+    out = launch(rule, made.round(torch.float32, "cpu", law=rule != "match"))
+    assert decided(out) == made.reference(rule)
+    assert out.reached.tolist() == out.accepted.tolist()
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_a_vocabulary_within_a_block(rule: str) -> None:
+    made = example(2, 2, 2, 7, temperatures=(1.3,), ragged=False)
+    out = launch(rule, made.round(torch.float32, "cpu", law=rule != "match"))
+    assert decided(out) == made.reference(rule)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
+    """The reference judges the rounded logits."""
+    made = example(3, 2, 1, 300, temperatures=(0.8,))
+    rule = {torch.bfloat16: "match", torch.float16: "ratio"}[dtype]
+    out = launch(rule, made.round(dtype, "cpu", law=rule != "match"))
+    assert decided(out) == made.reference(rule, dtype)
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_point_drafts(rule: str) -> None:
+    made = example(4, 3, 2, 300, temperatures=(1.0, 0.5), near=0.3)
+    out = launch(rule, made.round(torch.float32, "cpu", point=True, law=True))
+    assert decided(out) == made.reference(rule, point=True)
+
+
+def test_match_on_trees() -> None:
+    """Two children: the second is right, or both are, or the second does not count."""
+    tree = Tree((-1, -1, 1))
+    made = example(5, 3, 3, 300, temperatures=(1.0,), ragged=False, tree=tree)
+    first = made.reference("match")[1]  # no guess is right by itself
+    tokens = made.tokens.clone()
+    tokens[:, 1] = torch.tensor(first)
+    tokens[1, 0] = first[1]
+    made = replace(made, tokens=tokens, lengths=[3, 3, 1])
+    out = launch("match", made.round(torch.float32, "cpu"))
+    assert decided(out) == made.reference("match")
+    assert out.reached.tolist() == [2, 1, 0]
+
+
+def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
+    """The token at a position is that of a round without guesses, at the bits of its row alone."""
+    made = example(6, 3, 1, 300, temperatures=(0.9,), ragged=False, near=0.2)
+    accepted, extra = decided(launch("match", made.round(torch.float32, "cpu")))
+    assert len(set(accepted)) > 1
+    for row, (count, token) in enumerate(zip(accepted, extra, strict=True)):
+        alone = replace(
+            made,
+            target=made.target[row : row + 1, count : count + 1].contiguous(),
+            tokens=made.tokens[:1, :0],
+            lengths=[0],
+            temperatures=[0.9],
+            seeds=[made.seeds[row]],
+            positions=[made.positions[row] + count],
+        )
+        assert decided(launch("match", alone.round(torch.float32, "cpu"))) == ([0], [token])
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
+    """Counters are left as they were found."""
+    made = example(7, 2, 1, 300, temperatures=(1.0,))
+    scratch = Scratch.allocate(2, 2, 300, "cpu")
+    on_device = made.round(torch.float32, "cpu", law=rule != "match")
+    first, second = (decided(launch(rule, on_device, scratch)) for _ in range(2))
+    assert first == second == made.reference(rule)
+    assert not scratch.counts.any()
+    assert not scratch.finished.any()
+
+
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
+def test_samples_are_those_of_the_host(purpose: Purpose) -> None:
+    """Races as plain sampling does, draws as `forerun.drafters.model` does, at the same address."""
+    made = example(8, 3, 0, 600, temperatures=(1.0, 0.6))
+    on_device = made.round(torch.float32, "cpu")
+    scratch, out = Scratch.allocate(3, 1, 600, "cpu"), Outcome.allocate(3, "cpu")
+    slot = 6
+    decide.sample(
+        on_device.logits[:, 0],
+        on_device.temperature,
+        on_device.seeds,
+        on_device.positions,
+        purpose,
+        slot,
+        scratch,
+        out,
+    )
+    heat = np.array(made.temperatures)[:, None]
+    weights = np.exp(made.target[:, 0].double().numpy() / heat)
+    key, positions = noise.seed_key(XP, made.seeds, None), np.array(made.positions)
+    if purpose is Purpose.TARGET:
+        expected = noise.race(XP, weights, key, positions)
+    else:
+        unit = noise.coin(XP, key, positions, [slot], purpose)[:, 0]
+        expected = noise.draw(XP, weights, unit)
+    assert out.extra.tolist() == expected.tolist()
+    assert not out.fault.any()
