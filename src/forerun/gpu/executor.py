@@ -226,7 +226,8 @@ class Captured:
         """Launch the next round for the requests of a plan that may go on."""
         going, texts = [], []
         for index, span in enumerate(plan.answering):
-            request, tokens = span.request, decision.tokens(index)
+            request, accepted = span.request, len(decision.paths[index])
+            tokens = [*decision.drafts[index].tokens[:accepted], decision.extra[index]]
             is_over = request.num_output + len(tokens) >= request.limit
             has_fault = decision.laws.settle(index, ())[1] is not None
             if not is_over and not has_fault and not set(tokens) & set(request.endings):
