@@ -37,6 +37,7 @@ XP = compat.array_namespace(np.empty(0))
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks a tile, so that short rows are shared by several programs too."""
     monkeypatch.setattr(decide, "LAW_TILE", 2)
+    monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
     monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (2, 4))
 
 
