@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import array_api_compat as compat  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 from rounds import decided, example, launch  # noqa: E402
 
 from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide  # noqa: E402
+from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
 from forerun.gpu.scratch import Outcome, Scratch  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
@@ -33,6 +37,7 @@ XP = compat.array_namespace(np.empty(0))
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks a tile, so that short rows are shared by several programs too."""
     monkeypatch.setattr(decide, "LAW_TILE", 2)
+    monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
     monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (2, 4))
 
 
@@ -110,6 +115,53 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     assert first == second == made.reference(rule)
     assert not scratch.counts.any()
     assert not scratch.finished.any()
+
+
+def test_a_block_whose_bound_is_tight_is_opened() -> None:
+    """Races, out of 1,000, whose winner is nearest to its block's bound, and in no other way seen:
+    neither the fastest of its block nor in the block that is opened first."""
+    count, size = 1_000, 512
+    weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
+    key = noise.seed_key(XP, [1], None)
+    positions, tokens = np.arange(count), np.arange(size)
+    times = noise.exponentials(
+        XP, np.repeat(key, count, axis=2), positions, np.tile(tokens, (count, 1))
+    )
+    times /= weights
+    winner, rows = times.argmin(axis=1), np.arange(count)
+    minimum, lane = noise.block_minima(XP, np.repeat(key, count, axis=2), positions, size)
+    bounds = minimum / weights.reshape(2, -1).max(axis=1)
+    block = winner // 256
+    hidden = (winner % 256 != lane[rows, block]) & (bounds.argmin(axis=1) != block)
+    margin = np.where(hidden, bounds[rows, block] / times[rows, winner], 0.0)
+    tightest = np.argsort(-margin)[:3]
+    assert (margin[tightest] > 0.2).all()
+    made = example(9, 3, 0, size, temperatures=(1.0,))
+    made = replace(
+        made,
+        target=torch.tensor(np.log(weights), dtype=torch.float32).expand(3, 1, size).contiguous(),
+        seeds=[1] * 3,
+        positions=positions[tightest].tolist(),
+    )
+    out = launch("match", made.round(torch.float32, "cpu"))
+    assert decided(out)[1] == winner[tightest].tolist()
+
+
+@triton.jit
+def _exponentials(words: Any, out: Any, SIZE: tl.constexpr) -> None:
+    index = tl.arange(0, SIZE)
+    tl.store(out + index, exponential(tl.load(words + index).to(tl.uint32)))
+
+
+def test_exponentials_are_precise_at_both_ends() -> None:
+    """Within 3e-7 of -log(1 - u), relative."""
+    edges = [0, 1, 2, 255, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
+    spread = np.random.default_rng(3).integers(0, 2**32, 503)
+    words = np.array([*edges, *spread], dtype=np.int64)
+    out = torch.zeros(512)
+    _exponentials[(1,)](torch.tensor(words), out, SIZE=512)
+    expected = -np.log1p(-(words + 0.5) / 2**32)
+    assert (np.abs(out.numpy() - expected) <= 3e-7 * expected).all()
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])

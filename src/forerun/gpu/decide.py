@@ -21,6 +21,8 @@ LAW_TILE = 16
 """Blocks of a tile where weights are summed: the order of sums depends on it (docs/gpu.md)."""
 LAW_WARPS = 8
 MANY_PROGRAMS = 4096
+AT_ONCE = 1024
+"""About as many programs run at once; of more, the later ones may find that a guess was refused."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
 
@@ -56,7 +58,8 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`match` on chains and trees, in one launch."""
     num_sequences, num_rows, vocab_size = made.logits.shape
     tile, num_warps = race_tile(num_sequences * num_rows, vocab_size)
-    match_kernel[(num_sequences * num_rows * num_tiles(vocab_size, tile),)](
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile)
+    match_kernel[(num_programs,)](
         made.logits,
         made.tokens,
         made.lengths if made.parents is None else made.parents,
@@ -82,6 +85,7 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         TILE=tile,
         ROWS=padded(num_rows),
         TREE=made.parents is not None,
+        SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
         num_warps=num_warps,
         **OPTIONS,
@@ -141,7 +145,8 @@ def _launch_ratios(
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    ratio_kernel[(num_sequences * num_rows * num_tiles(vocab_size, LAW_TILE),)](
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, LAW_TILE)
+    ratio_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
         made.tokens,
@@ -179,6 +184,7 @@ def _launch_ratios(
         TILE=LAW_TILE,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
+        SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
         num_warps=LAW_WARPS,
         **OPTIONS,

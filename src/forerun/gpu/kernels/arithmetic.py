@@ -134,6 +134,13 @@ def arrive(counter):
 
 
 @triton.jit
+def limit_now(limit):
+    """A number that other programs may be changing, the same for all warps of this one: a plain
+    load, done by each warp, could differ between them and part their ways."""
+    return tl.atomic_add(limit, 0, sem="relaxed", scope="gpu")
+
+
+@triton.jit
 def likeliest(row, maxima, best, threshold, V: tl.constexpr, BLOCKS: tl.constexpr):
     """The lowest id among the tokens whose logit is the largest, `best`; maxima (BLOCKS,)."""
     blocks = tl.arange(0, BLOCKS)

@@ -17,6 +17,7 @@ from forerun.gpu.kernels.arithmetic import (
     inverse,
     lane_noise,
     likeliest,
+    limit_now,
     load_values,
     logarithm,
 )
@@ -101,6 +102,7 @@ def match_kernel(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
+    SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
     TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
@@ -112,8 +114,8 @@ def match_kernel(
     place = sequence * num_rows + index
     row = logits + place.to(tl.int64) * V
     wanted = index <= length
-    if not TREE:
-        wanted = wanted & (index <= tl.load(limits + sequence, volatile=True))
+    if SKIP and not TREE:
+        wanted = wanted & (index <= limit_now(limits + sequence))
     if wanted:
         threshold = float("-inf")
         if TRUNCATED:
@@ -192,6 +194,7 @@ def match_kernel(
         tl.store(out_accepted + sequence, accepted)
         tl.store(out_extra + sequence, tl.load(sampled + first + reached, cache_modifier=".cg"))
         tl.store(out_fault + sequence, outside(guesses, slots, fault, V))
+        tl.debug_barrier()  # every warp has read its limit
         tl.store(limits + sequence, FAR)
         tl.store(finished + sequence, 0)
         tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

@@ -18,6 +18,7 @@ from forerun.gpu.kernels.arithmetic import (
     finite,
     inverse,
     likeliest,
+    limit_now,
     load_values,
     unit,
 )
@@ -106,6 +107,7 @@ def ratio_kernel(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
+    SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
     TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
@@ -124,8 +126,8 @@ def ratio_kernel(
     row = logits + place.to(tl.int64) * V
     draft_row = draft_logits + drafted.to(tl.int64) * V
     wanted = index <= length
-    if RULE == RATIO:
-        wanted = wanted & (index <= tl.load(limits + sequence, volatile=True))
+    if SKIP and RULE == RATIO:
+        wanted = wanted & (index <= limit_now(limits + sequence))
     if wanted:
         threshold = float("-inf")
         draft_threshold = float("-inf")
@@ -242,6 +244,7 @@ def ratio_kernel(
         tl.store(out_reached + sequence, kept)
         tl.store(out_accepted + sequence, kept)
         tl.store(out_fault + sequence, fault)
+        tl.debug_barrier()  # every warp has read its limit
         tl.store(limits + sequence, FAR)
         tl.store(finished + sequence, 0)
         tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)
