@@ -23,7 +23,8 @@ from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
-from forerun.gpu.rounds import CapturedRound, Lane, Lanes, RoundShape
+from forerun.gpu.lanes import Lane, Lanes, cuts_law
+from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.rules.base import Rule
 from forerun.types import Drawn
@@ -42,6 +43,7 @@ class Flight:
     spans: Sequence[Span]
     lengths: Sequence[int]  # of the texts, as they were then
     asked: Sequence[int]  # tokens to draft
+    launched: float  # when
 
     @property
     def places(self) -> dict[tuple[int, int], int]:
@@ -88,7 +90,7 @@ class Captured:
         self._halves = halves
         late = self._launch_missing(halves.plans[0])  # runs while the host answers the others
         by_host = self._steps.execute(halves.plans[1])
-        return halves.joined(self._collect(halves.plans[0], late, now()), by_host)
+        return halves.joined(self._collect(halves.plans[0], late), by_host)
 
     @torch.inference_mode()
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
@@ -102,25 +104,21 @@ class Captured:
             self._state.lengths[span.row] = span.end
 
     def _execute(self, plan: RoundPlan) -> Decision:
-        begin = self._last_result if self._flight is not None else 0.0
-        late = self._launch_missing(plan)
-        if late is not None or begin == 0.0:
-            begin = now()
-        return self._collect(plan, late, begin)
+        return self._collect(plan, self._launch_missing(plan))
 
-    def _collect(self, plan: RoundPlan, late: Flight | None, begin: float) -> Decision:
+    def _collect(self, plan: RoundPlan, late: Flight | None) -> Decision:
         """Wait for the rounds of a plan, launch the next, and say what was decided."""
-        flight, self._flight = self._flight, None
+        rounds = [flight for flight in (self._flight, late) if flight is not None]
+        self._flight = None
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
-        for one in (flight, late):
-            if one is None:
-                continue
-            table = one.round.wait()
-            if one is flight and late is None:
-                self._flight = self._again(one, table, plan)
-            self._note_results(one, table, plan, results)
-        self._last_result = end = now()
-        decision = self._decision(plan, results, begin, end)
+        begin = max((self._last_result, *(flight.launched for flight in rounds[:1])))
+        for flight in rounds:
+            table = flight.round.wait()
+            self._last_result = now()
+            if len(rounds) == 1:
+                self._flight = self._again(flight, table, plan)
+            self._note_results(flight, table, plan, results)
+        decision = self._decision(plan, results, begin, max(begin, self._last_result))
         if self._flight is None:
             self._take_off(plan, decision)
         return decision
@@ -156,7 +154,7 @@ class Captured:
         if asked != list(flight.asked):
             made.lanes.ask(asked)
         made.launch()
-        return Flight(made, flight.spans, lengths, asked)
+        return Flight(made, flight.spans, lengths, asked, now())
 
     def _note_results(
         self,
@@ -262,14 +260,19 @@ class Captured:
                     if (stored := drafts.lengths[span.row]) < len(text) - 2
                 ]
             )
-        shape = RoundShape(
-            num_lanes, length, num_chunks(longest), self._rule.name, drafts is not None
-        )
         lanes = self._lanes(num_lanes, is_late)
+        shape = RoundShape(
+            num_lanes,
+            length,
+            num_chunks(longest),
+            self._rule.name,
+            draws=drafts is not None,
+            cuts=any(cuts_law(span.request.sampling) for span in spans),
+        )
         made = self._round(shape, lanes, drafts)
         lanes.put([self._lane(*pair) for pair in zip(spans, texts, strict=True)], asked)
         made.launch()
-        return Flight(made, spans, list(map(len, texts)), asked)
+        return Flight(made, spans, list(map(len, texts)), asked, now())
 
     def _lane(self, span: Span, text: Sequence[int]) -> Lane:
         request = span.request
@@ -285,6 +288,7 @@ class Captured:
             seed=request.seed,
             temperature=temperature,
             draft_temperature=temperature if drafting is None else drafting,
+            sampling=request.sampling,
         )
 
     def _round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:

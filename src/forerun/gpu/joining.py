@@ -18,8 +18,7 @@ def needs_host(plan: RoundPlan) -> list[bool]:
     """Which answered spans are sampled on the host, (A,): a matter of the request alone, because
     the two kinds of arithmetic round differently, and a text has to be of one kind."""
     sampling = plan.sampling
-    cuts = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    flags: list[bool] = (sampling.needs_host | (sampling.min_tokens > 0) | cuts).tolist()
+    flags: list[bool] = (sampling.needs_host | (sampling.min_tokens > 0)).tolist()
     return flags
 
 

@@ -138,7 +138,8 @@ class GpuModel:
             return Captured(self, state, drafting, rule)
         other = drafter.model if type(drafter) is Model else None
         fits = isinstance(other, GpuModel) and other.vocab_size == self.vocab_size
-        if fits and is_chain and other.model.device == self.model.device:
+        heated = fits and drafter.temperature is not None and rule.needs_draft_probs
+        if fits and is_chain and not heated and other.model.device == self.model.device:
             return Captured(self, state, drafting, rule, drafter.temperature)
         return SampledSteps(self, state, drafting, rule)
 

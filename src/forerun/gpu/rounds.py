@@ -7,7 +7,6 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +20,11 @@ from forerun.gpu.kernels.lanes import (
     next_draft_inputs,
     target_inputs,
 )
+from forerun.gpu.lanes import Lanes
 from forerun.gpu.scratch import Outcome
 from forerun.gpu.scratch import Scratch as DecisionScratch
 from forerun.gpu.storage import Storage
+from forerun.gpu.truncation import find_thresholds
 
 DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
 
@@ -35,59 +36,8 @@ class RoundShape(NamedTuple):
     draft_length: int
     num_chunks: int  # of attention, for the longest text
     rule: str
-    draws: bool  # the draft is made on the device; otherwise it is given
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A request as a captured round sees it."""
-
-    row: int
-    previous: int  # the token before the last; anything if there is none
-    last: int
-    stored: int  # tokens before the last one, all of them stored
-    output: int  # index in the output of the next token
-    remaining: int  # tokens that may still be emitted
-    seed: int
-    temperature: float
-    draft_temperature: float
-
-
-class Lanes:
-    """The requests of captured rounds, on the device, as views of two small tensors."""
-
-    def __init__(self, num_lanes: int, device: Any) -> None:
-        self._ints = torch.zeros((9, num_lanes), dtype=torch.int64, device=device)
-        self._host = torch.zeros((9, num_lanes), dtype=torch.int64, pin_memory=device.type == "cuda")
-        narrow = torch.zeros((6, num_lanes), dtype=torch.int32, device=device)
-        self.previous, self.last, self.rows, self.stored, self.remaining, self.asked = narrow
-        self._narrow = narrow
-        self.output, self.seeds = self._ints[6], self._ints[7]
-        self._heat = torch.zeros((2, num_lanes), dtype=torch.float32, device=device)
-        self.temperature, self.draft_temperature = self._heat
-        self._host_heat = torch.zeros((2, num_lanes), pin_memory=device.type == "cuda")
-
-    def put(self, lanes: list[Lane], asked: list[int]) -> None:
-        """Set all lanes; those past the end are not in use."""
-        host, heat = self._host, self._host_heat
-        host.zero_()
-        host[2] = -1
-        for index, (lane, length) in enumerate(zip(lanes, asked, strict=True)):
-            seed = lane.seed - (1 << 64) if lane.seed >> 63 else lane.seed
-            values = (lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
-                      lane.output, seed)  # fmt: skip
-            for place, value in enumerate(values):
-                host[place, index] = value
-            heat[0, index], heat[1, index] = lane.temperature, lane.draft_temperature
-        self._ints.copy_(host, non_blocking=True)
-        self._heat.copy_(heat, non_blocking=True)
-        self._narrow.copy_(self._ints[:6])
-
-    def ask(self, lengths: list[int]) -> None:
-        """Set how far each lane drafts from now on."""
-        self.asked[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32, device="cpu").to(
-            self.asked.device, non_blocking=True
-        )
+    draws: bool  # the draft is made on the device; otherwise there is none
+    cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
 
 
 class CapturedRound:
@@ -116,6 +66,11 @@ class CapturedRound:
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
+        self._thresholds = self._draft_thresholds = None
+        if shape.cuts:
+            self._thresholds = torch.empty((b, k + 1), device=device)
+            self._draft_thresholds = torch.empty((b, k), device=device)
+            self._step_thresholds = torch.empty((b, 1), device=device)
         self._graph: Any = None
         self.is_done = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -184,10 +139,17 @@ class CapturedRound:
             WIDE=wide, **sizes,
         )  # fmt: skip
         self._pass.queue()
+        logits = self._logits.view(shape.num_lanes, k + 1, -1)
+        if self._thresholds is not None:
+            find_thresholds(
+                logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
+                self._thresholds, more=1,
+            )  # fmt: skip
+        has_laws = draws and self._draft_logits is not None
         made = Round(
-            self._logits.view(shape.num_lanes, k + 1, -1), self.drafts, self._lengths,
-            lanes.temperature, lanes.seeds, lanes.output,
-            draft_logits=self._draft_logits if draws else None,
+            logits, self.drafts, self._lengths, lanes.temperature, lanes.seeds, lanes.output,
+            draft_logits=self._draft_logits if has_laws else None, thresholds=self._thresholds,
+            draft_thresholds=self._draft_thresholds if has_laws else None,
         )  # fmt: skip
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
         advance[(1,)](
@@ -220,9 +182,17 @@ class CapturedRound:
             if purpose is Purpose.TARGET and step:
                 torch.add(lanes.output, step, out=self._places)
                 positions = self._places
+            cuts = None
+            if self._draft_thresholds is not None:
+                cuts = self._step_thresholds
+                find_thresholds(
+                    self._step_logits[:, None], self._sampling.no_tokens, lanes.draft_temperature,
+                    lanes.top_k, lanes.top_p, lanes.min_p, cuts, more=1,
+                )  # fmt: skip
+                self._draft_thresholds[:, step].copy_(cuts[:, 0])
             sample(
                 self._step_logits, lanes.draft_temperature, lanes.seeds, positions, purpose, step,
-                self._sampling, self._sampled,
+                self._sampling, self._sampled, thresholds=cuts,
             )  # fmt: skip
             if self._draft_logits is not None:
                 self._draft_logits[:, step].copy_(self._step_logits)

@@ -22,7 +22,9 @@ from forerun.engine.stepwise import Decision, Stepwise
 from forerun.engine.walk import walk
 from forerun.gpu.decide import sample
 from forerun.gpu.joining import fault_of, needs_host
+from forerun.gpu.lanes import cuts_law
 from forerun.gpu.scratch import Outcome, Scratch
+from forerun.gpu.truncation import find_thresholds
 from forerun.rules.match import Match
 
 
@@ -70,11 +72,28 @@ class SampledSteps(Stepwise):
         heat = torch.from_numpy(np.repeat(heats, num_slots)).to(device)
         outcome = Outcome.allocate(count, device)
         scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
-        flat = logits.reshape(count, vocab)
-        sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome)
+        flat, cuts = logits.reshape(count, vocab), None
+        if any(cuts_law(request.sampling) for request in requests):
+            cuts = self._thresholds(requests, flat, heat, scratch)
+        sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome, thresholds=cuts)
         result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
         tokens, faults = result.reshape(2, num_spans, num_slots)
         return tokens, faults
+
+
+    def _thresholds(self, requests: Sequence[Request], flat: Any, heat: Any, scratch: Any) -> Any:
+        """The smallest logit that each row keeps."""
+        num_slots, device = len(flat) // len(requests), flat.device
+        options = [request.sampling for request in requests]
+        counts = np.repeat(np.array([one.top_k or 0 for one in options], np.int32), num_slots)
+        shares = np.array([(one.top_p, one.min_p) for one in options], np.float32)
+        top_p, min_p = torch.from_numpy(np.repeat(shares, num_slots, axis=0).T.copy()).to(device)
+        cuts = torch.empty((len(flat), 1), device=device)
+        find_thresholds(
+            flat[:, None], scratch.no_tokens, heat, torch.from_numpy(counts).to(device), top_p,
+            min_p, cuts, more=1,
+        )  # fmt: skip
+        return cuts
 
 
 class LazyRows:
