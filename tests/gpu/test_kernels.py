@@ -73,6 +73,32 @@ def test_point_drafts(rule: str) -> None:
     assert decided(out) == made.reference(rule, point=True)
 
 
+def test_block_keeps_part_of_a_draft_by_its_second_coins() -> None:
+    """Rows, out of 200, that keep two of three guesses; for the first of them p - q, not scaled
+    by the survival, would draw another token."""
+    made = example(10, 200, 3, 20, temperatures=(1.0,), ragged=False, near=1.5)
+    accepted, extra = made.reference("block")
+    owed = (torch.softmax(made.target[:, 2], -1) - torch.softmax(made.draft[:, 2], -1)).numpy()
+    key, positions = noise.seed_key(XP, made.seeds, None), np.array(made.positions)
+    unit = noise.coin(XP, key, positions, [0], Purpose.RESIDUAL)[:, 0]
+    unscaled = noise.draw(XP, np.maximum(owed, 0.0), unit)
+    some = [row for row in range(200) if accepted[row] == 2]
+    some = sorted(some, key=lambda row: extra[row] == unscaled[row])[:3]
+    assert extra[some[0]] != unscaled[some[0]]
+    chosen = replace(
+        made,
+        target=made.target[some],
+        draft=made.draft[some],
+        tokens=made.tokens[some],
+        lengths=[3] * 3,
+        temperatures=[1.0] * 3,
+        seeds=[made.seeds[row] for row in some],
+        positions=[made.positions[row] for row in some],
+    )
+    out = launch("block", chosen.round(torch.float32, "cpu", law=True))
+    assert decided(out) == ([2] * 3, [extra[row] for row in some])
+
+
 def test_match_on_trees() -> None:
     """Two children: the second is right, or both are, or the second does not count."""
     tree = Tree((-1, -1, 1))
