@@ -33,7 +33,7 @@ def load_target(
         logging.disable_progress_bar()
         try:
             if name is None:
-                return default_model(device, dtype or "float32", lean=lean, quantize=quantize)
+                return default_model(device, dtype, lean=lean, quantize=quantize)
             return load(name, device, dtype, lean=lean, quantize=quantize)
         except (RuntimeError, AssertionError) as error:  # torch raises these for an unknown device
             if device is None:

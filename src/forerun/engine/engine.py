@@ -16,11 +16,11 @@ from forerun.clock import now
 from forerun.drafters.base import Drafter
 from forerun.engine.draft_planning import DraftPlanner
 from forerun.engine.drafting import Drafting
+from forerun.engine.executors import executor_of
 from forerun.engine.plan import RoundPlan
 from forerun.engine.request import Request
 from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
-from forerun.engine.executors import Executor, executor_of
 from forerun.engine.stepwise import Decision
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
@@ -59,7 +59,8 @@ class Engine:
         self._planner.start(num_rows)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
-        self._executor: Executor = executor_of(target, state, self._drafting, rule, is_chain=tree is None)
+        is_chain = tree is None
+        self._executor = executor_of(target, state, self._drafting, rule, is_chain=is_chain)
         self._num_submitted = 0
         self._has_deadlines = False
 

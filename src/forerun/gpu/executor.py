@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from forerun.clock import now
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.inference import inference
 from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
 from forerun.gpu.lanes import Lane, Lanes, cuts_law
 from forerun.gpu.rounds import CapturedRound, RoundShape
@@ -44,6 +43,14 @@ class Flight:
     lengths: Sequence[int]  # of the texts, as they were then
     asked: Sequence[int]  # tokens to draft
     launched: float  # when
+    turn: int  # which of the round's places for results is its own
+
+    def wait(self) -> None:
+        self.round.wait(self.turn)
+
+    def table(self) -> list[list[int]]:
+        """By lane: accepted tokens (-1: not in use), the extra token, the fault, the draft."""
+        return self.round.table(self.turn)
 
     @property
     def places(self) -> dict[tuple[int, int], int]:
@@ -74,8 +81,9 @@ class Captured:
         self._flight: Flight | None = None
         self._halves: Halves | None = None
         self._last_result = 0.0
+        self._next_asked: list[int] = []
 
-    @torch.inference_mode()
+    @inference
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
         is_host = needs_host(plan)
@@ -92,7 +100,7 @@ class Captured:
         by_host = self._steps.execute(halves.plans[1])
         return halves.joined(self._collect(halves.plans[0], late), by_host)
 
-    @torch.inference_mode()
+    @inference
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
         """Keep what became text: counts[i] tokens of the i-th answer."""
         if self._halves is not None:
@@ -108,53 +116,58 @@ class Captured:
 
     def _collect(self, plan: RoundPlan, late: Flight | None) -> Decision:
         """Wait for the rounds of a plan, launch the next, and say what was decided."""
-        rounds = [flight for flight in (self._flight, late) if flight is not None]
-        self._flight = None
+        flight, self._flight = self._flight, None
+        rounds = [each for each in (flight, late) if each is not None]
+        begin = max((self._last_result, *(each.launched for each in rounds[:1])))
+        again = self._prepare_again(flight, plan) if flight and late is None else None
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
-        begin = max((self._last_result, *(flight.launched for flight in rounds[:1])))
-        for flight in rounds:
-            table = flight.round.wait()
+        for each in rounds:
+            each.wait()
             self._last_result = now()
-            if len(rounds) == 1:
-                self._flight = self._again(flight, table, plan)
-            self._note_results(flight, table, plan, results)
+            if again is not None:
+                turn = again.launch()  # before anything else: the device has nothing to do
+            table = each.table()
+            self._note_results(each, table, plan, results)
+            if again is not None:
+                grown = [max(row[0], 0) + 1 for row in table]
+                lengths = [sum(pair) for pair in zip(each.lengths, grown, strict=False)]
+                self._flight = Flight(again, each.spans, lengths, self._next_asked, now(), turn)
         decision = self._decision(plan, results, begin, max(begin, self._last_result))
-        if self._flight is None:
+        if again is None:
             self._take_off(plan, decision)
         return decision
 
-    def _again(self, flight: Flight, table: list[list[int]], plan: RoundPlan) -> Flight | None:
-        """The next round for the same lanes, which stand on the device as the last one left them;
-        None if other requests take part in it, or if it needs more room."""
+    def _prepare_again(self, flight: Flight, plan: RoundPlan) -> CapturedRound | None:
+        """The next round for the same lanes, which stand on the device as the last one leaves them.
+
+        None if other requests take part in it, if one of them may be over, or if more room is
+        needed: then it is launched when the outcome of the last one is known."""
         if len(plan.answering) != len(flight.spans):
             return None
-        lengths, limits = [], []
-        for span, before, row in zip(flight.spans, flight.lengths, table, strict=False):
-            lengths.append(before + max(row[0], 0) + 1)
-            limits.append(len(span.request.prompt) + span.request.limit)
-            if row[0] < 0 or row[2] or row[1] in span.request.endings:
-                return None
-        if any(length >= limit for length, limit in zip(lengths, limits, strict=True)):
-            return None
+        shape = flight.round.shape
+        longest = [length + shape.draft_length + 1 for length in flight.lengths]
+        ends = [len(span.request.prompt) + span.request.limit for span in flight.spans]
+        room = max(longest) + MARGIN
         order = {span.request.number: index for index, span in enumerate(plan.answering)}
         asked = self._asked(plan, [order[span.request.number] for span in flight.spans])
-        length = self._draft_length(asked, flight.round.shape.num_lanes)
-        shape = flight.round.shape
-        needs = num_chunks(max(lengths) + MARGIN)
-        if bool(length) and not shape.draft_length:  # the drafter may have fallen behind
+        length = self._draft_length(asked, shape.num_lanes)
+        may_end = any(most >= end for most, end in zip(longest, ends, strict=True))
+        lags = length > 0 and shape.draft_length == 0  # the drafter may have fallen behind
+        if may_end or lags or num_chunks(room) != shape.num_chunks:
             return None
-        if needs != shape.num_chunks or max(lengths) + MARGIN > self._state.storage.capacity:
+        if room > self._state.storage.capacity:
             return None
-        drafts = self._draft_rows() if length else None
         made = flight.round
         if length != shape.draft_length:
-            made = self._round(shape._replace(draft_length=length, draws=drafts is not None),
-                               made.lanes, drafts)  # fmt: skip
-        asked = [min(one, length) for one in asked]
+            drafts = self._draft_rows() if length else None
+            shape = shape._replace(draft_length=length, draws=drafts is not None)
+            made = self._round(shape, made.lanes, drafts)
+        asked = [min(count, length) for count in asked]
         if asked != list(flight.asked):
             made.lanes.ask(asked)
-        made.launch()
-        return Flight(made, flight.spans, lengths, asked, now())
+        self._next_asked = asked
+        made.prepare()
+        return made
 
     def _note_results(
         self,
@@ -271,8 +284,8 @@ class Captured:
         )
         made = self._round(shape, lanes, drafts)
         lanes.put([self._lane(*pair) for pair in zip(spans, texts, strict=True)], asked)
-        made.launch()
-        return Flight(made, spans, list(map(len, texts)), asked, now())
+        turn = made.launch()
+        return Flight(made, spans, list(map(len, texts)), asked, now(), turn)
 
     def _lane(self, span: Span, text: Sequence[int]) -> Lane:
         request = span.request

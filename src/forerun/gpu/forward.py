@@ -149,12 +149,12 @@ class AttentionScratch:
 
 def per_tile(weights: Weights, per_segment: int) -> int:
     """Rows of attention's tile: the queries of a segment that share a key head, padded."""
-    return padded_segment(weights, per_segment) * triton.next_power_of_2(weights.group)
+    return padded_segment(weights, per_segment) * int(triton.next_power_of_2(weights.group))
 
 
 def padded_segment(weights: Weights, per_segment: int) -> int:
     fewest = max(1, FEWEST // triton.next_power_of_2(weights.group))
-    return max(fewest, triton.next_power_of_2(per_segment))
+    return int(max(fewest, triton.next_power_of_2(per_segment)))
 
 
 def num_chunks(length: int) -> int:

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from forerun.rules import Block, Match, Ratio
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
-from forerun.gpu.weights import take, unfit
+from forerun.gpu.weights import Weights, take, unfit
 from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
+from forerun.models.findings import Findings, findings_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
+from forerun.rules import Block, Match, Ratio
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
 SPARE = 4  # times the storage that is needed, up to which a larger one is used
+
+
+@dataclass
+class DevicePass:
+    """What wrappers of one model share; it holds no reference to the model."""
+
+    weights: Weights
+    head: int  # where the head's weights were when they were taken
+    idle: list[Storage] = field(default_factory=list)  # of engines that are gone
+    reproduces: bool | None = None  # the model; None: not tried yet
+
+    def is_of(self, model: Any) -> bool:
+        """Whether the model still has these weights."""
+        return bool(self.head == model.lm_head.weight.data_ptr())
 
 
 class GpuModel:
@@ -30,6 +48,7 @@ class GpuModel:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self.findings = findings_of(model)
         if reason := unfit(model):
             raise UnsupportedError(
                 explain(
@@ -38,7 +57,10 @@ class GpuModel:
                     "Use the plain path: lean=False.",
                 )
             )
-        self._weights = take(model)
+        if self.findings.device_pass is None or not self.findings.device_pass.is_of(model):
+            self.findings.device_pass = DevicePass(take(model), model.lm_head.weight.data_ptr())
+        self._pass: DevicePass = self.findings.device_pass
+        self._weights = self._pass.weights
         self.model = model
         self.tokenizer = tokenizer
         self.name: str = model.config.name_or_path or type(model).__name__
@@ -48,26 +70,30 @@ class GpuModel:
         self.num_layers: int = model.config.num_hidden_layers
         self.scores_trees = True
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
-        self._idle: list[Storage] = []  # of engines that are gone
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    @property
+    def identity(self) -> Findings:
+        """The key of what is learned about the model; equal for wrappers of one model."""
+        return self.findings
 
     @property
     def pass_name(self) -> str:
         """Which pass runs, for people to read."""
         return f"lean GPU pass, {self.compute_dtype}, {self.model.device}"
 
-    @torch.inference_mode()
+    @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
         needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
         needed += SLACK
         storage = self._storage(num_rows, needed)
         rows = GpuRows(storage, num_rows, capacity)
-        weakref.finalize(rows, _keep, self._idle, storage)
+        weakref.finalize(rows, _keep, self._pass.idle, storage)
         return rows
 
-    @torch.inference_mode()
+    @inference
     def score(
         self,
         state: GpuRows,
@@ -79,20 +105,20 @@ class GpuModel:
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
         return state.score(rows, tokens, num_logits, parents)
 
-    @torch.inference_mode()
+    @inference
     def commit(self, state: GpuRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         state.commit(rows, kept)
 
     def release(self, state: GpuRows, row: int) -> None:
         state.release(row)
 
-    @torch.inference_mode()
+    @inference
     def fresh(self, text: Sequence[int]) -> Any:
         """Logits (V,) after a text from scratch, from transformers, whose weights these are."""
         ids = torch.tensor([list(text)], device=self.model.device)
         return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
 
-    @torch.inference_mode()
+    @inference
     def copy_prefix(self, state: GpuRows, source: int, row: int, length: int) -> int:
         check_copy(state.lengths, source, row, length)
         return state.copy_prefix(source, row, length)
@@ -101,7 +127,7 @@ class GpuModel:
         check_truncate(state.lengths, row, length)
         return state.truncate(row, length)
 
-    @torch.inference_mode()
+    @inference
     def watch(self, state: GpuRows, layers: Sequence[int]) -> None:
         """Keep hidden states of what is scored from now on; 0 is the embedding."""
         if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
@@ -137,33 +163,38 @@ class GpuModel:
         if drafter is None:
             return Captured(self, state, drafting, rule)
         other = drafter.model if type(drafter) is Model else None
-        fits = isinstance(other, GpuModel) and other.vocab_size == self.vocab_size
-        heated = fits and drafter.temperature is not None and rule.needs_draft_probs
-        if fits and is_chain and not heated and other.model.device == self.model.device:
+        if (
+            is_chain
+            and isinstance(other, GpuModel)
+            and other.vocab_size == self.vocab_size
+            and other.model.device == self.model.device
+            and not (rule.needs_draft_probs and drafter.temperature is not None)
+        ):
             return Captured(self, state, drafting, rule, drafter.temperature)
         return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:
         """Storage of an engine that is gone, where it fits, or new storage."""
-        for storage in self._idle:
+        for storage in self._pass.idle:
             wanted = num_rows * capacity
             enough = storage.num_rows >= num_rows and storage.capacity >= capacity
             if enough and storage.num_rows * storage.capacity <= SPARE * max(wanted, 2048):
-                self._idle.remove(storage)
+                self._pass.idle.remove(storage)
                 storage.watch(())
                 return storage
-        self._idle.clear()
+        self._pass.idle.clear()
         rows = first_rows(self._weights, num_rows, capacity)
-        return Storage(self._weights, self._angles, rows, capacity)
+        rotary, half = self.model.model.rotary_emb, self._weights.head_size // 2
+        angles = partial(_angles, rotary, half, self.model.device)  # holds no whole model
+        return Storage(self._weights, angles, rows, capacity)
 
-    @torch.inference_mode()
-    def _angles(self, slots: int) -> tuple[Any, Any]:
-        """Cosines and sines (slots, head size / 2), from the model's own rotary table."""
-        device, half = self.model.device, self._weights.head_size // 2
-        places = torch.arange(slots, device=device)[None]
-        both = self.model.model.rotary_emb(torch.zeros(1, device=device), places)
-        cos, sin = (part[0, :, :half].float().contiguous() for part in both)
-        return cos, sin
+
+def _angles(rotary: Any, half: int, device: Any, slots: int) -> tuple[Any, Any]:
+    """Cosines and sines (slots, head size / 2), from a model's own rotary table."""
+    places = torch.arange(slots, device=device)[None]
+    both = rotary(torch.zeros(1, device=device), places)
+    cos, sin = (part[0, :, :half].float().contiguous() for part in both)
+    return cos, sin
 
 
 def _keep(idle: list[Storage], storage: Storage) -> None:

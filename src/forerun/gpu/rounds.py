@@ -40,6 +40,13 @@ class RoundShape(NamedTuple):
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
 
 
+class Turn(NamedTuple):
+    """Where the results of every other round go, and when they are there."""
+
+    results: Any  # (num_lanes, draft_length + 3), on the host
+    is_done: Any
+
+
 class CapturedRound:
     """One shape of round."""
 
@@ -56,10 +63,16 @@ class CapturedRound:
         self._scratch = DecisionScratch.allocate(
             b, k + 1, vocab, device, for_match_only=shape.rule == "match"
         )
-        self.results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
-        self.host_results = torch.zeros(
-            (b, k + 3), dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
+        self._results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
+        on_device = device.type == "cuda"
+        self._turns = [
+            Turn(
+                torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
+                torch.cuda.Event() if on_device else None,
+            )
+            for _ in range(2)
+        ]
+        self._turn = 0
         self._logits = torch.empty((b * (k + 1), vocab), dtype=torch.float32, device=device)
         self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
                            self._logits)  # fmt: skip
@@ -72,7 +85,6 @@ class CapturedRound:
             self._draft_thresholds = torch.empty((b, k), device=device)
             self._step_thresholds = torch.empty((b, 1), device=device)
         self._graph: Any = None
-        self.is_done = torch.cuda.Event() if device.type == "cuda" else None
 
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
@@ -90,22 +102,34 @@ class CapturedRound:
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
 
-    def launch(self) -> None:
-        """Queue a round; its results are on the host when `is_done`."""
-        if self.is_done is None:
-            self._queue()
-            return
-        if self._graph is None:
+    def prepare(self) -> None:
+        """Capture the round, unless it was captured before."""
+        if self._graph is None and self._turns[0].is_done is not None:
             self._capture()
-        self._graph.replay()
-        self.is_done.record()
 
-    def wait(self) -> list[list[int]]:
+    def launch(self) -> int:
+        """Queue a round; gives its turn, by which to ask for the results."""
+        self.prepare()
+        if self._graph is None:
+            self._queue()
+        else:
+            self._graph.replay()
+        self._turn = 1 - self._turn
+        turn = self._turns[self._turn]
+        turn.results.copy_(self._results, non_blocking=True)
+        if turn.is_done is not None:
+            turn.is_done.record()
+        return self._turn
+
+    def wait(self, turn: int) -> None:
+        event = self._turns[turn].is_done
+        if event is not None:
+            event.synchronize()
+
+    def table(self, turn: int) -> list[list[int]]:
         """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
         the draft."""
-        if self.is_done is not None:
-            self.is_done.synchronize()
-        results: list[list[int]] = self.host_results.tolist()
+        results: list[list[int]] = self._turns[turn].results.tolist()
         return results
 
     def _capture(self) -> None:
@@ -155,9 +179,8 @@ class CapturedRound:
         advance[(1,)](
             self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
             lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self.results, K=k, WIDE=wide, **sizes,
+            self._results, K=k, WIDE=wide, **sizes,
         )  # fmt: skip
-        self.host_results.copy_(self.results, non_blocking=True)
 
     def _queue_draft(self, sizes: dict[str, int]) -> None:
         lanes, k = self.lanes, self.shape.draft_length

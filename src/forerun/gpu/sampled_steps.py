@@ -21,6 +21,7 @@ from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.engine.walk import walk
 from forerun.gpu.decide import sample
+from forerun.gpu.inference import inference
 from forerun.gpu.joining import fault_of, needs_host
 from forerun.gpu.lanes import cuts_law
 from forerun.gpu.scratch import Outcome, Scratch
@@ -33,7 +34,7 @@ class SampledSteps(Stepwise):
 
     _is_on_host: Sequence[bool] = ()
 
-    @torch.inference_mode()
+    @inference
     def execute(self, plan: RoundPlan) -> Decision:
         self._is_on_host = needs_host(plan) if type(self.rule) is Match else ()
         return super().execute(plan)
@@ -61,7 +62,9 @@ class SampledSteps(Stepwise):
         depths = np.zeros((num_spans, num_slots), np.int64)
         for row, draft in enumerate(drafts):
             for node in range(len(draft.tokens)):
-                depths[row, node + 1] = node + 1 if draft.tree is None else draft.tree.depths[node] + 1
+                depths[row, node + 1] = (
+                    node + 1 if draft.tree is None else draft.tree.depths[node] + 1
+                )
         requests = [span.request for span in spans]
         outputs = np.array([request.num_output for request in requests])
         seeds = np.array([request.seed for request in requests], np.uint64).view(np.int64)
@@ -79,7 +82,6 @@ class SampledSteps(Stepwise):
         result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
         tokens, faults = result.reshape(2, num_spans, num_slots)
         return tokens, faults
-
 
     def _thresholds(self, requests: Sequence[Request], flat: Any, heat: Any, scratch: Any) -> Any:
         """The smallest logit that each row keeps."""

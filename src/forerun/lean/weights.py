@@ -17,7 +17,6 @@ from forerun.lean.storage import padded, rounded, store
 from forerun.models.llama_family import linear_layers, why_other_shape
 
 
-
 def take(model: Any, int8: bool = False) -> Weights:
     """The weights, copied into panels; rounded to 8 bits and a scale per block if asked."""
     if reason := unfit(model, int8):

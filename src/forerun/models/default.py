@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, packaged_weights
 from forerun.models.lean_pass import Lean, Quantize
-from forerun.models.load import huggingface_model, load
+from forerun.models.load import huggingface_model, load, usual_device
 
 if TYPE_CHECKING:
+    from forerun.gpu.model import GpuModel
     from forerun.lean.model import LeanModel
     from forerun.models.huggingface import HuggingFaceModel
 
 
 def default_model(
     device: Any = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
     *,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
-) -> HuggingFaceModel | LeanModel:
-    """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub."""
+) -> HuggingFaceModel | LeanModel | GpuModel:
+    """SmolLM2-135M-Instruct: from its pip package if that is installed, or from the hub.
+
+    In float32 on a CPU and in bfloat16 on a GPU, unless told otherwise.
+    """
     huggingface_model()
+    device = usual_device() if device is None else device
+    if dtype is None:
+        dtype = "bfloat16" if str(device).startswith("cuda") else "float32"
     try:
         return load(NAME, device, dtype, lean=lean, quantize=quantize)
     except InputError as error:

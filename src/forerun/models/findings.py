@@ -25,6 +25,7 @@ class Findings:
     candidate: Any = None  # the way to keep rows
     scores_trees: bool | None = None
     shows_states: bool | None = None
+    device_pass: Any = None  # what the lean GPU pass made of the weights, and its storage
 
 
 _known: WeakKeyDictionary[Any, tuple[Hashable, Findings]] = WeakKeyDictionary()

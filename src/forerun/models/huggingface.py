@@ -84,6 +84,11 @@ class HuggingFaceModel:
         return ", ".join(["transformers", *strategy, dtype, str(self._forward.device)])
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the model computes on a CUDA device."""
+        return bool(self._forward.device.type == "cuda")
+
+    @property
     def identity(self) -> Findings:
         """The key of what is learned about the model; equal for wrappers of one model."""
         return self.findings

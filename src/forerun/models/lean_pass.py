@@ -1,4 +1,4 @@
-"""Chooses the pass of a loaded model: transformers, or the lean one if Numba is installed."""
+"""Chooses the pass of a loaded model: transformers, or a lean one where its extra is installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def check_pass(lean: Lean, quantize: Quantize | None) -> None:
 
 
 def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None) -> Any:
-    """A loaded `HuggingFaceModel`, or a `LeanModel` made of it."""
+    """A loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made of it."""
+    if quantize is None and plain.model.device.type == "cuda":
+        from forerun.gpu.adoption import adopt
+
+        return adopt(plain, lean)
     is_asked_for = lean is True or quantize is not None
     if not is_asked_for and lean is False:
         plain.why_not_lean = "lean=False asked for transformers"

@@ -14,6 +14,7 @@ from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.models.quiet import no_loading_bar
 
 if TYPE_CHECKING:
+    from forerun.gpu.model import GpuModel
     from forerun.lean.model import LeanModel
     from forerun.models.huggingface import HuggingFaceModel
 
@@ -26,16 +27,17 @@ def load(
     lean: Lean = "auto",
     quantize: Quantize | None = None,
     **from_pretrained_kwargs: Any,
-) -> HuggingFaceModel | LeanModel:
+) -> HuggingFaceModel | LeanModel | GpuModel:
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments go to
     `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
     that is installed; naming a `revision` asks for the hub's.
 
-    On a CPU in float32, `lean="auto"` takes the lean pass where it fits the model and reproduces
-    it; True insists on it, False keeps to transformers. `pass_name` of the result says which pass
-    runs, and `why_not_lean` of a `HuggingFaceModel` why it is not the lean one.
+    `device=None` takes the GPU where there is one.  On a CPU in float32, and on a GPU in bfloat16
+    or float16, `lean="auto"` takes the lean pass where it fits the model and reproduces it; True
+    insists on it, False keeps to transformers. `pass_name` of the result says which pass runs, and
+    `why_not_lean` of a `HuggingFaceModel` why it is not the lean one.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
     check_pass(lean, quantize)
@@ -67,11 +69,13 @@ def load(
                 "weights and tokenizer.",
             )
         ) from error
+    if device is None and "device_map" not in from_pretrained_kwargs:
+        device = usual_device()
     if device is not None:
         model = model.to(device)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
-    chosen: HuggingFaceModel | LeanModel = with_pass(loaded, lean, quantize)
+    chosen: HuggingFaceModel | LeanModel | GpuModel = with_pass(loaded, lean, quantize)
     return chosen
 
 
@@ -80,8 +84,9 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
     callable is taken for a function from token ids to laws. A model is tried out the first time,
-    and again only if it is run in another way since (device, dtype, attention, adapters). The
-    lean CPU pass copies the weights, so it is not taken here:
+    and again only if it is run in another way since (device, dtype, attention, adapters). On a GPU
+    it is run by the lean pass where that fits and reproduces it: the linear layers become views of
+    larger matrices. The lean CPU pass copies the weights, so it is not taken here:
     `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
     if isinstance(model, LanguageModel):
@@ -89,7 +94,7 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     if hasattr(model, "config") and hasattr(model, "forward"):
         wrapped = huggingface_model()(model, tokenizer)
         wrapped.findings = findings_of(model)
-        return wrapped
+        return with_pass(wrapped) if wrapped.on_gpu else wrapped
     if callable(model):
         return FunctionModel(model)
     raise InputError(
@@ -100,6 +105,13 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
             "To load one by name, use forerun.load(name).",
         )
     )
+
+
+def usual_device() -> str | None:
+    """The GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
 
 
 def huggingface_model() -> type[HuggingFaceModel]:

@@ -10,7 +10,7 @@ of a fixed length, which are added up in order by the program that finishes last
 A norm is a scale after the product.  Rotary embedding and the write to the cache end the product
 that makes queries, keys and values; the activation and the residual sum end the others.
 
-Sizes: M tokens in a pass, padded to MP; hidden size K or D; H query heads, KV key heads, G = H / KV;
+Sizes: M tokens in a pass, padded to MP; hidden size K; H query heads, KV key heads, G = H / KV;
 head size HD.  A token whose row is negative is padding.
 """
 
