@@ -176,10 +176,16 @@ class Failing(Quiet):
         self._maybe("propose")
         return Guess([1] * turn.budget)
 
+    def enter(self, state: Any, *text: Any) -> None:
+        super().enter(state, *text)
+        self._maybe("enter")
+
     def observe(self, state: Any, outcomes: Any) -> None:
+        super().observe(state, outcomes)
         self._maybe("observe")
 
     def release(self, state: Any, row: int) -> None:
+        super().release(state, row)
         self._maybe("release")
 
 
@@ -190,7 +196,7 @@ HOW: dict[str, Any] = {"sampling": Sampling(seed=2), "max_new_tokens": [12, 3, 1
 FAILED = "fragile failed and was done without: RuntimeError: out of glue"
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "release"])
+@pytest.mark.parametrize("where", ["enter", "propose", "observe", "release"])
 def test_a_drafter_that_raises_is_done_without(where: str) -> None:
     """Nobody's text changes; those it failed say so, and in the end so do those it never drafted
     for, since it failed whenever it was tried."""

@@ -90,10 +90,6 @@ def follow(rounds: Sequence[Round], drafter: Drafter, rule: str) -> int:
         assert [draft.tree for draft in decision.drafts] == [d.tree for d in expected.drafts]
         assert list(map(list, decision.paths)) == list(map(list, expected.paths))
         assert decision.extra == expected.extra
-        for index, (span, count) in enumerate(zip(plan.answering, recorded.counts, strict=True)):
-            draft, path = decision.drafts[index], decision.paths[index]
-            new = [*(draft.tokens[node] for node in path), decision.extra[index]]
-            span.request.tokens += new[:count]
         executor.commit(plan, decision, recorded.counts)
         for row in recorded.ended:
             drafting.release(row, {})

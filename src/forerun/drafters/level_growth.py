@@ -14,6 +14,7 @@ import numpy as np
 
 from forerun.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
+from forerun.drafters.texts import Text
 from forerun.tree import ROOT, Tree
 from forerun.types import Drawn
 
@@ -24,12 +25,14 @@ MOST_CHILDREN = 8
 class Growth:
     """The draft of one turn.
 
+    text: what it continues.
     depth: the largest number of levels.
     one_line: the model can extend only one node per level.
     """
 
-    def __init__(self, turn: Turn, depth: int, one_line: bool) -> None:
+    def __init__(self, turn: Turn, text: Text, depth: int, one_line: bool) -> None:
         self.turn = turn
+        self.text = text
         self.depth = depth
         self.is_chain = turn.is_chain
         self.shape = Tree.chain(depth) if turn.is_chain else turn.shape

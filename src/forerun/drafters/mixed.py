@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close, layers_of
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
     NUM_TIMINGS,
@@ -31,6 +31,7 @@ from forerun.drafters.track_record import (
     gained,
     parents_of,
 )
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.shelf import Shelf
@@ -81,9 +82,10 @@ class Mixed:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
-        self.drafters = drafters
+        self.drafters = [told_of_changes(drafter) for drafter in drafters]
         self.clock = clock
         self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
+        self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         self._shelf: Shelf[list[Record]] = Shelf()
 
     @property
@@ -100,6 +102,10 @@ class Mixed:
             gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
         )
+
+    def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        for drafter, inner in zip(self.drafters, state.states, strict=True):
+            drafter.enter(inner, row, tokens, num_prompt)
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         state.by_match = shared_noise
@@ -233,7 +239,17 @@ class Mixed:
             tokens = gained(len(path), drafted, min(seconds, record.seconds), state.prices)
             state.gains[row][who].learn(tokens)
             record.gain.learn(tokens)
-        return replace(outcome, num_accepted=len(path), path=path)
+        return replace(
+            outcome, num_accepted=len(path), path=path, states=self._states_of(who, outcome.states)
+        )
+
+    def _states_of(self, who: int, states: Any) -> Any:
+        """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
+        layers = [len(layers_of(drafter)) for drafter in self.drafters]
+        if states is None or not layers[who]:
+            return None
+        width, first = states.shape[1] // sum(layers), sum(layers[:who])
+        return states[:, first * width : (first + layers[who]) * width]
 
 
 def merge(

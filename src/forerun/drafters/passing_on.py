@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.models.base import LanguageModel
 
 
@@ -15,6 +16,9 @@ class PassingOn:
     """The verbs of `inner`, one by one."""
 
     inner: Drafter
+
+    def __post_init__(self) -> None:
+        self.inner = told_of_changes(self.inner)
 
     @property
     def name(self) -> str:
@@ -25,8 +29,16 @@ class PassingOn:
         """What it wants to be told about each token of a round."""
         return getattr(self.inner, "num_successors", 0)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads."""
+        return layers_of(self.inner)
+
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
         return self.inner.start(target, num_rows, capacity, rows)
+
+    def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        self.inner.enter(state, row, tokens, num_prompt)
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return self.inner.propose(state, turns, shared_noise=shared_noise)

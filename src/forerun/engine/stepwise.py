@@ -7,7 +7,7 @@ a drafter that has nothing to say, is plain decoding: the draft is simply empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import array_api_compat as compat
@@ -47,6 +47,11 @@ class Decision:
         """The scored draft of each answered span, (A,)."""
         return self.drafted.proposals
 
+    def tokens(self, index: int) -> list[int]:
+        """What an answered span is given: the accepted tokens of its draft, and the extra one."""
+        drafted = self.drafted.proposals[index].tokens
+        return [*(drafted[node] for node in self.paths[index]), self.extra[index]]
+
 
 class Stepwise:
     """Executes plans on the rows of one target.
@@ -76,10 +81,7 @@ class Stepwise:
         return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter.
-
-        Requests hold their new texts by now.
-        """
+        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter."""
         answers = zip(plan.answering, decision.paths, decision.drafts, counts, strict=True)
         kept: list[Kept] = [
             _kept(span.end - span.start, path[:count], draft)
@@ -89,26 +91,38 @@ class Stepwise:
         spans = [*plan.answering, *plan.reading]
         self.target.commit(self.state, [span.row for span in spans], kept)
         if self._drafting.drafter is not None:
-            self._drafting.observe(self._outcomes(plan, decision), [span.request for span in spans])
+            outcomes = self._outcomes(plan, decision, counts)
+            self._drafting.observe(outcomes, [span.request for span in spans])
 
-    def _outcomes(self, plan: RoundPlan, decision: Decision) -> list[Outcome]:
+    def _outcomes(
+        self, plan: RoundPlan, decision: Decision, counts: Sequence[int]
+    ) -> list[Outcome]:
         """What the drafter is told of each row, those included that only read."""
         outcomes: list[Outcome] = []
-        for index, span in enumerate(plan.answering):
-            path, draft, tokens = decision.paths[index], decision.drafts[index], span.request.tokens
-            scored = [tokens[span.end - 1], *draft.tokens]
+        for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
+            path, draft = decision.paths[index], decision.drafts[index]
+            scored = [span.request.tokens[span.end - 1], *draft.tokens]
             outcomes.append(
                 Outcome(
                     span.row,
                     len(path),
-                    tokens,
+                    decision.tokens(index)[:count],
                     draft.in_guess(path),
                     self._successors(scored, decision.laws.logits[index]),
                     len(draft.tokens),
                 )
             )
-        return outcomes + [
-            Outcome(span.row, 0, span.request.tokens, num_scored=0) for span in plan.reading
+        outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
+        if not self._drafting.layers:
+            return outcomes
+        target: Any = self.target
+        return [
+            replace(
+                outcome,
+                states=target.watched(self.state, outcome.row),
+                num_processed=self.state.lengths[outcome.row],
+            )
+            for outcome in outcomes
         ]
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
