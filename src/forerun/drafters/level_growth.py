@@ -125,9 +125,9 @@ class Growth:
         """The fed tokens that the model keeps if the nodes `path` of the guess were accepted."""
         fed = {node: index for index, node in enumerate(self._fed)}
         nodes = [self._kept_order[node] for node in path]
-        there = [self._num_pending + fed[node] for node in nodes if node in fed]
-        whole = self._num_pending + len(there)
-        indices = [*range(self._num_pending), *there]
+        kept = [self._num_pending + fed[node] for node in nodes if node in fed]
+        whole = self._num_pending + len(kept)
+        indices = [*range(self._num_pending), *kept]
         return whole if indices == list(range(whole)) else indices
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:

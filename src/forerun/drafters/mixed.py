@@ -46,7 +46,7 @@ class Share:
 
     who: int
     guess: Guess
-    nodes: dict[int, int]  # of the joint guess -> of its own
+    nodes: dict[int, int]  # number in the joint guess -> in this one
 
 
 @dataclass
@@ -84,7 +84,9 @@ class Mixed:
             raise InputError(explain("There is no drafter to mix.", "none", cure))
         self.drafters = [told_of_changes(drafter) for drafter in drafters]
         self.clock = clock
-        self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
+        self.num_successors: int = max(
+            getattr(drafter, "num_successors", 0) for drafter in drafters
+        )
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         self._shelf: Shelf[list[Record]] = Shelf()
 
@@ -93,7 +95,7 @@ class Mixed:
         return "+".join(drafter.name for drafter in self.drafters)
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
-        states = [each.start(target, num_rows, capacity, rows) for each in self.drafters]
+        states = [drafter.start(target, num_rows, capacity, rows) for drafter in self.drafters]
         return Panel(
             target,
             states,
@@ -114,17 +116,17 @@ class Mixed:
         state.prices = turns[0].prices if turns else None
         trees = [turn for turn in turns if shared_noise and not turn.is_chain]
         chains = [turn for turn in turns if not shared_noise or turn.is_chain]
-        found = self._merged(state, trees) | self._picked(state, chains)
+        guesses = self._merged(state, trees) | self._picked(state, chains)
         state.asked_at = self.clock()
-        return [found.get(turn.row, Guess()) for turn in turns]
+        return [guesses.get(turn.row, Guess()) for turn in turns]
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
         if state.asked_at is not None:
             state.timings.append(self.clock() - state.asked_at)
             state.asked_at = None
         for who, drafter in enumerate(self.drafters):
-            own = [self._own(state, who, outcome) for outcome in outcomes]
-            drafter.observe(state.states[who], own)
+            shares = [self._share_of(state, who, outcome) for outcome in outcomes]
+            drafter.observe(state.states[who], shares)
         state.shares, state.asked = {}, {}
 
     def release(self, state: Panel, row: int) -> None:
@@ -148,14 +150,14 @@ class Mixed:
 
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
-        found = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
+        guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
         spent = (self.clock() - begin) / len(turns)
         for turn in turns:
             record = state.records(turn.row)[who]
             record.timings.append(spent)
             record.num_asked += 1
             state.asked[turn.row][who] = spent
-        return found
+        return guesses
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
         """The most promising nodes of everybody's trees, for each row."""
@@ -163,15 +165,15 @@ class Mixed:
             return {}
         everyone = range(len(self.drafters))
         asked = [self._ask(state, who, turns) for who in everyone]
-        found = {}
+        merged = {}
         for index, turn in enumerate(turns):
             guesses = [asked[who][index] for who in everyone]
-            found[turn.row], maps = merge(guesses, state.records(turn.row), turn.budget)
+            merged[turn.row], maps = merge(guesses, state.records(turn.row), turn.budget)
             state.shares[turn.row] = [
                 Share(who, guess, nodes)
                 for who, (guess, nodes) in enumerate(zip(guesses, maps, strict=True))
             ]
-        return found
+        return merged
 
     def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
         """One drafter's guess for each row, the others not being asked if it can be helped."""
@@ -222,7 +224,7 @@ class Mixed:
         """Tokens per second of a round with so many accepted."""
         return (1 + accepted) / (1e-9 + state.round_seconds + record.seconds)
 
-    def _own(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
+    def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
         """What became of one drafter's guess: the part of the accepted path that was its own."""
         row, path, drafted = outcome.row, [], 0
         share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
@@ -257,7 +259,7 @@ def merge(
 ) -> tuple[Guess, list[dict[int, int]]]:
     """The best `budget` nodes of several trees, and where each tree's nodes are in the result."""
     tree = GrowingTree()
-    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in guesses]  # own -> joint
+    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in guesses]  # in its tree -> in the result
     nodes = [
         (-value, node, who)
         for who, guess in enumerate(guesses)
@@ -269,5 +271,5 @@ def merge(
         if parent is not None and (tree.has(parent, token) or len(tree) < budget):
             placed[who][node] = tree.child(parent, token, -value)
     return tree.guess(), [
-        {joint: own for own, joint in each.items() if own != ROOT} for each in placed
+        {joint: node for node, joint in numbers.items() if node != ROOT} for numbers in placed
     ]

@@ -108,10 +108,10 @@ class Model:
     def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
         """Commit the accepted tokens that the model was fed; the last guess was never fed."""
         state.texts.observe(outcomes)
-        there = [outcome for outcome in outcomes if outcome.row in state.growths]
-        if there:
-            kept = [state.growths[outcome.row].kept(outcome.path) for outcome in there]
-            self.model.commit(state.rows, [outcome.row for outcome in there], kept)
+        drafted = [outcome for outcome in outcomes if outcome.row in state.growths]
+        if drafted:
+            kept = [state.growths[outcome.row].kept(outcome.path) for outcome in drafted]
+            self.model.commit(state.rows, [outcome.row for outcome in drafted], kept)
             state.growths = {}
 
     def release(self, state: ModelDraftState, row: int) -> None:

@@ -126,8 +126,8 @@ def _promote(node: Node, token: int) -> None:
 
 def read(trie: SuffixTrie, cursors: Sequence[Cursor], tokens: Iterable[int]) -> list[Cursor]:
     """Cursors of the suffixes of 1, 2, ... tokens of a text after it went on with `tokens`."""
-    here: Sequence[Cursor] = cursors
+    current: Sequence[Cursor] = cursors
     for token in tokens:
-        steps = (trie.follow(cursor, token) for cursor in (trie.root, *here[: trie.depth - 1]))
-        here = [cursor for cursor in steps if cursor is not None]
-    return list(here)
+        steps = (trie.follow(cursor, token) for cursor in (trie.root, *current[: trie.depth - 1]))
+        current = [cursor for cursor in steps if cursor is not None]
+    return list(current)

@@ -84,28 +84,29 @@ class ThroughText:
         """Encode the text for the drafter, draft, and encode the draft for the target."""
         row, budget, tokens = turn.row, turn.budget, state.texts[turn.row].tokens
         text = state.target_tokenizer.decode(tokens, skip_special_tokens=False)
-        ours = self.tokenizer.encode(text, add_special_tokens=False)
+        drafter_tokens = self.tokenizer.encode(text, add_special_tokens=False)
         limit = self.model.max_context
         is_cut = text.endswith(UNFINISHED)  # the drafter cannot start inside a character
-        if budget == 0 or not ours or is_cut or (limit is not None and len(ours) + budget > limit):
+        is_full = limit is not None and len(drafter_tokens) + budget > limit
+        if budget == 0 or not drafter_tokens or is_cut or is_full:
             return []
-        if state.stored[row] != ours[: state.rows.lengths[row]]:
+        if state.stored[row] != drafter_tokens[: state.rows.lengths[row]]:
             self._empty(state, row)
-        pending = ours[state.rows.lengths[row] :]
+        pending = drafter_tokens[state.rows.lengths[row] :]
         drafted: list[int] = []
         while len(drafted) < budget:
             logits = self.model.score(state.rows, [row], [pending + drafted], [1])
             drafted.append(int(np.argmax(to_numpy(logits)[0, 0])))
         kept = max(0, len(pending) - LOOK_BEHIND)
         self.model.commit(state.rows, [row], [kept])
-        state.stored[row] = ours[: state.rows.lengths[row]]
-        return self._translate(state.target_tokenizer, tokens, ours + drafted, budget)
+        state.stored[row] = drafter_tokens[: state.rows.lengths[row]]
+        return self._translate(state.target_tokenizer, tokens, drafter_tokens + drafted, budget)
 
     def _translate(
-        self, tokenizer: Any, tokens: Sequence[int], ours: list[int], budget: int
+        self, tokenizer: Any, tokens: Sequence[int], drafter_tokens: list[int], budget: int
     ) -> list[int]:
         """The target's tokens for the drafted text, without an incomplete last character."""
-        whole = self.tokenizer.decode(ours, skip_special_tokens=False).rstrip(UNFINISHED)
+        whole = self.tokenizer.decode(drafter_tokens, skip_special_tokens=False).rstrip(UNFINISHED)
         said = tokenizer.decode(list(tokens), skip_special_tokens=False)
         if not whole.startswith(said):
             return []

@@ -68,15 +68,15 @@ class Record:
         parents = parents_of(guess)
         if guess.values is not None:
             trust = min(2.0, (self.accepted + 1) / (self.promised + 1))
-            found = [min(1.0, trust * value) for value in guess.values]
+            chances = [min(1.0, trust * value) for value in guess.values]
         else:
-            step, found = self.expected / (1 + self.expected), []
+            step, chances = self.expected / (1 + self.expected), []
             for parent in parents:
-                found.append(step * (1.0 if parent == ROOT else found[parent]))
+                chances.append(step * (1.0 if parent == ROOT else chances[parent]))
         for node, parent in enumerate(parents):
             if parent != ROOT:
-                found[node] = min(found[node], found[parent])
-        return found
+                chances[node] = min(chances[node], chances[parent])
+        return chances
 
 
 def gained(accepted: int, drafted: int, seconds: float, prices: Prices) -> float:

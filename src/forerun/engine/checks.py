@@ -64,26 +64,26 @@ def refuse_processors(sampling: Sampling) -> None:
 
 def samplings_of(value: Any, count: int) -> list[Sampling]:
     """One for all prompts, or a list with one for each."""
-    found = _each(value, count, "sampling", Sampling)
-    wrong = next((each for each in found if not isinstance(each, Sampling)), None)
+    samplings = _each(value, count, "sampling", Sampling)
+    wrong = next((s for s in samplings if not isinstance(s, Sampling)), None)
     if wrong is not None:
         cure = "Pass a forerun.Sampling, or one for each prompt."
         if isinstance(wrong, Mapping):
-            inside = ", ".join(f"{key}={each!r}" for key, each in wrong.items())
+            inside = ", ".join(f"{key}={option!r}" for key, option in wrong.items())
             cure = f"Write Sampling({inside})."
         raise _wrong_type("sampling", wrong, cure)
-    return found
+    return samplings
 
 
 def limits_of(value: Any, count: int) -> list[int]:
     """max_new_tokens of each prompt."""
-    found = _each(value, count, "max_new_tokens", int | np.integer)
-    wrong = next((each for each in found if not isinstance(each, int | np.integer)), None)
+    limits = _each(value, count, "max_new_tokens", int | np.integer)
+    wrong = next((limit for limit in limits if not isinstance(limit, int | np.integer)), None)
     if wrong is not None:
         is_whole = isinstance(wrong, float) and wrong.is_integer()
         like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
         raise _wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")
-    return [int(each) for each in found]
+    return [int(limit) for limit in limits]
 
 
 def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
@@ -91,7 +91,7 @@ def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
     lists = [value] if is_one else list(value) or [()] * count
     for tokens in lists:
         is_list = isinstance(tokens, Sequence) and not isinstance(tokens, str)
-        if not is_list or not all(isinstance(one, int | np.integer) for one in tokens):
+        if not is_list or not all(isinstance(token, int | np.integer) for token in tokens):
             cure = "Pass output tokens: a list of ids, for several prompts one list for each."
             raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
     if len(lists) != count:

@@ -65,7 +65,8 @@ class Schedule:
     def plan(self) -> RoundPlan:
         """The next round: all rows that are being answered, and parts of texts to be read."""
         lengths = self._state.lengths
-        seated = [(row, each) for row, each in enumerate(self._seats.occupants) if each is not None]
+        occupants = enumerate(self._seats.occupants)
+        seated = [(row, request) for row, request in occupants if request is not None]
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
         budget = MOST_TOKENS

@@ -13,7 +13,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.clock import now
 from forerun.drafters.base import Outcome
 from forerun.drafters.likeliest import likeliest
@@ -29,7 +29,6 @@ from forerun.rules.match import Match
 from forerun.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
-Row = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -125,24 +124,24 @@ class Stepwise:
             for outcome in outcomes
         ]
 
-    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
+    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> HostArray:
         """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
         rows = [span.row for span in (*plan.answering, *plan.reading)]
         feeds = [
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
         ]
         feeds += [span.tokens for span in plan.reading]
-        wanted = [len(draft.tokens) + 1 for draft in drafts] + [1] * len(plan.reading)
+        num_logits = [len(draft.tokens) + 1 for draft in drafts] + [1] * len(plan.reading)
         if all(draft.tree is None for draft in drafts):
-            scored = self.target.score(self.state, rows, feeds, wanted)
+            scored = self.target.score(self.state, rows, feeds, num_logits)
         else:
             parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
             parents += [None] * len(plan.reading)
-            scored = self.target.score(self.state, rows, feeds, wanted, parents)
+            scored = self.target.score(self.state, rows, feeds, num_logits, parents)
         return to_numpy(scored[: len(drafts)])
 
     def _decide(
-        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Row
+        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: HostArray
     ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
         """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""
         requests = [span.request for span in spans]
@@ -177,7 +176,7 @@ class Stepwise:
         return TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
 
     def _successors(
-        self, tokens: Sequence[int], logits: Row
+        self, tokens: Sequence[int], logits: HostArray
     ) -> Sequence[tuple[int, Sequence[int]]]:
         """Scored tokens and the likeliest ones after each, for a drafter that learns from them."""
         if not self._drafting.num_successors:
