@@ -80,7 +80,7 @@ class Schedule:
                 budget -= end - start
             if end > start:
                 spans.append(Span(row, request, start, end, is_new, end == len(request.tokens)))
-        return RoundPlan(spans)
+        return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
 
     def learn(self, plan: RoundPlan, seconds: float) -> None:
         """A round is over: what it took, and whether parts of texts were stored."""

@@ -67,6 +67,17 @@ class Stepwise:
         self._key: Key | None = None  # noise keys these are,
         self._noise_drawn: dict[int, Any] = {}  # with noise for the positions ahead of them
 
+    def catch_up(self, plan: RoundPlan) -> None:
+        """Make the changes to rows that the planning process made before this plan.
+
+        For executors in other processes; in the planning process they are made already.
+        """
+        for verb, arguments in plan.changes:
+            if verb == "leave":
+                self._drafting.release(arguments[0], {})
+            else:
+                getattr(self.target, verb)(self.state, *arguments)
+
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
         times = [now()]
