@@ -99,8 +99,8 @@ class Stumbling(Listener):
             raise RuntimeError("lost the thread")
 
 
-def test_a_fresh_state_is_told_of_texts_that_go_on() -> None:
-    """The third request enters after the failure and is drafted for as if nothing had been."""
+def test_a_fresh_state_is_told_of_the_next_text() -> None:
+    """The request after the failure is drafted for as if nothing had happened."""
     stumbling = Stumbling()
     prompts = [[1], [2, 3]]
     answers = fr.generate(

@@ -21,7 +21,7 @@ from forerun.types import Drawn
 
 
 class Prices(NamedTuple):
-    """Seconds, as things go at present."""
+    """Seconds that things take at present, as measured."""
 
     token: float  # of the text
     slot: float  # what one more guess adds to the target's pass
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def is_chain(self) -> bool:
-        """Whether a single line of tokens is wanted."""
+        """Whether the guess must be a chain."""
         return self.shape is None and (self.depth is None or self.budget <= self.depth)
 
     @property
@@ -126,7 +126,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, state: Any, row: int) -> None:
-        """The row's request is over; the next one in it has nothing to do with it."""
+        """The row's request has ended; forget what is known of the row."""
         ...
 
 
@@ -136,6 +136,6 @@ def layers_of(drafter: Any) -> tuple[int, ...]:
 
 
 def close(drafter: Drafter, state: Any) -> None:
-    """The engine is done with this state; a drafter without `close` keeps nothing of it."""
+    """Tell a drafter that the engine has ended; drafters without `close` need not know."""
     if hasattr(drafter, "close"):
         drafter.close(state)

@@ -28,7 +28,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Forced:
-    """What the grammar forces, and elsewhere what another drafter guesses, if there is one.
+    """Guess what the grammar forces; where it forces nothing, ask the inner drafter, if any.
 
     `generate` and `stream` put it around their drafter where a request has a grammar, and
     `AsyncEngine` always.
@@ -129,7 +129,7 @@ def begins_with(guess: Guess, tokens: Sequence[int]) -> bool:
 
 
 def _unguessed(state: _State, outcome: Outcome) -> Outcome:
-    """What the inner drafter is told: of a guess that was not its own, only the text."""
+    """The outcome for the inner drafter: if the guess was not its own, only the added tokens."""
     if outcome.row not in state.forced:
         return outcome
     return replace(outcome, num_accepted=0, path=(), num_scored=0)

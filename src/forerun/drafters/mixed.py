@@ -1,4 +1,4 @@
-"""Several drafters together: their trees are merged, or the one that pays best is heard.
+"""Combines several drafters: merges their trees, or takes the chain that pays best.
 
 For every drafter `Mixed` learns how many tokens of its guesses are kept, how that compares with
 what it promised, and how long it takes.  A tree takes the most promising nodes of all drafters.
@@ -71,12 +71,12 @@ class Panel:
 
     @property
     def round_seconds(self) -> float:
-        """Of a round outside the drafters."""
+        """Median seconds of a round without the time in the drafters."""
         return median(self.timings) if self.timings else 0.0
 
 
 class Mixed:
-    """Ask several drafters and make the best of what they say."""
+    """Draft with several drafters."""
 
     def __init__(self, *drafters: Drafter, clock: Callable[[], float] = now) -> None:
         if not drafters:
@@ -137,7 +137,7 @@ class Mixed:
         state.shares.pop(row, None)
 
     def close(self, state: Panel) -> None:
-        """What is known of the drafters with this target is for the next engine."""
+        """Leave the records of the drafters with this target to the next engine."""
         self._shelf.put(state.together, state.target)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             close(drafter, inner)
@@ -160,7 +160,7 @@ class Mixed:
         return guesses
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """The most promising nodes of everybody's trees, for each row."""
+        """The most promising nodes of all drafters' trees, for each row."""
         if not turns:
             return {}
         everyone = range(len(self.drafters))
@@ -176,7 +176,7 @@ class Mixed:
         return merged
 
     def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """One drafter's guess for each row, the others not being asked if it can be helped."""
+        """One drafter's guess for each row; the others are asked only if they may be better."""
         best: dict[int, tuple[float, Share]] = {}
         orders = {turn.row: (turn, self._order(state, turn)) for turn in turns}
         waiting = {row: (turn, order) for row, (turn, order) in orders.items() if order}
@@ -202,7 +202,7 @@ class Mixed:
         return {row: share.guess for row, (_, share) in best.items()}
 
     def _order(self, state: Panel, turn: Turn) -> list[int]:
-        """Whom to ask, one after the other; now and then the one who was asked least first."""
+        """The drafters to ask, in order; now and then the one asked least comes first."""
         row, everyone = turn.row, range(len(self.drafters))
         records = state.records(row)
         if state.by_match:
@@ -225,7 +225,7 @@ class Mixed:
         return (1 + accepted) / (1e-9 + state.round_seconds + record.seconds)
 
     def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
-        """What became of one drafter's guess: the part of the accepted path that was its own."""
+        """The outcome for one drafter: its own part of the accepted path."""
         row, path, drafted = outcome.row, [], 0
         share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
         record = state.records(row)[who]

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the text went like this?
+"""Prompt lookup: proposes what followed earlier occurrences of the last n tokens.
 
 Every n-gram of the text is remembered with the places where its latest occurrences went on, so a
 proposal is a dictionary lookup and never a scan.  Costs nothing, and pays where answers repeat
@@ -94,7 +94,7 @@ class NGram:
 
 
 def _copy(text: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on, running on into the copy itself: loops go on as loops."""
+    """`count` tokens from `place` on, running on into the copy, so that a loop is continued."""
     copied: list[int] = []
     for offset in range(place, place + count):
         copied.append(text[offset] if offset < len(text) else copied[offset - len(text)])

@@ -1,4 +1,4 @@
-"""A drafter that leaves everything to another one: a subclass says what it does differently."""
+"""A drafter that forwards every call to another one; subclasses override some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.models.base import LanguageModel
 
 @dataclass
 class PassingOn:
-    """The verbs of `inner`, one by one."""
+    """Forwards every call to `inner`."""
 
     inner: Drafter
 
@@ -26,7 +26,7 @@ class PassingOn:
 
     @property
     def num_successors(self) -> int:
-        """What it wants to be told about each token of a round."""
+        """The number of successors it is told of each scored token."""
         return getattr(self.inner, "num_successors", 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Do two models mean the same thing by a token id?  Found out before the first token."""
+"""Checks that two models mean the same by a token id, before the first token."""
 
 from __future__ import annotations
 

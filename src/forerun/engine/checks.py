@@ -1,4 +1,4 @@
-"""What a call may not ask for, refused before the first token."""
+"""Checks of a call's options, before the first token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refuse_processors(sampling: Sampling) -> None:
 
 
 def samplings_of(value: Any, count: int) -> list[Sampling]:
-    """One for all prompts, or a list with one for each."""
+    """The sampling options of each prompt."""
     samplings = _each(value, count, "sampling", Sampling)
     wrong = next((s for s in samplings if not isinstance(s, Sampling)), None)
     if wrong is not None:
@@ -101,13 +101,13 @@ def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
 
 
 def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
-    """What to say of options for a drafter where there is none."""
+    """The note about drafting options that have no effect without a drafter."""
     idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)
     return f"no drafter, so {' and '.join(idle)} did nothing" if idle else None
 
 
 def _each(value: Any, count: int, name: str, kind: Any) -> list[Any]:
-    """As many as there are prompts; what is neither one nor a list comes back alone."""
+    """One value per prompt; a value that is neither of this kind nor a list is returned alone."""
     if isinstance(value, kind):
         return [value] * count
     if isinstance(value, str) or not isinstance(value, Sequence):

@@ -45,7 +45,7 @@ class Drafting:
         self._num_failures = 0
 
     def start(self, num_rows: int, capacity: int, rows: Any) -> None:
-        """A target that does not fit is refused here, before the first token."""
+        """Start the drafter, which refuses a target that does not fit."""
         self._start = (num_rows, capacity, rows)
         if self.drafter is None:
             return
@@ -152,14 +152,14 @@ class Drafting:
             self._state = LOST
 
     def _lose_state(self, error: Exception, requests: dict[int, Request]) -> None:
-        """It raised half-way, so what it knows about any row cannot be trusted."""
+        """Discard a state in which the drafter has raised: it may be inconsistent."""
         self._state = LOST
         self._told.clear()
         self._abandon(error, requests)
         self._count_failure()
 
     def _abandon(self, error: Exception, requests: dict[int, Request]) -> None:
-        """Some requests go on without drafts, and say why."""
+        """Let these requests, by row, go on without drafts; their notes say why."""
         assert self.drafter is not None
         note = f"{self.drafter.name} failed and was done without: {type(error).__name__}: {error}"
         for row, request in requests.items():

@@ -1,4 +1,4 @@
-"""`generate` and `stream`: two faces of the engine's loop."""
+"""`generate` and `stream`: run an engine until all prompts are answered."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class TargetLaws(MadeRows):
             return np.asarray(np.eye(1, len(logits), dtype=logits.dtype)[0])  # something to read
 
     def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:
-        """The processors as the law before the last node of a path left them."""
+        """A copy of the processors in their state before the last node of a path."""
         state: list[Any] = self.requests[row].processors
         if path:
             slot = path[-2] + 1 if len(path) > 1 else 0

@@ -1,4 +1,4 @@
-"""Whatever a caller calls a prompt, as token ids."""
+"""Prompts of any kind as token ids."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Stats:
         return min(plain / drafted, self.tokens_per_round) if drafted else None
 
     def compare_to_plain(self, plain: float, seconds: float) -> None:
-        """The last round took `ours` seconds, and one without a draft takes `plain`."""
+        """The last round took so many seconds, and one without a draft takes `plain`."""
         gained = self.emitted_by_round[-1]
         self.compared = self.compared[0] + gained * plain, self.compared[1] + seconds
 

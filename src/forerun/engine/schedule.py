@@ -20,7 +20,7 @@ MOST_TOKENS = 4096
 
 
 def check_room(num_waiting: int, most: int | None) -> None:
-    """Refuse one more request where as many wait as may; free rows do not count."""
+    """Refuse a request if `most` are waiting already."""
     if most is not None and num_waiting >= most:
         cure = "Try again when others have finished, or raise max_waiting."
         received = f"one request more than the {most} that may wait"

@@ -77,7 +77,7 @@ class TextStream:
             self.stopped_at = min((place for place in places if place >= 0), default=None)
 
     def _finish(self) -> None:
-        """Decode what was waiting for more bytes: it will not get them."""
+        """Decode the last tokens even if they end inside a character."""
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode(self._tokens[self._context :])
         self._extend(after[len(before) :])

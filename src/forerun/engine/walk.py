@@ -1,4 +1,4 @@
-"""`match` on the host, one row at a time: the rule's twin, for rounds that cost less than a pass.
+"""`match` on the host, one row at a time, at less cost per round than the rule for arrays.
 
 The rule itself, in `rules/match.py`, is written for whole arrays on any device.  Here the same
 walk is plain Python: sample the target, follow the guess that was right, go on from there.  A law

@@ -61,7 +61,7 @@ class Worker:
             return True
 
     def work(self) -> None:
-        """The thread: take in, abort, one round, tell; until closed."""
+        """Run rounds until closed: take in and abort requests, run one round, report."""
         try:
             while self._take_in():
                 for request, gained in self._engine.step():
@@ -110,7 +110,7 @@ class Worker:
             self._end(self._answers.pop(request.number), gained)
 
     def _end(self, answer: Answer, gained: int = 0) -> None:
-        """Tell a request's owner the last of it."""
+        """Tell a request's owner that it has ended."""
         request, error = answer.request, None
         answer.tell(piece_of(request, gained))
         if request.error is not None:
