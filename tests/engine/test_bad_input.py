@@ -221,7 +221,7 @@ def test_one_failure_does_not_cost_later_requests_the_drafter() -> None:
                     raise RuntimeError("out of glue")
 
     wanted = fr.generate(TABLE, PROMPTS, **HOW)
-    for where in ("propose", "observe", "release"):
+    for where in ("enter", "propose", "observe", "release"):
         found = fr.generate(
             TABLE, PROMPTS, drafter=Once(where, after=1), batch_size=2, draft_length=5, **HOW
         )

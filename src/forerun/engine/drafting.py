@@ -73,6 +73,8 @@ class Drafting:
         self._enter(plan.spans)
         if self.drafter is None or not asked:
             return Drafted(proposals)
+        if self._state is LOST:  # it has just failed on a new text
+            return Drafted(proposals, height=0)
         spans = [plan.answering[index] for index in asked]
         turns = [_turn(span, plan.drafts, index) for span, index in zip(spans, asked, strict=True)]
         guesses: Sequence[Guess] = ()
@@ -126,7 +128,7 @@ class Drafting:
         pairs = [
             (outcome, request)
             for outcome, request in zip(outcomes, requests, strict=True)
-            if outcome.row in self._told
+            if outcome.row in self._told and outcome.row not in self.abandoned
         ]
         if self.drafter is None or not pairs:
             return
