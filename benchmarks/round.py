@@ -80,11 +80,14 @@ class Knowing:
     def __init__(self, text: list[int]) -> None:
         self.text = text
 
-    def start(self, target: Any, num_rows: int, capacity: int, rows: Any = None) -> None:
-        return None
+    def start(self, target: Any, num_rows: int, capacity: int, rows: Any = None) -> dict[int, int]:
+        return {}  # tokens in the prompt of each row
+
+    def enter(self, state: Any, row: int, tokens: Any, num_prompt: int) -> None:
+        state[row] = num_prompt
 
     def propose(self, state: Any, turns: Any, *, shared_noise: bool) -> list[Guess]:
-        return [Guess(self._tokens(len(turn.tokens), turn.budget)) for turn in turns]
+        return [Guess(self._tokens(state[turn.row] + turn.position, turn.budget)) for turn in turns]
 
     def _tokens(self, start: int, count: int) -> list[int]:
         places = range(start, start + count)

@@ -18,7 +18,7 @@ import statistics
 import time
 
 import forerun as fr
-from forerun.drafters import Suffix, Turn
+from forerun.drafters import Outcome, Suffix, Turn
 from spec_bench import save
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -50,28 +50,25 @@ def measure(size: int) -> dict[str, float]:
     drafter = Suffix(max_nodes=10**8)  # nothing is dropped, so that the whole history is there
     state = drafter.start(None, 1, len(text))  # type: ignore[arg-type]
     begin = time.process_time()
-    known = text[:size]
-    drafter.propose(state, [turn(known)], shared_noise=True)
+    turn = Turn(0, 5, fr.Sampling(), 0, 0)
+    drafter.enter(state, 0, text[:size], 1)
+    drafter.propose(state, [turn], shared_noise=True)
     built = time.process_time() - begin
     costs: list[float] = []
     steps: list[int] = []
     for first in range(size, len(text), PER_TURN):
         begin = time.process_time()
         for place in range(first, first + PER_TURN, PER_ROUND):
-            known += text[place : place + PER_ROUND]
-            drafter.propose(state, [turn(known)], shared_noise=True)
-            steps.append(1 + len(state.rows[0].own.walkers))
+            drafter.observe(state, [Outcome(0, 0, text[place : place + PER_ROUND])])
+            drafter.propose(state, [turn], shared_noise=True)
+            steps.append(1 + len(state.rows[0].trie.walkers))
         costs.append((time.process_time() - begin) / PER_TURN)
     return {
         "microseconds": 1e6 * statistics.median(costs),
         "build_microseconds": 1e6 * built / size,
         "steps_per_token": statistics.mean(steps),
-        "nodes_per_token": state.rows[0].own.num_nodes / len(text),
+        "nodes_per_token": state.rows[0].trie.num_nodes / len(text),
     }
-
-
-def turn(tokens: list[int]) -> Turn:
-    return Turn(0, tokens, 1, 5, fr.Sampling(), 0, 0)
 
 
 def make_text(size: int) -> list[int]:

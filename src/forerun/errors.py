@@ -49,12 +49,12 @@ class GenerationError(ForerunError, RuntimeError):
         self.results = results
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Tell the caller of the package, through `warnings` and through the log named "forerun"."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
     LOG.warning(message)
 
 

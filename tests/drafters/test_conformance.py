@@ -27,6 +27,7 @@ from forerun.drafters import (
     Suffix,
     Turn,
 )
+from forerun.drafters.whole_texts import TextTurn
 from forerun.models import TableModel
 from forerun.testing import BrokenPromise, check_drafter
 from forerun.tree import ROOT
@@ -119,11 +120,15 @@ class Forgetless(Quiet):
     def start(self, *args: Any) -> list[list[int]]:
         return [[]]
 
+    def enter(self, state: Any, *text: Any) -> None: ...
+
+    def release(self, state: Any, row: int) -> None: ...
+
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return [Guess(state[0][: turn.height]) for turn in turns]
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        state[0] = list(outcomes[-1].tokens[-5:])
+        state[0] = [*state[0], *outcomes[-1].tokens][-5:]
 
 
 class Lying(Model):
@@ -152,7 +157,7 @@ class Peeping(Model):
 class Remembering(Quiet):
     """Keeps its guesses until it hears what became of them: the accepted ones are in the text."""
 
-    def guess(self, turn: Turn) -> Guess:
+    def guess(self, turn: TextTurn) -> Guess:
         generator = np.random.default_rng(list(turn.tokens))
         tokens = generator.permutation(7 * turn.budget)[: turn.budget] % 7
         if turn.is_chain:
@@ -162,22 +167,25 @@ class Remembering(Quiet):
             tokens.tolist(), parents=(parents if turn.height > 1 else parents * 0 - 1).tolist()
         )
 
-    def start(self, *args: Any) -> dict[int, Guess]:
-        return {}
+    def start(self, *args: Any) -> Any:
+        texts = super().start(*args)
+        texts.guesses = {}
+        return texts
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         found = super().propose(state, turns, shared_noise=shared_noise)
-        state |= {turn.row: guess for turn, guess in zip(turns, found, strict=True)}
+        state.guesses |= {turn.row: guess for turn, guess in zip(turns, found, strict=True)}
         return found
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        super().observe(state, outcomes)
         for outcome in outcomes:
-            guess = state.pop(outcome.row, Guess())
+            guess = state.guesses.pop(outcome.row, Guess())
             self.look(guess, outcome)
 
     def look(self, guess: Guess, outcome: Outcome) -> None:
-        before, accepted = ROOT, list(outcome.tokens)[-1 - len(outcome.path) :]
-        for node, token in zip(outcome.path, accepted, strict=False):
+        before = ROOT
+        for node, token in zip(outcome.path, outcome.tokens, strict=False):
             parents = guess.parents or range(-1, len(guess.tokens) - 1)
             assert guess.tokens[node] == token, f"node {node} of {guess} is not {token}"
             assert parents[node] == before, f"node {node} of {guess} does not follow {before}"

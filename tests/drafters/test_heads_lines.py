@@ -53,7 +53,7 @@ def by_hand(logits: Any, turn: Turn, level: int) -> tuple[int, float]:
 
 
 def turn_of(row: int, sampling: Sampling, budget: int, worth: float = 0.0) -> Turn:
-    return Turn(row, [1, 2, 3], 2, budget, sampling, 7 + 2**40 * row, 2**33 + 5, worth=worth)
+    return Turn(row, budget, sampling, 7 + 2**40 * row, 2**33 + 5, worth=worth)
 
 
 def features(counts: list[int], seed: int) -> tuple[Any, Any]:

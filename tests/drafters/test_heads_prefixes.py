@@ -27,11 +27,20 @@ def _target(name: str) -> Any:
 
 
 def _read(target: Any, rows: Any, drafter: Any, state: Any, row: int, text: Sequence[int]) -> None:
-    """One round without a draft: the target reads all but the newest token."""
+    """A request whose target reads all but the newest token of its text in one round."""
+    drafter.enter(state, row, text, len(text))
+    _go_on(target, rows, drafter, state, row, text)
+
+
+def _go_on(target: Any, rows: Any, drafter: Any, state: Any, row: int, text: Sequence[int]) -> None:
+    """One round without a draft, after which the text is this."""
     feed = text[rows.lengths[row] : -1]
     target.score(rows, [row], [feed], [1])
     target.commit(rows, [row], [len(feed)])
-    drafter.observe(state, [Outcome(row, 0, text)])
+    known = len(state.texts[row].tokens)
+    states, num_processed = target.watched(rows, row), rows.lengths[row]
+    new = text[known:]
+    drafter.observe(state, [Outcome(row, 0, new, states=states, num_processed=num_processed)])
 
 
 @pytest.mark.parametrize("name", ["plain", "lean"])
@@ -39,6 +48,7 @@ def test_a_copied_beginning_is_heard(name: str, tmp_path: Path) -> None:
     save_drafter(tmp_path, tiny_llama(seed=3))
     target, drafter = _target(name), Heads(tmp_path)
     rows = target.start(4)
+    target.watch(rows, drafter.layers)
     state = drafter.start(target, 4, 0, rows)
     others = [*TEXT[:7], 8, 9, 10]
     for row, text in ((0, TEXT), (1, others)):
@@ -55,7 +65,7 @@ def test_a_copied_beginning_is_heard(name: str, tmp_path: Path) -> None:
     for copied in (1, 2):
         np.testing.assert_allclose(logits[copied], logits[0], atol=1e-4)
     for row in (2, 0):  # and it goes on being heard
-        _read(target, rows, drafter, state, row, [*others, 11, 12])
+        _go_on(target, rows, drafter, state, row, [*others, 11, 12])
         assert state.can_draft(row)
 
 
@@ -65,6 +75,7 @@ def test_a_beginning_that_nobody_watched_is_done_without(tmp_path: Path) -> None
     rows = target.start(2)
     target.score(rows, [0], [TEXT], [1])
     target.commit(rows, [0], [len(TEXT)])
+    target.watch(rows, drafter.layers)
     state = drafter.start(target, 2, 0, rows)
     assert target.copy_prefix(rows, 0, 1, 7) == 7
     for end in (9, 11):

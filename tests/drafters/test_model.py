@@ -89,15 +89,19 @@ def test_temperatures_of_its_own(temperature: float | None) -> None:
         same_text(TABLE, drafter, sampling=Sampling(seed=4, temperature=wanted))
 
 
-def turn(sampling: Sampling, budget: int) -> Turn:
-    return Turn(0, [1, 2, 3], 1, budget, sampling, 9, 2)
+def propose(drafter: Model, budget: int, sampling: Sampling, *more: Any, shared_noise: bool) -> Any:
+    """The guess after [1, 2, 3] with the seed 9; more: depth and shape."""
+    state = drafter.start(TABLE, 1, 20)
+    drafter.enter(state, 0, [1, 2, 3], 1)
+    turn = Turn(0, budget, sampling, 9, 2, *more)
+    return drafter.propose(state, [turn], shared_noise=shared_noise)[0]
 
 
 def test_the_law_that_comes_with_a_draft_is_the_one_it_was_drawn_from() -> None:
     """Its own temperature, the request's cuts and penalties, along its own tokens."""
     drafter = Model(OTHER, temperature=0.5)
     sampling = Sampling(top_k=3, presence_penalty=0.5)
-    (guess,) = drafter.propose(drafter.start(TABLE, 1, 20), [turn(sampling, 4)], shared_noise=False)
+    guess = propose(drafter, 4, sampling, shared_noise=False)
     assert guess.drawn is Drawn.SAMPLED
     assert guess.probs is not None
     assert guess.probs.shape == (4, 6)
@@ -114,9 +118,7 @@ def test_the_law_that_comes_with_a_draft_is_the_one_it_was_drawn_from() -> None:
 
 def test_shared_noise_needs_no_law() -> None:
     drafter = Model(OTHER)
-    (guess,) = drafter.propose(
-        drafter.start(TABLE, 1, 20), [turn(Sampling(), 4)], shared_noise=True
-    )
+    guess = propose(drafter, 4, Sampling(), shared_noise=True)
     assert (guess.drawn, guess.probs, len(guess.tokens)) == (Drawn.SHARED, None, 4)
 
 
@@ -130,9 +132,10 @@ def test_draft_noise_is_the_drafters_own() -> None:
     fair = TableModel(2, 0, {(): [0.5, 0.5]})
     drafter = Model(fair)
     state = drafter.start(fair, 1, 10)
+    drafter.enter(state, 0, [0], 1)
     agreed = 0
     for seed in range(600):
-        one = Turn(0, [0], 1, 1, Sampling(seed=seed), seed, 0)
+        one = Turn(0, 1, Sampling(seed=seed), seed, 0)
         (own,) = drafter.propose(state, [one], shared_noise=False)
         (shared,) = drafter.propose(state, [one], shared_noise=True)
         agreed += own.tokens == shared.tokens
@@ -187,9 +190,7 @@ def test_bad_temperatures(temperature: float) -> None:
 def test_children_are_the_first_arrivals_of_the_targets_race() -> None:
     """In the order of arrival, at the position of each level, along each path."""
     shape = fr.Tree.of_branching((3, 2))
-    one = Turn(0, [1, 2, 3], 1, len(shape), Sampling(), 9, 2, 2, shape)
-    drafter = Model(OTHER)
-    (guess,) = drafter.propose(drafter.start(TABLE, 1, 20), [one], shared_noise=True)
+    guess = propose(Model(OTHER), len(shape), Sampling(), 2, shape, shared_noise=True)
     assert guess.parents == list(shape.parents)
     key = seed_key(XP, [9], None)
     for node in (-1, 0, 1, 2):
@@ -202,9 +203,7 @@ def test_children_are_the_first_arrivals_of_the_targets_race() -> None:
 
 def test_a_tree_that_grows_holds_the_best_paths() -> None:
     """Without noise the value of a node is the product of the draft's probabilities."""
-    one = Turn(0, [1, 2, 3], 1, 7, Sampling(temperature=0.0), 9, 2, 3)
-    drafter = Model(OTHER)
-    (guess,) = drafter.propose(drafter.start(TABLE, 1, 20), [one], shared_noise=True)
+    guess = propose(Model(OTHER), 7, Sampling(temperature=0.0), 3, shared_noise=True)
     assert guess.values is not None
     tree = fr.Tree(tuple(guess.parents or ()))
     assert len(tree) == 7

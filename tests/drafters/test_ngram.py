@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 
 import forerun as fr
-from forerun.drafters import NGram, Turn
+from forerun.drafters import NGram, Outcome, Turn
 from forerun.models import TableModel
 
 TARGET = TableModel.random(vocab_size=4, order=1, seed=0)
 
 
-def turn(tokens: list[int], budget: int = 5) -> Turn:
-    return Turn(0, tokens, 1, budget, fr.Sampling(), 0, 0)
+def propose(drafter: NGram, state: Any, budget: int = 5) -> list[int]:
+    turn = Turn(0, budget, fr.Sampling(), 0, 0)
+    (guess,) = drafter.propose(state, [turn], shared_noise=True)
+    return guess.tokens
 
 
 def guess(drafter: NGram, tokens: list[int], budget: int = 5) -> list[int]:
     state = drafter.start(TARGET, 1, 100)
-    (found,) = drafter.propose(state, [turn(tokens, budget)], shared_noise=True)
-    return found.tokens
+    drafter.enter(state, 0, tokens, 1)
+    return propose(drafter, state, budget)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +59,12 @@ def test_growing_text_gives_what_the_whole_text_gives() -> None:
     drafter = NGram(max_n=3, min_n=1)
     state: Any = drafter.start(TARGET, 1, 1000)
     text = [0]
+    drafter.enter(state, 0, text, 1)
     for _ in range(200):
-        text += [generator.randrange(3) for _ in range(generator.randint(1, 4))]
-        (found,) = drafter.propose(state, [turn(text, 3)], shared_noise=True)
-        assert found.tokens == searched(text, 3, 3)
+        new = [generator.randrange(3) for _ in range(generator.randint(1, 4))]
+        text += new
+        drafter.observe(state, [Outcome(0, 0, new)])
+        assert propose(drafter, state, 3) == searched(text, 3, 3)
 
 
 def searched(text: list[int], max_n: int, budget: int) -> list[int]:
@@ -77,10 +81,11 @@ def searched(text: list[int], max_n: int, budget: int) -> list[int]:
 def test_a_released_row_forgets() -> None:
     drafter = NGram(min_n=1)
     state = drafter.start(TARGET, 2, 100)
-    drafter.propose(state, [turn([1, 2, 3, 1, 2])], shared_noise=True)
+    drafter.enter(state, 0, [1, 2, 3, 1, 2], 1)
+    assert propose(drafter, state)[0] == 3
     drafter.release(state, 0)
-    (found,) = drafter.propose(state, [turn([3, 1, 2])], shared_noise=True)
-    assert found.tokens == []
+    drafter.enter(state, 0, [3, 1, 2], 1)
+    assert propose(drafter, state) == []
 
 
 def test_a_proposal_does_not_scan_the_text() -> None:
@@ -91,12 +96,14 @@ def test_a_proposal_does_not_scan_the_text() -> None:
         generator = random.Random(0)
         text = [generator.randrange(1000) for _ in range(length)]
         state = drafter.start(TARGET, 1, length)
-        drafter.propose(state, [turn(text)], shared_noise=True)
+        drafter.enter(state, 0, text, 1)
+        propose(drafter, state)
         best = float("inf")
         for _ in range(200):
-            text.append(generator.randrange(1000))
+            outcome = Outcome(0, 0, [generator.randrange(1000)])
             begin = time.perf_counter()
-            drafter.propose(state, [turn(text)], shared_noise=True)
+            drafter.observe(state, [outcome])
+            propose(drafter, state)
             best = min(best, time.perf_counter() - begin)
         return best
 

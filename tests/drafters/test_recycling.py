@@ -18,14 +18,16 @@ CYCLE = TableModel(
 
 
 def propose(drafter: Recycling, state: Any, tokens: list[int], **how: Any) -> Guess:
-    one = Turn(0, tokens, 1, how.get("budget", 4), fr.Sampling(), 0, 0, how.get("depth"))
+    drafter.enter(state, 0, tokens, 1)
+    one = Turn(0, how.get("budget", 4), fr.Sampling(), 0, 0, how.get("depth"))
     return drafter.propose(state, [one], shared_noise=how.get("shared_noise", True))[0]
 
 
 def taught(successors: list[tuple[int, list[int]]]) -> tuple[Recycling, Any]:
     drafter = Recycling(num_successors=3)
     state = drafter.start(CYCLE, 2, 10)
-    drafter.observe(state, [Outcome(0, 0, [0, 1], (), successors)])
+    drafter.enter(state, 0, [0], 1)
+    drafter.observe(state, [Outcome(0, 0, [1], (), successors)])
     return drafter, state
 
 
@@ -54,7 +56,7 @@ def test_ranks_that_turn_out_right_are_worth_more() -> None:
     before = propose(drafter, state, text, budget=6, depth=3)
     for _ in range(60):
         text.append((text[-1] + 1) % 4)
-        drafter.observe(state, [Outcome(0, 0, list(text))])
+        drafter.observe(state, [Outcome(0, 0, text[-1:])])
     after = propose(drafter, state, text, budget=6, depth=3)
     right = (text[-1] + 1) % 4
     assert before.tokens[0] == (1 + 2) % 4

@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 import forerun as fr
-from forerun.drafters import Suffix, Turn
+from forerun.drafters import Outcome, Suffix, Turn
 from forerun.drafters.suffix_trie import SuffixTrie, read
 
 TEXTS = [[1, 2, 3, 1, 2, 4, 1, 2, 3], [5, 1, 2, 3, 5], [2, 2, 2, 2]]
-
-
-def turn(tokens: list[int], budget: int = 4, row: int = 0, depth: int | None = None) -> Turn:
-    return Turn(row, tokens, 1, budget, fr.Sampling(), 0, 0, depth)
 
 
 def occurrences(texts: list[list[int]], wanted: list[int]) -> Counter[int]:
@@ -75,15 +71,30 @@ def test_nothing_follows_across_texts() -> None:
     assert read(trie, [], [2, 3]) == read(trie, [], [3])
 
 
-def propose(drafter: Suffix, state: Any, one: Turn, shared_noise: bool = True) -> fr.drafters.Guess:
-    return drafter.propose(state, [one], shared_noise=shared_noise)[0]
+def propose(
+    drafter: Suffix,
+    state: Any,
+    text: list[int],
+    budget: int = 4,
+    row: int = 0,
+    depth: int | None = None,
+    shared_noise: bool = True,
+) -> fr.drafters.Guess:
+    """The guess after a text, of which the drafter is told what it does not know yet."""
+    known = state.rows[row].text
+    if known and text[: len(known)] == known:
+        drafter.observe(state, [Outcome(row, 0, text[len(known) :])])
+    else:
+        drafter.enter(state, row, text, 1)
+    turn = Turn(row, budget, fr.Sampling(), 0, 0, depth)
+    return drafter.propose(state, [turn], shared_noise=shared_noise)[0]
 
 
 def test_a_chain_takes_the_likeliest_way_and_stops_in_time() -> None:
     drafter = Suffix(worth=0.2)
     state = drafter.start(None, 1, 100)  # type: ignore[arg-type]
     text = [7, 8, 9, 5, 0, 7, 8, 9, 5, 0, 7, 8, 9, 6, 0, 7, 8, 9]
-    guess = propose(drafter, state, turn(text, 6))
+    guess = propose(drafter, state, text, 6)
     assert guess.tokens[:2] == [5, 0]
     assert guess.values is not None
     assert guess.values[0] == pytest.approx(2 / 3 * 3 / 5), "2 of 3 times, after a match of 3"
@@ -95,7 +106,7 @@ def test_a_tree_holds_both_ways() -> None:
     drafter = Suffix(worth=0.05)
     state = drafter.start(None, 1, 100)  # type: ignore[arg-type]
     text = [7, 8, 9, 5, 0, 7, 8, 9, 5, 0, 7, 8, 9, 6, 0, 7, 8, 9]
-    guess = propose(drafter, state, turn(text, 6, depth=3))
+    guess = propose(drafter, state, text, 6, depth=3)
     assert guess.parents is not None
     first = [t for t, parent in zip(guess.tokens, guess.parents, strict=True) if parent == -1]
     assert first == [5, 6]
@@ -106,10 +117,10 @@ def test_earlier_requests_are_remembered_under_match_only() -> None:
     drafter = Suffix()
     state = drafter.start(None, 2, 100)  # type: ignore[arg-type]
     earlier = [1, 4, 5, 6, 7, 8, 9]
-    propose(drafter, state, turn(earlier))
+    propose(drafter, state, earlier)
     drafter.release(state, 0)
-    assert propose(drafter, state, turn([3, 4, 5, 6], row=1)).tokens == [7, 8, 9]
-    assert propose(drafter, state, turn([3, 4, 5, 6], row=0), shared_noise=False).tokens == []
+    assert propose(drafter, state, [3, 4, 5, 6], row=1).tokens == [7, 8, 9]
+    assert propose(drafter, state, [3, 4, 5, 6], row=0, shared_noise=False).tokens == []
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
@@ -118,13 +129,13 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     generator = random.Random(0)
     texts = [[1] + [generator.randrange(10, 1000) for _ in range(40)] for _ in range(60)]
     for text in texts:
-        propose(drafter, state, turn(text))
+        propose(drafter, state, text)
         drafter.release(state, 0)
         assert sum(trie.num_nodes for trie in state.past) <= 400 + 200
     young, old = texts[-1], texts[0]
-    assert propose(drafter, state, turn([1, *young[1:8]])).tokens == young[8:12]
+    assert propose(drafter, state, [1, *young[1:8]]).tokens == young[8:12]
     drafter.release(state, 0)
-    assert propose(drafter, state, turn([1, *old[1:8]])).tokens == []
+    assert propose(drafter, state, [1, *old[1:8]]).tokens == []
 
 
 def test_a_long_text_of_one_request_is_bounded_too() -> None:
@@ -134,9 +145,9 @@ def test_a_long_text_of_one_request_is_bounded_too() -> None:
     text = [1]
     for _ in range(100):
         text += [generator.randrange(1000) for _ in range(20)]
-        propose(drafter, state, turn(text))
+        propose(drafter, state, text)
     assert state.rows[0].trie.num_nodes < 2 * 300
-    assert len(propose(drafter, state, turn([*text, *text[-30:-20]])).tokens) == 4
+    assert len(propose(drafter, state, [*text, *text[-30:-20]]).tokens) == 4
 
 
 def steps(drafter: Suffix, history: int, repeats: bool) -> int:
@@ -148,7 +159,7 @@ def steps(drafter: Suffix, history: int, repeats: bool) -> int:
     while len(text) < history:
         text += text[-40:] if repeats and len(text) % 3 else [generator.randrange(500)]
     state = drafter.start(None, 1, history)  # type: ignore[arg-type]
-    propose(drafter, state, turn(text))
+    propose(drafter, state, text)
     lines = 0
 
     def count(frame: Any, event: str, _: Any) -> Any:
@@ -158,9 +169,8 @@ def steps(drafter: Suffix, history: int, repeats: bool) -> int:
 
     for _ in range(20):
         text += [generator.randrange(500) for _ in range(10)]
-        one = turn(text)
         sys.settrace(count)
-        propose(drafter, state, one)
+        propose(drafter, state, text)
         sys.settrace(None)
     return lines
 

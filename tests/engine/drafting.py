@@ -14,6 +14,8 @@ from tiny_models import VOCAB_SIZE, Architecture
 
 import forerun as fr
 from forerun.drafters import Drafter, Guess, Outcome, Turn
+from forerun.drafters.texts import Texts
+from forerun.drafters.whole_texts import TextTurn, with_text
 from forerun.models import LanguageModel
 
 
@@ -36,32 +38,37 @@ def tiny_pair() -> tuple[LanguageModel, Drafter]:
 
 
 class Quiet:
-    """A drafter without state that says nothing; the others say something."""
+    """A drafter that knows its texts and says nothing; the others say something."""
 
     name = "quiet"
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
-        return None
+        return Texts()
+
+    def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.enter(row, tokens, num_prompt)
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        return [self.guess(turn) for turn in turns]
+        return [self.guess(with_text(turn, state[turn.row])) for turn in turns]
 
-    def guess(self, turn: Turn) -> Guess:
+    def guess(self, turn: TextTurn) -> Guess:
         return Guess()
 
-    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None: ...
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
+        state.observe(outcomes)
 
-    def release(self, state: Any, row: int) -> None: ...
+    def release(self, state: Any, row: int) -> None:
+        state.release(row)
 
 
 @dataclass
 class Saying(Quiet):
     """Answers whatever it is told to."""
 
-    answer: Callable[[Turn], Any]
+    answer: Callable[[TextTurn], Any]
     name: str = "saying"
 
-    def guess(self, turn: Turn) -> Any:
+    def guess(self, turn: TextTurn) -> Any:
         return self.answer(turn)
 
 
@@ -72,7 +79,7 @@ class Random(Quiet):
     vocab_size: int = VOCAB_SIZE
     name: str = "random"
 
-    def guess(self, turn: Turn) -> Guess:
+    def guess(self, turn: TextTurn) -> Guess:
         generator = np.random.default_rng([len(turn.tokens), *turn.tokens])
         count = int(generator.integers(turn.height + 1))
         return Guess([int(token) for token in generator.integers(self.vocab_size, size=count)])
@@ -87,7 +94,7 @@ class Recalling(Quiet):
     vocab_size: int = VOCAB_SIZE
     name: str = "recalling"
 
-    def guess(self, turn: Turn) -> Guess:
+    def guess(self, turn: TextTurn) -> Guess:
         here = list(turn.tokens)
         text = next((text for text in self.texts if text[: len(here)] == here), here)
         generator = np.random.default_rng(here)
@@ -110,7 +117,7 @@ class Branching(Quiet):
     vocab_size: int = VOCAB_SIZE
     name: str = "branching"
 
-    def guess(self, turn: Turn) -> Guess:
+    def guess(self, turn: TextTurn) -> Guess:
         here = list(turn.tokens)
         text = next((text for text in self.texts if text[: len(here)] == here), here)
         generator = np.random.default_rng([turn.seed % 997, *here])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -252,3 +254,24 @@ def test_a_timeout_ends_a_request() -> None:
         return await engine.submit([1], max_new_tokens=100_000, timeout=0.5)
 
     assert run(work).finish_reason == "deadline"
+
+
+def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+    """Not before its answers have ended; then nothing keeps it, not even an answer that is held."""
+
+    async def main() -> Any:
+        engine = fr.AsyncEngine(TABLE)
+        dropped, thread = ref(engine), engine._worker.thread
+        answer = engine.submit([1], sampling=sampling(3), **HOW)
+        del engine
+        gc.collect()
+        out = await answer
+        gc.collect()
+        assert dropped() is None
+        await asyncio.to_thread(thread.join, 60)
+        return out, answer, thread.is_alive()
+
+    out, answer, is_alive = asyncio.run(asyncio.wait_for(main(), 60))
+    assert out.tokens == plain([1], 3).tokens
+    assert not answer.abort()
+    assert not is_alive

@@ -176,10 +176,16 @@ class Failing(Quiet):
         self._maybe("propose")
         return Guess([1] * turn.budget)
 
+    def enter(self, state: Any, *text: Any) -> None:
+        super().enter(state, *text)
+        self._maybe("enter")
+
     def observe(self, state: Any, outcomes: Any) -> None:
+        super().observe(state, outcomes)
         self._maybe("observe")
 
     def release(self, state: Any, row: int) -> None:
+        super().release(state, row)
         self._maybe("release")
 
 
@@ -190,7 +196,7 @@ HOW: dict[str, Any] = {"sampling": Sampling(seed=2), "max_new_tokens": [12, 3, 1
 FAILED = "fragile failed and was done without: RuntimeError: out of glue"
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "release"])
+@pytest.mark.parametrize("where", ["enter", "propose", "observe", "release"])
 def test_a_drafter_that_raises_is_done_without(where: str) -> None:
     """Nobody's text changes; those it failed say so, and in the end so do those it never drafted
     for, since it failed whenever it was tried."""
@@ -215,7 +221,7 @@ def test_one_failure_does_not_cost_later_requests_the_drafter() -> None:
                     raise RuntimeError("out of glue")
 
     wanted = fr.generate(TABLE, PROMPTS, **HOW)
-    for where in ("propose", "observe", "release"):
+    for where in ("enter", "propose", "observe", "release"):
         found = fr.generate(
             TABLE, PROMPTS, drafter=Once(where, after=1), batch_size=2, draft_length=5, **HOW
         )

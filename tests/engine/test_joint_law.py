@@ -95,17 +95,34 @@ def distance(first: Law, second: Law) -> float:
     return max(abs(first.get(x, 0.0) - second.get(x, 0.0)) for x in {*first, *second})
 
 
-class Varying:
+class Varying(Quiet):
     """A drafter whose K depends on the text before the draft, which is allowed."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.name = inner, f"varying {inner.name}"
-        self.start, self.observe, self.release = inner.start, inner.observe, inner.release
+
+    def start(self, *args: Any) -> Any:
+        texts = super().start(*args)
+        texts.inner = self.inner.start(*args)
+        return texts
+
+    def enter(self, state: Any, *text: Any) -> None:
+        super().enter(state, *text)
+        self.inner.enter(state.inner, *text)
 
     def propose(self, state: Any, turns: Sequence[Turn], **how: Any) -> list[Guess]:
-        limits = [(len(turn.tokens) + 2 * turn.tokens[-1]) % 4 for turn in turns]
+        texts = [state[turn.row].tokens for turn in turns]
+        limits = [(len(text) + 2 * text[-1]) % 4 for text in texts]
         cut = [replace(t, budget=min(t.budget, k)) for t, k in zip(turns, limits, strict=True)]
-        return list(self.inner.propose(state, cut, **how))
+        return list(self.inner.propose(state.inner, cut, **how))
+
+    def observe(self, state: Any, outcomes: Any) -> None:
+        super().observe(state, outcomes)
+        self.inner.observe(state.inner, outcomes)
+
+    def release(self, state: Any, row: int) -> None:
+        super().release(state, row)
+        self.inner.release(state.inner, row)
 
 
 TARGET = TableModel.random(vocab_size=3, order=2, seed=1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from drafting import tiny_pair
 
 import forerun as fr
 from forerun import rules
@@ -23,9 +24,10 @@ from forerun.engine.stepwise import Decision, Stepwise
 from forerun.models import TableModel, wrap
 from forerun.tree import Tree
 
-PROMPTS = [[1], [2, 3, 1, 2, 3], [3, 1]]
-TEMPERATURES = [0.0, 0.9, 1.0]
-NUM_TOKENS = 60
+PROMPTS = [[1], [2, 3, 1, 2, 3], [3, 1], [4, 5]]
+TEMPERATURES = [0.0, 0.9, 1.0, 0.7]
+NUM_TOKENS = [40, 70, 60, 50]
+NUM_ROWS = 3
 
 
 def target() -> Any:
@@ -38,21 +40,22 @@ def near_target() -> Drafter:
 
 @dataclass
 class Round:
-    """A pickled plan, what was decided, how many tokens each row kept, and which rows ended."""
+    """A pickled plan, what was decided, and how many tokens each row kept."""
 
     plan: bytes
     decision: Decision
     counts: Sequence[int] = ()
-    ended: list[int] = field(default_factory=list)
 
 
-def recorded_rounds(drafter: Drafter, rule: str, **how: Any) -> list[Round]:
-    """The rounds of an engine that answers the prompts."""
-    model = target()
-    engine = Engine(model, drafter=drafter, rule=rules.get(rule), num_rows=len(PROMPTS), **how)
+def recorded_rounds(
+    model: Any, prompts: Sequence[list[int]], drafter: Drafter, rule: str, **how: Any
+) -> list[Round]:
+    """The rounds of an engine that answers prompts."""
+    how = {"draft_length": "auto"} | how
+    engine = Engine(model, drafter=drafter, rule=rules.get(rule), num_rows=NUM_ROWS, **how)
     rounds: list[Round] = []
-    executor, drafting = engine._executor, engine._drafting
-    execute, commit, release = executor.execute, executor.commit, drafting.release
+    executor = engine._executor
+    execute, commit = executor.execute, executor.commit
 
     def executed(plan: RoundPlan) -> Decision:
         rounds.append(Round(pickle.dumps(plan), execute(plan)))
@@ -62,41 +65,30 @@ def recorded_rounds(drafter: Drafter, rule: str, **how: Any) -> list[Round]:
         rounds[-1].counts = counts
         commit(plan, decision, counts)
 
-    def released(row: int, others: Any) -> None:
-        rounds[-1].ended.append(row)
-        release(row, others)
-
     executor.execute, executor.commit = executed, committed  # type: ignore[method-assign]
-    drafting.release = released  # type: ignore[method-assign]
-    for index, (prompt, temperature) in enumerate(zip(PROMPTS, TEMPERATURES, strict=True)):
-        sampling = fr.Sampling(seed=index, temperature=temperature)
-        engine.submit(make_request(model, prompt, sampling, max_new_tokens=NUM_TOKENS))
+    for index, prompt in enumerate(prompts):
+        sampling = fr.Sampling(seed=index, temperature=TEMPERATURES[index])
+        engine.submit(make_request(model, prompt, sampling, max_new_tokens=NUM_TOKENS[index]))
     while engine.busy:
         engine.step()
     return rounds
 
 
-def follow(rounds: Sequence[Round], drafter: Drafter, rule: str) -> int:
+def follow(model: Any, rounds: Sequence[Round], drafter: Drafter, rule: str) -> int:
     """Execute recorded plans on another state; returns the number of drafted tokens."""
-    model, num_drafted = target(), 0
-    state = model.start(len(PROMPTS))
+    num_drafted, state = 0, model.start(NUM_ROWS)
     drafting = Drafting(drafter, model, rules.get(rule))
-    drafting.start(len(PROMPTS), 0, state)
+    drafting.start(NUM_ROWS, 0, state)
     executor = Stepwise(model, state, drafting, rules.get(rule))
     for recorded in rounds:
         plan, expected = pickle.loads(recorded.plan), recorded.decision
+        executor.catch_up(plan)
         decision = executor.execute(plan)
         assert [draft.tokens for draft in decision.drafts] == [d.tokens for d in expected.drafts]
         assert [draft.tree for draft in decision.drafts] == [d.tree for d in expected.drafts]
         assert list(map(list, decision.paths)) == list(map(list, expected.paths))
         assert decision.extra == expected.extra
-        for index, (span, count) in enumerate(zip(plan.answering, recorded.counts, strict=True)):
-            draft, path = decision.drafts[index], decision.paths[index]
-            new = [*(draft.tokens[node] for node in path), decision.extra[index]]
-            span.request.tokens += new[:count]
         executor.commit(plan, decision, recorded.counts)
-        for row in recorded.ended:
-            drafting.release(row, {})
         num_drafted += sum(len(draft.tokens) for draft in decision.drafts)
     return num_drafted
 
@@ -118,24 +110,37 @@ def test_two_executors_of_one_plan_decide_alike(
 ) -> None:
     """The second one has a clock of its own, a state of its own, and no policy."""
     with timed_by(ErraticClock(0)):
-        rounds = recorded_rounds(make(), rule, draft_length="auto", tree=tree)
+        rounds = recorded_rounds(target(), PROMPTS, make(), rule, tree=tree)
     plans = [pickle.loads(recorded.plan) for recorded in rounds]
     if tree is None:
         assert len({limits for plan in plans for limits in plan.drafts.limits}) > 1
     if rule == "match":
         assert any(plan.drafts.tariff is not None for plan in plans)
     with timed_by(ErraticClock(1)):
-        assert follow(rounds, make(), rule) > 20
+        assert follow(target(), rounds, make(), rule) > 20
 
 
 def test_guesses_are_left_out_by_what_the_plan_says() -> None:
     """Some drafts of the recorded rounds were cut, and the second executor cuts them alike."""
     with timed_by(ErraticClock(0)):
-        rounds = recorded_rounds(Suffix(), "match", draft_length="auto")
+        rounds = recorded_rounds(target(), PROMPTS, Suffix(), "match")
     drafts = [draft for recorded in rounds for draft in recorded.decision.drafts]
     assert any(draft.guessed is not None for draft in drafts)
     with timed_by(ErraticClock(1)):
-        assert follow(rounds, Suffix(), "match") > 20
+        assert follow(target(), rounds, Suffix(), "match") > 20
+
+
+def test_rows_that_begin_as_copies_do_so_in_every_process() -> None:
+    """Texts are cut short and copied between the rows of a transformers model."""
+    model, drafter = tiny_pair()
+    beginning = list(range(1, 30))
+    prompts = [beginning, [*beginning, 3, 4], [*beginning[:20], 7], [5, *beginning]]
+    with timed_by(ErraticClock(0)):
+        rounds = recorded_rounds(model, prompts, drafter, "match", draft_length=3)
+    changes = [change for recorded in rounds for change in pickle.loads(recorded.plan).changes]
+    assert {change.verb for change in changes} == {"leave", "release", "copy_prefix", "truncate"}
+    with timed_by(ErraticClock(1)):
+        assert follow(model, rounds, drafter, "match") > 20
 
 
 def test_sampling_arrays_say_what_each_request_asks_for() -> None:

@@ -30,14 +30,19 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine takes a random share of every tree, as it may when prices say so."""
-    generator = np.random.default_rng(0)
+    generator, choose = np.random.default_rng(0), PayingPolicy.choose
 
-    def some(self: Any, rows: Any, choice: Any, drafts: Sequence[Proposal]) -> list[Proposal]:
-        chances = [draft.values or [0.0] * len(draft.tokens) for draft in drafts]
-        bars = [float(generator.choice(row or [0.0])) for row in chances]
-        return [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
+    class SomeOfThem:
+        def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
+            chances = [draft.values or [0.0] * len(draft.tokens) for draft in drafts]
+            bars = [float(generator.choice(row or [0.0])) for row in chances]
+            kept = [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
+            return kept, False
 
-    monkeypatch.setattr(PayingPolicy, "trim", some)
+    def choose_some(*asked: Any) -> Any:
+        return choose(*asked)._replace(tariff=SomeOfThem())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PayingPolicy, "choose", choose_some)
 
 
 def test_a_node_keeps_the_number_its_drafter_gave_it() -> None:
@@ -57,17 +62,15 @@ class Reporting(PassingOn):
 
     def propose(self, state: Any, turns: Any, *, shared_noise: bool) -> Any:
         guesses = super().propose(state, turns, shared_noise=shared_noise)
-        self.guesses = {
-            turn.row: (len(turn.tokens), guess) for turn, guess in zip(turns, guesses, strict=True)
-        }
+        self.guesses = {turn.row: guess for turn, guess in zip(turns, guesses, strict=True)}
         return guesses
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.row in self.guesses and outcome.path:
-                length, guess = self.guesses[outcome.row]
+                guess = self.guesses[outcome.row]
                 tokens = [guess.tokens[node] for node in outcome.path]
-                kept = list(outcome.tokens[length : length + len(tokens)])
+                kept = list(outcome.tokens[: len(tokens)])
                 assert kept == tokens[: len(kept)]
         super().observe(state, outcomes)
 

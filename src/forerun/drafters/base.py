@@ -1,6 +1,7 @@
-"""What a drafter is: something that, given the texts so far, guesses how they go on.
+"""What a drafter is: something that guesses how texts go on.
 
-Hyper-parameters are frozen fields of the drafter; what evolves is the state it returns from
+It is told of a request's text once, when the request enters a row, and after every round what was
+added.  Hyper-parameters are frozen fields of the drafter; what evolves is the state it returns from
 `start`, so one drafter serves many engines.  A drafter speaks for a whole batch at once, because
 a model that drafts should run one pass for all rows.
 """
@@ -20,7 +21,7 @@ from forerun.types import Drawn
 
 
 class Prices(NamedTuple):
-    """Seconds, as things go at present."""
+    """Seconds that things take at present, as measured."""
 
     token: float  # of the text
     slot: float  # what one more guess adds to the target's pass
@@ -28,11 +29,9 @@ class Prices(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """A row whose continuation is wanted: its text, and the noise addresses of this round."""
+    """A row whose continuation is wanted: how much of it, and the noise addresses of this round."""
 
     row: int
-    tokens: Sequence[int]  # the text so far, prompt included
-    num_prompt: int
     budget: int  # at most so many tokens, 0 included
     sampling: Sampling
     seed: int
@@ -44,7 +43,7 @@ class Turn:
 
     @property
     def is_chain(self) -> bool:
-        """Whether a single line of tokens is wanted."""
+        """Whether the guess must be a chain."""
         return self.shape is None and (self.depth is None or self.budget <= self.depth)
 
     @property
@@ -67,21 +66,30 @@ class Guess:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a guess: which of its nodes were accepted, and the row's text afterwards."""
+    """What became of a guess, and which tokens were added to the row's text."""
 
     row: int
     num_accepted: int
-    tokens: Sequence[int]
+    tokens: Sequence[int] = ()  # added to the text; none while a long prompt is being read
     path: Sequence[int] = ()  # the accepted nodes, in order, numbered as in the guess
     successors: Sequence[tuple[int, Sequence[int]]] = ()
     """Each scored token with the target's likeliest tokens after it, best first; only for a
     drafter with an attribute `num_successors` above 0, and so many of them."""
     num_scored: int | None = None  # tokens of the guess that were scored; the engine may leave out
     # those that are not worth their place.  None: all of them
+    states: Any = None
+    """Hidden states (N, len(layers) * hidden_size) of the text's last N tokens that the target has
+    processed, those new to the row's user; only for a drafter with an attribute `layers`."""
+    num_processed: int = (
+        0  # tokens of the text that the target has processed, where states are given
+    )
 
 
 class Drafter(Protocol):
-    """Three verbs and a farewell; each is called with all rows that take part in a round.
+    """`propose` and `observe` are called once a round, with all rows that take part.
+
+    A drafter that reads the target's hidden states has an attribute `layers`: each outcome then
+    holds the states after so many layers (0: the embedding), side by side in that order.
 
     A drafter that keeps something for later engines also has `close(state)`, called once when the
     engine is done.  What is live in two engines at once, perhaps in two threads, must not be
@@ -94,7 +102,14 @@ class Drafter(Protocol):
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
         """Called once per engine: refuse a target that does not fit, and make the state.
 
-        rows: the target's own state, for drafters that read what it has computed.
+        rows: the target's own state, for drafters that compute on the target's rows.
+        """
+        ...
+
+    def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        """A request enters a row: its text so far, of which the first tokens are the prompt.
+
+        Not every request is drafted for, so what takes long is better left to `propose`.
         """
         ...
 
@@ -107,15 +122,20 @@ class Drafter(Protocol):
         ...
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        """Called after every round with what became of each guess."""
+        """Called after every round with what became of each guess, and the tokens it added."""
         ...
 
     def release(self, state: Any, row: int) -> None:
-        """The row's request is over; the next one in it has nothing to do with it."""
+        """The row's request has ended; forget what is known of the row."""
         ...
 
 
+def layers_of(drafter: Any) -> tuple[int, ...]:
+    """The target's layers whose hidden states a drafter reads; mostly none."""
+    return tuple(getattr(drafter, "layers", ()))
+
+
 def close(drafter: Drafter, state: Any) -> None:
-    """The engine is done with this state; a drafter without `close` keeps nothing of it."""
+    """Tell a drafter that the engine has ended; drafters without `close` need not know."""
     if hasattr(drafter, "close"):
         drafter.close(state)

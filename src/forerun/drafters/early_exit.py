@@ -1,4 +1,4 @@
-"""The target's own first layers draft, under its own head and on its own cache."""
+"""Drafts with the first layers of the target, its head and its cache."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from forerun.models.base import LanguageModel
 
 
 class EarlyExit(FromTarget):
-    """Draft with the first `num_layers` layers: no second model, no weights and no cache of its
-    own.  Worth it where those layers already know what the others will say.
+    """Draft with the first `num_layers` layers; needs no second model, weights or cache.
+
+    Pays where the first layers mostly predict the same token as all of them.
     """
 
     def __init__(

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.texts import Text, Texts
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.grammars.base import Cursor
 from forerun.models.base import LanguageModel
 from forerun.tree import ROOT
@@ -20,18 +22,23 @@ from forerun.tree import ROOT
 @dataclass
 class _State:
     inner: Any
+    texts: Texts = field(default_factory=Texts)
     forced: set[int] = field(default_factory=set)  # rows whose guess was not the inner drafter's
 
 
 @dataclass(frozen=True)
 class Forced:
-    """What the grammar forces, and elsewhere what another drafter guesses, if there is one.
+    """Guess what the grammar forces; where it forces nothing, ask the inner drafter, if any.
 
     `generate` and `stream` put it around their drafter where a request has a grammar, and
     `AsyncEngine` always.
     """
 
     inner: Drafter | None = None
+
+    def __post_init__(self) -> None:
+        if self.inner is not None:
+            object.__setattr__(self, "inner", told_of_changes(self.inner))
 
     @property
     def name(self) -> str:
@@ -46,6 +53,10 @@ class Forced:
     def num_successors(self) -> int:
         return getattr(self.inner, "num_successors", 0)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return layers_of(self.inner)
+
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> _State:
@@ -53,8 +64,17 @@ class Forced:
             return _State(None)
         return _State(self.inner.start(target, num_rows, capacity, rows))
 
+    def enter(self, state: _State, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.texts.enter(row, tokens, num_prompt)
+        if self.inner is not None:
+            self.inner.enter(state.inner, row, tokens, num_prompt)
+
     def propose(self, state: _State, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        forced = {turn.row: tokens for turn in turns if (tokens := forced_tokens(turn))}
+        forced = {
+            turn.row: tokens
+            for turn in turns
+            if (tokens := forced_tokens(turn, state.texts[turn.row]))
+        }
         asked = [turn for turn in turns if shared_noise or turn.row not in forced]
         guesses: dict[int, Guess] = {}
         if self.inner is not None and asked:
@@ -68,11 +88,13 @@ class Forced:
         return [guesses.get(turn.row, Guess()) for turn in turns]
 
     def observe(self, state: _State, outcomes: Sequence[Outcome]) -> None:
+        state.texts.observe(outcomes)
         if self.inner is not None:
             self.inner.observe(state.inner, [_unguessed(state, outcome) for outcome in outcomes])
         state.forced.clear()
 
     def release(self, state: _State, row: int) -> None:
+        state.texts.release(row)
         state.forced.discard(row)
         if self.inner is not None:
             self.inner.release(state.inner, row)
@@ -82,13 +104,13 @@ class Forced:
             close(self.inner, state.inner)
 
 
-def forced_tokens(turn: Turn) -> list[int]:
+def forced_tokens(turn: Turn, text: Text) -> list[int]:
     """What the grammar forces after the text, as much of it as the turn has room for."""
     grammar = turn.sampling.grammar
     if not isinstance(grammar, Cursor) or turn.height == 0:
         return []
     try:
-        return grammar.forced(turn.tokens[turn.num_prompt :])[: turn.height]
+        return grammar.forced(text.output)[: turn.height]
     except Exception:  # the request reports it when its mask is asked for
         return []
 
@@ -107,7 +129,7 @@ def begins_with(guess: Guess, tokens: Sequence[int]) -> bool:
 
 
 def _unguessed(state: _State, outcome: Outcome) -> Outcome:
-    """What the inner drafter is told: of a guess that was not its own, only the text."""
+    """The outcome for the inner drafter: if the guess was not its own, only the added tokens."""
     if outcome.row not in state.forced:
         return outcome
     return replace(outcome, num_accepted=0, path=(), num_scored=0)

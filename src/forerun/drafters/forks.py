@@ -50,12 +50,13 @@ def fork(
         sampling.temperature == 0 and not growth.is_chain
     ):  # a tree also takes the second-best tokens
         sampling = replace(sampling, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
-    prompt, output = turn.tokens[: turn.num_prompt], turn.tokens[turn.num_prompt :]
     fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
     size = min(vocab_size, len(logits))
     fitted[:size] = logits[:size]
     try:
-        mass = weights(sampling, fitted, prompt, [*output, *growth.path(node)], Bans())
+        text = growth.text
+        output = [*text.output, *growth.path(node)]
+        mass = weights(sampling, fitted, text.prompt, output, Bans())
     except Exception:
         return None
     return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)))

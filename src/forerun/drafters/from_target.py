@@ -38,6 +38,9 @@ class FromTarget(ABC):
         drafter = Model(made, temperature=self.temperature, children=self.children)
         return Made(drafter, drafter.start(target, num_rows, capacity, rows))
 
+    def enter(self, state: Made, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.drafter.enter(state.model_state, row, tokens, num_prompt)
+
     def propose(self, state: Made, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return state.drafter.propose(state.model_state, turns, shared_noise=shared_noise)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from forerun.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
+from forerun.drafters.texts import Text
 from forerun.tree import ROOT, Tree
 from forerun.types import Drawn
 
@@ -24,12 +25,14 @@ MOST_CHILDREN = 8
 class Growth:
     """The draft of one turn.
 
+    text: what it continues.
     depth: the largest number of levels.
     one_line: the model can extend only one node per level.
     """
 
-    def __init__(self, turn: Turn, depth: int, one_line: bool) -> None:
+    def __init__(self, turn: Turn, text: Text, depth: int, one_line: bool) -> None:
         self.turn = turn
+        self.text = text
         self.depth = depth
         self.is_chain = turn.is_chain
         self.shape = Tree.chain(depth) if turn.is_chain else turn.shape
@@ -122,9 +125,9 @@ class Growth:
         """The fed tokens that the model keeps if the nodes `path` of the guess were accepted."""
         fed = {node: index for index, node in enumerate(self._fed)}
         nodes = [self._kept_order[node] for node in path]
-        there = [self._num_pending + fed[node] for node in nodes if node in fed]
-        whole = self._num_pending + len(there)
-        indices = [*range(self._num_pending), *there]
+        kept = [self._num_pending + fed[node] for node in nodes if node in fed]
+        whole = self._num_pending + len(kept)
+        indices = [*range(self._num_pending), *kept]
         return whole if indices == list(range(whole)) else indices
 
     def _best(self, nodes: Sequence[int], count: int) -> list[int]:

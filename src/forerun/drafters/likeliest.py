@@ -30,7 +30,7 @@ def likeliest(rows: HostArray, count: int) -> HostArray:
         columns = np.concatenate([inside.reshape(num_rows, -1), rest], axis=1)
     columns = np.broadcast_to(columns, (num_rows, columns.shape[1]))
     if count < columns.shape[1]:
-        some = np.argpartition(rows[row, columns], -count, axis=1)[:, -count:]
-        columns = columns[row, some]
+        largest = np.argpartition(rows[row, columns], -count, axis=1)[:, -count:]
+        columns = columns[row, largest]
     order = np.argsort(-rows[row, columns], axis=1, kind="stable")
     return np.asarray(columns[row, order])

@@ -1,4 +1,4 @@
-"""Several drafters together: their trees are merged, or the one that pays best is heard.
+"""Combines several drafters: merges their trees, or takes the chain that pays best.
 
 For every drafter `Mixed` learns how many tokens of its guesses are kept, how that compares with
 what it promised, and how long it takes.  A tree takes the most promising nodes of all drafters.
@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close, layers_of
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.track_record import (
     NUM_TIMINGS,
@@ -31,6 +31,7 @@ from forerun.drafters.track_record import (
     gained,
     parents_of,
 )
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.shelf import Shelf
@@ -45,7 +46,7 @@ class Share:
 
     who: int
     guess: Guess
-    nodes: dict[int, int]  # of the joint guess -> of its own
+    nodes: dict[int, int]  # number in the joint guess -> in this one
 
 
 @dataclass
@@ -70,20 +71,23 @@ class Panel:
 
     @property
     def round_seconds(self) -> float:
-        """Of a round outside the drafters."""
+        """Median seconds of a round without the time in the drafters."""
         return median(self.timings) if self.timings else 0.0
 
 
 class Mixed:
-    """Ask several drafters and make the best of what they say."""
+    """Draft with several drafters."""
 
     def __init__(self, *drafters: Drafter, clock: Callable[[], float] = now) -> None:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
-        self.drafters = drafters
+        self.drafters = [told_of_changes(drafter) for drafter in drafters]
         self.clock = clock
-        self.num_successors: int = max(getattr(each, "num_successors", 0) for each in drafters)
+        self.num_successors: int = max(
+            getattr(drafter, "num_successors", 0) for drafter in drafters
+        )
+        self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         self._shelf: Shelf[list[Record]] = Shelf()
 
     @property
@@ -91,7 +95,7 @@ class Mixed:
         return "+".join(drafter.name for drafter in self.drafters)
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
-        states = [each.start(target, num_rows, capacity, rows) for each in self.drafters]
+        states = [drafter.start(target, num_rows, capacity, rows) for drafter in self.drafters]
         return Panel(
             target,
             states,
@@ -101,6 +105,10 @@ class Mixed:
             num_turns=[0] * num_rows,
         )
 
+    def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        for drafter, inner in zip(self.drafters, state.states, strict=True):
+            drafter.enter(inner, row, tokens, num_prompt)
+
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         state.by_match = shared_noise
         state.shares = {turn.row: [] for turn in turns}
@@ -108,17 +116,17 @@ class Mixed:
         state.prices = turns[0].prices if turns else None
         trees = [turn for turn in turns if shared_noise and not turn.is_chain]
         chains = [turn for turn in turns if not shared_noise or turn.is_chain]
-        found = self._merged(state, trees) | self._picked(state, chains)
+        guesses = self._merged(state, trees) | self._picked(state, chains)
         state.asked_at = self.clock()
-        return [found.get(turn.row, Guess()) for turn in turns]
+        return [guesses.get(turn.row, Guess()) for turn in turns]
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
         if state.asked_at is not None:
             state.timings.append(self.clock() - state.asked_at)
             state.asked_at = None
         for who, drafter in enumerate(self.drafters):
-            own = [self._own(state, who, outcome) for outcome in outcomes]
-            drafter.observe(state.states[who], own)
+            shares = [self._share_of(state, who, outcome) for outcome in outcomes]
+            drafter.observe(state.states[who], shares)
         state.shares, state.asked = {}, {}
 
     def release(self, state: Panel, row: int) -> None:
@@ -129,7 +137,7 @@ class Mixed:
         state.shares.pop(row, None)
 
     def close(self, state: Panel) -> None:
-        """What is known of the drafters with this target is for the next engine."""
+        """Leave the records of the drafters with this target to the next engine."""
         self._shelf.put(state.together, state.target)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             close(drafter, inner)
@@ -142,33 +150,33 @@ class Mixed:
 
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
-        found = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
+        guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
         spent = (self.clock() - begin) / len(turns)
         for turn in turns:
             record = state.records(turn.row)[who]
             record.timings.append(spent)
             record.num_asked += 1
             state.asked[turn.row][who] = spent
-        return found
+        return guesses
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """The most promising nodes of everybody's trees, for each row."""
+        """The most promising nodes of all drafters' trees, for each row."""
         if not turns:
             return {}
         everyone = range(len(self.drafters))
         asked = [self._ask(state, who, turns) for who in everyone]
-        found = {}
+        merged = {}
         for index, turn in enumerate(turns):
             guesses = [asked[who][index] for who in everyone]
-            found[turn.row], maps = merge(guesses, state.records(turn.row), turn.budget)
+            merged[turn.row], maps = merge(guesses, state.records(turn.row), turn.budget)
             state.shares[turn.row] = [
                 Share(who, guess, nodes)
                 for who, (guess, nodes) in enumerate(zip(guesses, maps, strict=True))
             ]
-        return found
+        return merged
 
     def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """One drafter's guess for each row, the others not being asked if it can be helped."""
+        """One drafter's guess for each row; the others are asked only if they may be better."""
         best: dict[int, tuple[float, Share]] = {}
         orders = {turn.row: (turn, self._order(state, turn)) for turn in turns}
         waiting = {row: (turn, order) for row, (turn, order) in orders.items() if order}
@@ -194,7 +202,7 @@ class Mixed:
         return {row: share.guess for row, (_, share) in best.items()}
 
     def _order(self, state: Panel, turn: Turn) -> list[int]:
-        """Whom to ask, one after the other; now and then the one who was asked least first."""
+        """The drafters to ask, in order; now and then the one asked least comes first."""
         row, everyone = turn.row, range(len(self.drafters))
         records = state.records(row)
         if state.by_match:
@@ -216,8 +224,8 @@ class Mixed:
         """Tokens per second of a round with so many accepted."""
         return (1 + accepted) / (1e-9 + state.round_seconds + record.seconds)
 
-    def _own(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
-        """What became of one drafter's guess: the part of the accepted path that was its own."""
+    def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
+        """The outcome for one drafter: its own part of the accepted path."""
         row, path, drafted = outcome.row, [], 0
         share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
         record = state.records(row)[who]
@@ -233,7 +241,17 @@ class Mixed:
             tokens = gained(len(path), drafted, min(seconds, record.seconds), state.prices)
             state.gains[row][who].learn(tokens)
             record.gain.learn(tokens)
-        return replace(outcome, num_accepted=len(path), path=path)
+        return replace(
+            outcome, num_accepted=len(path), path=path, states=self._states_of(who, outcome.states)
+        )
+
+    def _states_of(self, who: int, states: Any) -> Any:
+        """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
+        layers = [len(layers_of(drafter)) for drafter in self.drafters]
+        if states is None or not layers[who]:
+            return None
+        width, first = states.shape[1] // sum(layers), sum(layers[:who])
+        return states[:, first * width : (first + layers[who]) * width]
 
 
 def merge(
@@ -241,7 +259,7 @@ def merge(
 ) -> tuple[Guess, list[dict[int, int]]]:
     """The best `budget` nodes of several trees, and where each tree's nodes are in the result."""
     tree = GrowingTree()
-    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in guesses]  # own -> joint
+    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in guesses]  # in its tree -> in the result
     nodes = [
         (-value, node, who)
         for who, guess in enumerate(guesses)
@@ -253,5 +271,5 @@ def merge(
         if parent is not None and (tree.has(parent, token) or len(tree) < budget):
             placed[who][node] = tree.child(parent, token, -value)
     return tree.guess(), [
-        {joint: own for own, joint in each.items() if own != ROOT} for each in placed
+        {joint: node for node, joint in numbers.items() if node != ROOT} for numbers in placed
     ]

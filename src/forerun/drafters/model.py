@@ -19,6 +19,7 @@ from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.level_growth import Growth
+from forerun.drafters.texts import Texts
 from forerun.drafters.vocabulary import check_same_vocabulary
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
@@ -32,6 +33,7 @@ class ModelDraftState:
 
     rows: State
     vocab_size: int  # of the target; draft laws are cut or padded to it
+    texts: Texts = field(default_factory=Texts)
     growths: dict[int, Growth] = field(default_factory=dict)
 
 
@@ -72,13 +74,21 @@ class Model:
         capacity = capacity if limit is None else min(capacity, limit)
         return ModelDraftState(self.model.start(num_rows, capacity), target.vocab_size)
 
+    def enter(
+        self, state: ModelDraftState, row: int, tokens: Sequence[int], num_prompt: int
+    ) -> None:
+        state.texts.enter(row, tokens, num_prompt)
+
     def propose(
         self, state: ModelDraftState, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         # Asking `scores_trees` may run trial passes, so it is not asked for chains.
         is_tree = not all(turn.is_chain for turn in turns)
         one_line = not (is_tree and getattr(self.model, "scores_trees", False))
-        growths = [Growth(turn, self._room(turn), one_line) for turn in turns]
+        growths = []
+        for turn in turns:
+            text = state.texts[turn.row]
+            growths.append(Growth(turn, text, self._room(turn, text.tokens), one_line))
         state.growths = {}
         while busy := [growth for growth in growths if growth.frontier]:
             forks = []
@@ -97,30 +107,32 @@ class Model:
 
     def observe(self, state: ModelDraftState, outcomes: Sequence[Outcome]) -> None:
         """Commit the accepted tokens that the model was fed; the last guess was never fed."""
-        there = [outcome for outcome in outcomes if outcome.row in state.growths]
-        if there:
-            kept = [state.growths[outcome.row].kept(outcome.path) for outcome in there]
-            self.model.commit(state.rows, [outcome.row for outcome in there], kept)
+        state.texts.observe(outcomes)
+        drafted = [outcome for outcome in outcomes if outcome.row in state.growths]
+        if drafted:
+            kept = [state.growths[outcome.row].kept(outcome.path) for outcome in drafted]
+            self.model.commit(state.rows, [outcome.row for outcome in drafted], kept)
             state.growths = {}
 
     def release(self, state: ModelDraftState, row: int) -> None:
         self.model.release(state.rows, row)
+        state.texts.release(row)
         state.growths.pop(row, None)
 
-    def _room(self, turn: Turn) -> int:
+    def _room(self, turn: Turn, tokens: Sequence[int]) -> int:
         """Tokens that can be drafted within the turn's height and the context; 0 if the text has a
         token outside the drafting model's vocabulary."""
-        if max(turn.tokens) >= self.model.vocab_size:
+        if max(tokens) >= self.model.vocab_size:
             return 0
         limit = self.model.max_context
-        return turn.height if limit is None else min(turn.height, limit - len(turn.tokens) + 1)
+        return turn.height if limit is None else min(turn.height, limit - len(tokens) + 1)
 
     def _score(self, state: ModelDraftState, growths: Sequence[Growth]) -> list[HostArray]:
         """The drafting model's logits after each frontier node, (nodes, V) for each growth."""
         rows, feeds, parents = [], [], []
         for growth in growths:
             row = growth.turn.row
-            pending = growth.turn.tokens[state.rows.lengths[row] :]
+            pending = growth.text.tokens[state.rows.lengths[row] :]
             tokens, tree = growth.feed(len(pending))
             rows.append(row)
             feeds.append([*pending, *tokens])

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time the text went like this?
+"""Prompt lookup: proposes what followed earlier occurrences of the last n tokens.
 
 Every n-gram of the text is remembered with the places where its latest occurrences went on, so a
 proposal is a dictionary lookup and never a scan.  Costs nothing, and pays where answers repeat
@@ -22,8 +22,9 @@ NUM_PLACES = 4
 
 @dataclass
 class Index:
-    """Where each n-gram of one text went on: n-gram -> indices of the token after it."""
+    """A text, and where each of its n-grams went on: n-gram -> indices of the token after it."""
 
+    text: list[int] = field(default_factory=list)
     places: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)  # latest first
     num_indexed: int = 0
 
@@ -52,33 +53,39 @@ class NGram:
     ) -> list[Index]:
         return [Index() for _ in range(num_rows)]
 
+    def enter(self, state: list[Index], row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state[row] = Index(list(tokens))
+
     def propose(
         self, state: list[Index], turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         return [self._guess(state[turn.row], turn) for turn in turns]
 
     def observe(self, state: list[Index], outcomes: Sequence[Outcome]) -> None:
-        """Nothing to learn: the text itself is read at the next proposal."""
+        for outcome in outcomes:
+            state[outcome.row].text += outcome.tokens
 
     def release(self, state: list[Index], row: int) -> None:
         state[row] = Index()
 
     def _guess(self, index: Index, turn: Turn) -> Guess:
-        self._remember(index, turn.tokens)
+        self._remember(index)
         tree = GrowingTree()
-        for place in self._places(index, turn.tokens):
-            tree.add_path(_copy(turn.tokens, place, turn.height), turn.budget)
+        for place in self._places(index):
+            tree.add_path(_copy(index.text, place, turn.height), turn.budget)
             if turn.is_chain or len(tree) == turn.budget:
                 break
         return tree.guess()
 
-    def _places(self, index: Index, text: Sequence[int]) -> Iterator[int]:
+    def _places(self, index: Index) -> Iterator[int]:
         """Where the text went on after its longest match, then after the shorter ones."""
+        text = index.text
         for size in range(min(self.max_n, len(text)), self.min_n - 1, -1):
             yield from index.places.get(tuple(text[-size:]), ())
 
-    def _remember(self, index: Index, text: Sequence[int]) -> None:
+    def _remember(self, index: Index) -> None:
         """Index the n-grams that end before each new token; the text's own end has no sequel."""
+        text = index.text
         for place in range(max(index.num_indexed, 1), len(text)):
             for size in range(self.min_n, min(self.max_n, place) + 1):
                 ngram = tuple(text[place - size : place])
@@ -87,7 +94,7 @@ class NGram:
 
 
 def _copy(text: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens from `place` on, running on into the copy itself: loops go on as loops."""
+    """`count` tokens from `place` on, running on into the copy, so that a loop is continued."""
     copied: list[int] = []
     for offset in range(place, place + count):
         copied.append(text[offset] if offset < len(text) else copied[offset - len(text)])

@@ -1,4 +1,4 @@
-"""A drafter that leaves everything to another one: a subclass says what it does differently."""
+"""A drafter that forwards every call to another one; subclasses override some."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.models.base import LanguageModel
 
 
 @dataclass
 class PassingOn:
-    """The verbs of `inner`, one by one."""
+    """Forwards every call to `inner`."""
 
     inner: Drafter
+
+    def __post_init__(self) -> None:
+        self.inner = told_of_changes(self.inner)
 
     @property
     def name(self) -> str:
@@ -22,11 +26,19 @@ class PassingOn:
 
     @property
     def num_successors(self) -> int:
-        """What it wants to be told about each token of a round."""
+        """The number of successors it is told of each scored token."""
         return getattr(self.inner, "num_successors", 0)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads."""
+        return layers_of(self.inner)
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
         return self.inner.start(target, num_rows, capacity, rows)
+
+    def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        self.inner.enter(state, row, tokens, num_prompt)
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         return self.inner.propose(state, turns, shared_noise=shared_noise)

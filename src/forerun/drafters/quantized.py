@@ -1,4 +1,4 @@
-"""The target with its weights in fewer bits drafts for the target as it is."""
+"""Drafts with a copy of the target whose weights have fewer bits."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ class Lists:
 
 @dataclass
 class SuccessorMemory:
-    """Lists shared by all rows, lists of each row, and the tokens read of each row's text."""
+    """Lists shared by all rows, lists of each row, and the last token of each row's text."""
 
     shared: Lists
     by_row: list[Lists]
-    num_read: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,28 +88,34 @@ class Recycling:
     ) -> SuccessorMemory:
         return SuccessorMemory(Lists(), [Lists() for _ in range(num_rows)])
 
+    def enter(
+        self, state: SuccessorMemory, row: int, tokens: Sequence[int], num_prompt: int
+    ) -> None:
+        state.last[row] = tokens[-1]
+
     def propose(
         self, state: SuccessorMemory, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         return [
-            self._guess(state.shared if shared_noise else state.by_row[turn.row], turn)
+            self._guess(
+                state.shared if shared_noise else state.by_row[turn.row], turn, state.last[turn.row]
+            )
             for turn in turns
         ]
 
     def observe(self, state: SuccessorMemory, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            text = outcome.tokens
-            start = state.num_read.get(outcome.row, len(text) - 1)
-            state.num_read[outcome.row] = len(text)
+            text = [state.last[outcome.row], *outcome.tokens]
+            state.last[outcome.row] = text[-1]
             for lists in (state.shared, state.by_row[outcome.row]):
-                lists.learn(pairwise(text[start - 1 :]), self.num_successors)
+                lists.learn(pairwise(text), self.num_successors)
                 lists.successors.update(outcome.successors)
 
     def release(self, state: SuccessorMemory, row: int) -> None:
         state.by_row[row] = Lists()
-        state.num_read.pop(row, None)
+        state.last.pop(row, None)
 
-    def _guess(self, lists: Lists, turn: Turn) -> Guess:
+    def _guess(self, lists: Lists, turn: Turn, last: int) -> Guess:
         """Best-first search: taking a node queues its next sibling and its first child."""
         tree, order = GrowingTree(), count()
         chances = [lists.chance(rank) for rank in range(self.num_successors)]
@@ -126,7 +132,7 @@ class Recycling:
                     return
                 turn_of += 1
 
-        wait(1.0, ROOT, 0, turn.tokens[-1], 0)
+        wait(1.0, ROOT, 0, last, 0)
         while heap and len(tree) < turn.budget:
             chance, _, parent, depth, before, turn_of = heappop(heap)
             rank = ranks[turn_of]

@@ -1,4 +1,4 @@
-"""Drafters by what a command line calls them: `name`, `name:argument`, `a+b`, or a model.
+"""Drafters by the names they have on the command line: `name`, `name:argument`, `a+b`, or a model.
 
 A package adds its own by an entry point of the group `forerun.drafters`: a callable that makes the
 drafter, given the text after the colon if there is one.
@@ -61,12 +61,12 @@ WITHOUT_ARGUMENT = {"ngram": "NGram(max_n=3)", "suffix": "Suffix()", "recycling"
 
 
 def names() -> list[str]:
-    """Every name that is known, other people's included."""
+    """All known names, those of entry points included."""
     return [*FACTORIES, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*FACTORIES})]
 
 
 def make_drafter(spec: str, load: Callable[[str], Any]) -> Drafter | None:
-    """The drafter of that name; `load` finds the model for what is the name of none.
+    """The drafter of that name; any other name is given to `load` as that of a model.
 
     `none` is None.  A plus between two makes a `Mixed` of them.
     """
@@ -105,7 +105,7 @@ def _one(spec: str, load: Callable[[str], Any]) -> Drafter:
 
 
 def _load(name: str, load: Callable[[str], Any]) -> Any:
-    """The model of that name; what does not even look like one was meant as a drafter's name."""
+    """The model of that name; a name that cannot be a model's is reported as an unknown drafter."""
     try:
         return load(name)
     except InputError as error:

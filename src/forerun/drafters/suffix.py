@@ -49,7 +49,7 @@ class SuffixRow:
     """One request: the trie of its text, and its position in the tries of earlier outputs."""
 
     trie: SuffixTrie
-    text: Sequence[int] = ()
+    text: list[int] = field(default_factory=list)
     num_prompt: int = 0
     num_added: int = 0
     readers: list[Reader] = field(default_factory=list)
@@ -97,13 +97,17 @@ class Suffix:
         past = self._shelf.take(target) if self.remember else None
         return SuffixMemory(target, fresh, past or [self._trie(), self._trie()])
 
+    def enter(self, state: SuffixMemory, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.rows[row] = SuffixRow(self._trie(), list(tokens), num_prompt)
+
     def propose(
         self, state: SuffixMemory, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         return [self._guess(state, turn, shared_noise) for turn in turns]
 
     def observe(self, state: SuffixMemory, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to do: `propose` reads the text itself."""
+        for outcome in outcomes:
+            state.rows[outcome.row].text += outcome.tokens
 
     def release(self, state: SuffixMemory, row: int) -> None:
         """The request has ended: add its output to the newer trie."""
@@ -124,18 +128,17 @@ class Suffix:
 
     def _guess(self, state: SuffixMemory, turn: Turn, use_past: bool) -> Guess:
         row = state.rows[turn.row]
-        row.text, row.num_prompt = turn.tokens, turn.num_prompt
         if row.trie.num_nodes > self.max_nodes:
             most = self.max_nodes // (2 * self.max_match)  # tokens that fill at most half of it
-            row.trie, row.num_added = self._trie(), len(turn.tokens) - most
-        row.trie.add(turn.tokens[row.num_added :])
-        row.num_added = len(turn.tokens)
+            row.trie, row.num_added = self._trie(), len(row.text) - most
+        row.trie.add(row.text[row.num_added :])
+        row.num_added = len(row.text)
         known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.trie, row.trie.walkers)]
         if use_past:
             if [reader.trie for reader in row.readers] != state.past:
                 row.readers = [Reader(trie) for trie in state.past]
             for reader in row.readers:
-                reader.read_on(turn.tokens)
+                reader.read_on(row.text)
                 known.append((reader.trie, reader.cursors))
         starts = [start for trie, cursors in known for start in _starts(trie, cursors)]
         if not turn.is_chain:

@@ -1,4 +1,4 @@
-"""What followed what, with counts: a trie of all texts of up to `depth` tokens, grown on demand.
+"""Counts of what followed: a trie of all texts of up to `depth` tokens, grown on demand.
 
 Every suffix of the text walks down from the root as tokens come.  Where it is the first to come it
 leaves a leaf that remembers only its place in the text; the branch below is grown when somebody
@@ -17,7 +17,7 @@ WIDTH = 8
 
 
 class Node:
-    """A text that occurred `count` times and went on so many; `place` is where it did once."""
+    """A text that occurred `count` times; `place`: where one occurrence continues."""
 
     __slots__ = ("best", "children", "count", "place", "went_on")
 
@@ -45,12 +45,12 @@ class SuffixTrie:
         self.walkers: list[Node] = []  # the suffixes of 1, 2, ... tokens that occurred before
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Go on with the current text."""
+        """Append tokens to the current text."""
         for token in tokens:
             self._add(token)
 
     def end_text(self) -> None:
-        """What comes next is another text."""
+        """End the current text; tokens added later belong to another one."""
         self.tokens.append(BREAK)
         self.walkers = []
 
@@ -76,7 +76,7 @@ class SuffixTrie:
         self.walkers = moved
 
     def _grow(self, node: Node, length: int) -> None:
-        """Met for the second time: where the first occurrence went on becomes its first child."""
+        """Turn a leaf that occurs again into a node whose child is what followed the first time."""
         if node.children is None:
             node.children, node.best = {}, []
             follower = self.tokens[node.place]
@@ -87,7 +87,7 @@ class SuffixTrie:
                 self.num_nodes += 1
 
     def follow(self, cursor: Cursor, token: int) -> Cursor | None:
-        """One step of a reader; None where no text went on like that."""
+        """The cursor after one more token; None if no text continues like that."""
         if isinstance(cursor, Node):
             if cursor.children:
                 return cursor.children.get(token)
@@ -108,7 +108,7 @@ class SuffixTrie:
 
 
 def _promote(node: Node, token: int) -> None:
-    """A child was met once more: keep the best ones in order, in a few steps."""
+    """Reorder the likeliest children after one of them occurred once more."""
     best, children = node.best, node.children
     assert best is not None, "a node is grown before it is passed"
     assert children is not None
@@ -126,8 +126,8 @@ def _promote(node: Node, token: int) -> None:
 
 def read(trie: SuffixTrie, cursors: Sequence[Cursor], tokens: Iterable[int]) -> list[Cursor]:
     """Cursors of the suffixes of 1, 2, ... tokens of a text after it went on with `tokens`."""
-    here: Sequence[Cursor] = cursors
+    current: Sequence[Cursor] = cursors
     for token in tokens:
-        steps = (trie.follow(cursor, token) for cursor in (trie.root, *here[: trie.depth - 1]))
-        here = [cursor for cursor in steps if cursor is not None]
-    return list(here)
+        steps = (trie.follow(cursor, token) for cursor in (trie.root, *current[: trie.depth - 1]))
+        current = [cursor for cursor in steps if cursor is not None]
+    return list(current)

@@ -7,13 +7,14 @@ translation lowers acceptance, but never changes the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import to_numpy
 from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.texts import Texts
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
 from forerun.models.load import wrap
@@ -30,6 +31,7 @@ class Translation:
     rows: State
     target_tokenizer: Any
     stored: list[list[int]]
+    texts: Texts = field(default_factory=Texts)  # in the target's tokens
 
 
 class ThroughText:
@@ -59,44 +61,52 @@ class ThroughText:
         rows = self.model.start(num_rows, min(limit, 4 * capacity))
         return Translation(rows, tokenizer, [[] for _ in range(num_rows)])
 
+    def enter(self, state: Translation, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.texts.enter(row, tokens, num_prompt)
+
     def propose(
         self, state: Translation, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
         return [Guess(self._guess(state, turn)) for turn in turns]
 
     def observe(self, state: Translation, outcomes: Sequence[Outcome]) -> None:
-        """Nothing to do: `propose` reads the whole text."""
+        state.texts.observe(outcomes)
 
     def release(self, state: Translation, row: int) -> None:
+        state.texts.release(row)
+        self._empty(state, row)
+
+    def _empty(self, state: Translation, row: int) -> None:
         self.model.release(state.rows, row)
         state.stored[row] = []
 
     def _guess(self, state: Translation, turn: Turn) -> list[int]:
         """Encode the text for the drafter, draft, and encode the draft for the target."""
-        row, budget = turn.row, turn.budget
-        text = state.target_tokenizer.decode(list(turn.tokens), skip_special_tokens=False)
-        ours = self.tokenizer.encode(text, add_special_tokens=False)
+        row, budget, tokens = turn.row, turn.budget, state.texts[turn.row].tokens
+        text = state.target_tokenizer.decode(tokens, skip_special_tokens=False)
+        drafter_tokens = self.tokenizer.encode(text, add_special_tokens=False)
         limit = self.model.max_context
         is_cut = text.endswith(UNFINISHED)  # the drafter cannot start inside a character
-        if budget == 0 or not ours or is_cut or (limit is not None and len(ours) + budget > limit):
+        is_full = limit is not None and len(drafter_tokens) + budget > limit
+        if budget == 0 or not drafter_tokens or is_cut or is_full:
             return []
-        if state.stored[row] != ours[: state.rows.lengths[row]]:
-            self.release(state, row)
-        pending = ours[state.rows.lengths[row] :]
+        if state.stored[row] != drafter_tokens[: state.rows.lengths[row]]:
+            self._empty(state, row)
+        pending = drafter_tokens[state.rows.lengths[row] :]
         drafted: list[int] = []
         while len(drafted) < budget:
             logits = self.model.score(state.rows, [row], [pending + drafted], [1])
             drafted.append(int(np.argmax(to_numpy(logits)[0, 0])))
         kept = max(0, len(pending) - LOOK_BEHIND)
         self.model.commit(state.rows, [row], [kept])
-        state.stored[row] = ours[: state.rows.lengths[row]]
-        return self._translate(state.target_tokenizer, turn.tokens, ours + drafted, budget)
+        state.stored[row] = drafter_tokens[: state.rows.lengths[row]]
+        return self._translate(state.target_tokenizer, tokens, drafter_tokens + drafted, budget)
 
     def _translate(
-        self, tokenizer: Any, tokens: Sequence[int], ours: list[int], budget: int
+        self, tokenizer: Any, tokens: Sequence[int], drafter_tokens: list[int], budget: int
     ) -> list[int]:
         """The target's tokens for the drafted text, without an incomplete last character."""
-        whole = self.tokenizer.decode(ours, skip_special_tokens=False).rstrip(UNFINISHED)
+        whole = self.tokenizer.decode(drafter_tokens, skip_special_tokens=False).rstrip(UNFINISHED)
         said = tokenizer.decode(list(tokens), skip_special_tokens=False)
         if not whole.startswith(said):
             return []

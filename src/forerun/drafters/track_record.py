@@ -1,4 +1,4 @@
-"""How one of several drafters has done lately: what it promised, what was kept, what it took."""
+"""The recent record of one of several drafters: chances stated, tokens accepted, seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may hav
 
 @dataclass
 class Gain:
-    """Tokens that asking has saved, what it cost taken off; at first a little is hoped for."""
+    """Mean tokens saved per ask, less its cost in tokens; starts with a small positive prior."""
 
     fade: float
     tokens: float = 0.5
@@ -33,13 +33,13 @@ class Gain:
         self.asks = self.fade * self.asks + 1
 
     def within(self, wider: Gain) -> float:
-        """This mean, drawn towards that of more requests as far as it rests on little."""
+        """This mean, shrunk towards that of all requests while it rests on few asks."""
         return (self.tokens + OWN_TRUST * wider.mean) / (self.asks + OWN_TRUST)
 
 
 @dataclass
 class Record:
-    """At first everyone is taken to be good."""
+    """What is known of one drafter; the prior assumes that its guesses are good."""
 
     turns: float = 2.0  # with a guess
     accepted: float = 3.0
@@ -50,12 +50,12 @@ class Record:
 
     @property
     def expected(self) -> float:
-        """Tokens accepted of a guess."""
+        """Accepted tokens per guess."""
         return self.accepted / self.turns
 
     @property
     def seconds(self) -> float:
-        """What asking it for one turn takes."""
+        """Median seconds per turn."""
         return median(self.timings) if self.timings else 0.0
 
     def learn(self, accepted: int, promised: float) -> None:
@@ -64,23 +64,23 @@ class Record:
         self.promised = FADE * self.promised + promised
 
     def values(self, guess: Guess) -> list[float]:
-        """The chance of each node to be kept: as promised, corrected; or by depth alone."""
+        """The chance of each node to be kept: the stated value, corrected, or one by depth."""
         parents = parents_of(guess)
         if guess.values is not None:
             trust = min(2.0, (self.accepted + 1) / (self.promised + 1))
-            found = [min(1.0, trust * value) for value in guess.values]
+            chances = [min(1.0, trust * value) for value in guess.values]
         else:
-            step, found = self.expected / (1 + self.expected), []
+            step, chances = self.expected / (1 + self.expected), []
             for parent in parents:
-                found.append(step * (1.0 if parent == ROOT else found[parent]))
+                chances.append(step * (1.0 if parent == ROOT else chances[parent]))
         for node, parent in enumerate(parents):
             if parent != ROOT:
-                found[node] = min(found[node], found[parent])
-        return found
+                chances[node] = min(chances[node], chances[parent])
+        return chances
 
 
 def gained(accepted: int, drafted: int, seconds: float, prices: Prices) -> float:
-    """Tokens that one ask was good for, less the time it took, in tokens."""
+    """Tokens saved by one ask, less the seconds it took, converted to tokens."""
     return accepted - (drafted * prices.slot + seconds) / prices.token
 
 

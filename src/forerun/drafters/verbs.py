@@ -1,4 +1,4 @@
-"""Is that a drafter at all?  Asked where one enters, because later is far from the mistake."""
+"""Checks that an object is a drafter, at the call that was given it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ VERBS = ("start", "propose", "observe", "release")
 
 
 def check_verbs(drafter: Any) -> None:
-    """Refuse a class whose parentheses were forgotten, and what lacks one of the verbs.
+    """Refuse a class instead of an instance, and an object that lacks one of the methods.
 
-    A class has all the verbs itself, so it would get as far as the first call of one.
+    A class has all the methods too, so it would fail only when one of them is called.
     """
     if isinstance(drafter, type):
         wrong, name = "That is a class and not yet a drafter.", drafter.__name__

@@ -1,4 +1,4 @@
-"""Do two models mean the same thing by a token id?  Found out before the first token."""
+"""Checks that two models mean the same by a token id, before the first token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
     With tokenizers on both sides every shared id must stand for the same token.  Without them
     only the sizes can be compared, and a mere padding of up to 1% is let pass.
     """
-    ours, theirs = getattr(target, "tokenizer", None), getattr(draft, "tokenizer", None)
-    if ours is not None and theirs is not None:
-        clash = first_clash(ours.get_vocab(), theirs.get_vocab())
+    target_tokenizer = getattr(target, "tokenizer", None)
+    draft_tokenizer = getattr(draft, "tokenizer", None)
+    if target_tokenizer is not None and draft_tokenizer is not None:
+        clash = first_clash(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab())
         if clash is None:
             return
         wrong = f"The tokenizers of {target.name} and {draft.name} differ."
@@ -32,20 +33,20 @@ def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
         raise InputError(explain("The vocabulary sizes differ.", received, cure))
 
 
-def first_clash(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+def first_clash(target: dict[str, int], draft: dict[str, int]) -> str | None:
     """How two vocabularies contradict each other, in words; None where they do not."""
-    moved = [token for token, index in ours.items() if theirs.get(token, index) != index]
+    moved = [token for token, index in target.items() if draft.get(token, index) != index]
     if moved:
-        token = min(moved, key=lambda name: ours[name])
+        token = min(moved, key=lambda name: target[name])
         return (
             f"{len(moved)} tokens with different ids, for example "
-            f"{token!r}: {ours[token]} and {theirs[token]}"
+            f"{token!r}: {target[token]} and {draft[token]}"
         )
-    names: dict[int, Any] = {index: token for token, index in ours.items()}
-    renamed = [i for token, i in theirs.items() if token not in ours and i in names]
+    names: dict[int, Any] = {index: token for token, index in target.items()}
+    renamed = [i for token, i in draft.items() if token not in target and i in names]
     if renamed:
         index = min(renamed)
-        other = next(token for token, i in theirs.items() if i == index)
+        other = next(token for token, i in draft.items() if i == index)
         return (
             f"{len(renamed)} ids with different tokens, for example {index}: "
             f"{names[index]!r} and {other!r}"

@@ -1,1 +1,1 @@
-"""The engine: rounds over a batch of slots."""
+"""The engine: rounds over a batch of rows."""

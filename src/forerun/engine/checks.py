@@ -1,4 +1,4 @@
-"""What a call may not ask for, refused before the first token."""
+"""Checks of a call's options, before the first token."""
 
 from __future__ import annotations
 
@@ -63,27 +63,27 @@ def refuse_processors(sampling: Sampling) -> None:
 
 
 def samplings_of(value: Any, count: int) -> list[Sampling]:
-    """One for all prompts, or a list with one for each."""
-    found = _each(value, count, "sampling", Sampling)
-    wrong = next((each for each in found if not isinstance(each, Sampling)), None)
+    """The sampling options of each prompt."""
+    samplings = _each(value, count, "sampling", Sampling)
+    wrong = next((s for s in samplings if not isinstance(s, Sampling)), None)
     if wrong is not None:
         cure = "Pass a forerun.Sampling, or one for each prompt."
         if isinstance(wrong, Mapping):
-            inside = ", ".join(f"{key}={each!r}" for key, each in wrong.items())
+            inside = ", ".join(f"{key}={option!r}" for key, option in wrong.items())
             cure = f"Write Sampling({inside})."
         raise _wrong_type("sampling", wrong, cure)
-    return found
+    return samplings
 
 
 def limits_of(value: Any, count: int) -> list[int]:
     """max_new_tokens of each prompt."""
-    found = _each(value, count, "max_new_tokens", int | np.integer)
-    wrong = next((each for each in found if not isinstance(each, int | np.integer)), None)
+    limits = _each(value, count, "max_new_tokens", int | np.integer)
+    wrong = next((limit for limit in limits if not isinstance(limit, int | np.integer)), None)
     if wrong is not None:
         is_whole = isinstance(wrong, float) and wrong.is_integer()
         like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
         raise _wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")
-    return [int(each) for each in found]
+    return [int(limit) for limit in limits]
 
 
 def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
@@ -91,7 +91,7 @@ def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
     lists = [value] if is_one else list(value) or [()] * count
     for tokens in lists:
         is_list = isinstance(tokens, Sequence) and not isinstance(tokens, str)
-        if not is_list or not all(isinstance(one, int | np.integer) for one in tokens):
+        if not is_list or not all(isinstance(token, int | np.integer) for token in tokens):
             cure = "Pass output tokens: a list of ids, for several prompts one list for each."
             raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
     if len(lists) != count:
@@ -101,13 +101,13 @@ def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
 
 
 def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
-    """What to say of options for a drafter where there is none."""
+    """The note about drafting options that have no effect without a drafter."""
     idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)
     return f"no drafter, so {' and '.join(idle)} did nothing" if idle else None
 
 
 def _each(value: Any, count: int, name: str, kind: Any) -> list[Any]:
-    """As many as there are prompts; what is neither one nor a list comes back alone."""
+    """One value per prompt; a value that is neither of this kind nor a list is returned alone."""
     if isinstance(value, kind):
         return [value] * count
     if isinstance(value, str) or not isinstance(value, Sequence):

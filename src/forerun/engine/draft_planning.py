@@ -64,7 +64,7 @@ class DraftPlanner:
         )
 
     def enter(self, row: int, request: Request) -> None:
-        """A request enters a row: it learns what it will have to do without."""
+        """A request enters a row; its notes say why it is drafted for differently, if it is."""
         if self._policy is not None:
             self._policy.enter(row, request)
         note = self._drafting.note or self._note
@@ -130,7 +130,7 @@ class DraftPlanner:
 
 
 def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> None:
-    """Refuse a tree that the rule or the target can make nothing of."""
+    """Refuse a tree that the rule or the target cannot handle."""
     if tree is None:
         return
     if not isinstance(tree, Tree) and (not isinstance(tree, int) or tree < 1):

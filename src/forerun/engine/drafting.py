@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted
 from forerun.engine.request import Request
 from forerun.errors import ForerunError, UnsupportedError, explain, warn
-from forerun.models.base import LanguageModel
+from forerun.models.base import Inspectable, LanguageModel
 from forerun.rules.base import Rule
 
 HARMLESS = "The text is not affected."
@@ -32,17 +33,19 @@ class Drafting:
     """One drafter at work for the rows of an executor."""
 
     def __init__(self, drafter: Drafter | None, target: LanguageModel, rule: Rule) -> None:
-        self.drafter = drafter
+        self.drafter = None if drafter is None else told_of_changes(drafter)
         self.target = target
         self.rule = rule
         self.num_successors: int = getattr(drafter, "num_successors", 0)
+        self.layers = layers_of(drafter)  # whose hidden states it is told
         self.abandoned: set[int] = set()  # rows that are done without until they are released
         self.note: str | None = None  # why there are no drafts any more
         self._state: Any = LOST
+        self._told: set[int] = set()  # rows that this state knows the text of
         self._num_failures = 0
 
     def start(self, num_rows: int, capacity: int, rows: Any) -> None:
-        """A target that does not fit is refused here, before the first token."""
+        """Start the drafter, which refuses a target that does not fit."""
         self._start = (num_rows, capacity, rows)
         if self.drafter is None:
             return
@@ -57,10 +60,16 @@ class Drafting:
             raise UnsupportedError(
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
+        if self.layers:
+            if not isinstance(self.target, Inspectable):
+                wrong = f"The hidden states of {self.target.name} cannot be read."
+                cure = f"Use a transformers model, or a drafter other than {self.drafter.name}."
+                raise UnsupportedError(explain(wrong, type(self.target).__name__, cure))
+            self.target.watch(rows, self.layers)
 
     @property
     def state(self) -> Any:
-        """What the drafter made of its own; made anew where it was lost."""
+        """The drafter's state; a new one where the last was discarded."""
         assert self.drafter is not None
         if self._state is LOST:
             self._state = self.drafter.start(self.target, *self._start)
@@ -69,14 +78,17 @@ class Drafting:
     def propose(self, plan: RoundPlan) -> Drafted:
         """What the drafter guesses after each answered span, which may be nothing."""
         proposals, asked = [NOTHING] * len(plan.answering), plan.drafts.asked
+        self._enter(plan.spans)
         if self.drafter is None or not asked:
             return Drafted(proposals)
+        if self._state is LOST:  # it has just failed on a new text
+            return Drafted(proposals, height=0)
         spans = [plan.answering[index] for index in asked]
         turns = [_turn(span, plan.drafts, index) for span, index in zip(spans, asked, strict=True)]
         guesses: Sequence[Guess] = ()
         try:
             shared = not self.rule.needs_draft_probs
-            guesses = self.drafter.propose(self.state, turns, shared_noise=shared)
+            guesses = self.drafter.propose(self._state, turns, shared_noise=shared)
             if len(guesses) != len(turns):
                 cure = f"There must be one for each of the {len(turns)} turns."
                 wrong = "it gave another number of guesses."
@@ -102,13 +114,27 @@ class Drafting:
                 proposals[index] = draft
         return Drafted(proposals, height, is_trial)
 
+    def _enter(self, spans: Sequence[Span]) -> None:
+        """Tell the drafter of texts that its state does not know yet."""
+        known = self._told | self.abandoned
+        new = [span for span in spans if span.row not in known]
+        if self.drafter is None or not new:
+            return
+        try:
+            for span in new:
+                request = span.request
+                self.drafter.enter(self.state, span.row, tuple(request.tokens), len(request.prompt))
+                self._told.add(span.row)
+        except Exception as error:
+            self._lose_state(error, {span.row: span.request for span in new})
+
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
         pairs = [
             (outcome, request)
             for outcome, request in zip(outcomes, requests, strict=True)
-            if outcome.row not in self.abandoned
+            if outcome.row in self._told and outcome.row not in self.abandoned
         ]
-        if self.drafter is None or self._state is LOST or not pairs:
+        if self.drafter is None or not pairs:
             return
         try:
             self.drafter.observe(self._state, [outcome for outcome, _ in pairs])
@@ -117,11 +143,12 @@ class Drafting:
 
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
-        if self.drafter is not None and self._state is not LOST:
+        if self.drafter is not None and row in self._told:
             try:
                 self.drafter.release(self._state, row)
             except Exception as error:
                 self._lose_state(error, others)
+        self._told.discard(row)
         self.abandoned.discard(row)
 
     def close(self) -> None:
@@ -131,13 +158,14 @@ class Drafting:
             self._state = LOST
 
     def _lose_state(self, error: Exception, requests: dict[int, Request]) -> None:
-        """It raised half-way, so what it knows about any row cannot be trusted."""
+        """Discard a state in which the drafter has raised: it may be inconsistent."""
         self._state = LOST
+        self._told.clear()
         self._abandon(error, requests)
         self._count_failure()
 
     def _abandon(self, error: Exception, requests: dict[int, Request]) -> None:
-        """Some requests go on without drafts, and say why."""
+        """Let these requests, by row, go on without drafts; their notes say why."""
         assert self.drafter is not None
         note = f"{self.drafter.name} failed and was done without: {type(error).__name__}: {error}"
         for row, request in requests.items():
@@ -160,8 +188,6 @@ def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
     assert limits is not None, "the drafter is not asked about this span"
     return Turn(
         span.row,
-        request.tokens,
-        len(request.prompt),
         limits.budget,
         request.sampling,
         request.seed,

@@ -132,7 +132,7 @@ class Engine:
         counts: list[int] = []
         for index, span in enumerate(plan.answering):
             request, draft, path = span.request, decision.drafts[index], decision.paths[index]
-            tokens = [*(draft.tokens[node] for node in path), decision.extra[index]]
+            tokens = decision.tokens(index)
             refused = draft.goes_on(path[-1] if path else ROOT)
             logits, fault = decision.laws.settle(index, path)
             if fault is not None:

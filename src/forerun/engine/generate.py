@@ -1,4 +1,4 @@
-"""`generate` and `stream`: two faces of the engine's loop."""
+"""`generate` and `stream`: run an engine until all prompts are answered."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def _pieces(run: _Run) -> Generator[Piece, None, Any]:
 def piece_of(request: Request, gained: int) -> Piece:
     """What the last round gave a request to show."""
     ended = request.finish_reason is not None
-    found = [] if request.text is None else request.text.release_parts(final=ended)
+    parts = [] if request.text is None else request.text.release_parts(final=ended)
     return Piece(
-        [(part, request.fates[token]) for token, part in found],
+        [(part, request.fates[token]) for token, part in parts],
         request.tokens[len(request.tokens) - gained :],
         request.fates[len(request.fates) - gained :],
         request.index,
@@ -194,22 +194,22 @@ class _Run:
         check_choice("errors", errors, ("raise", "return"))
         check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
         self.raises = errors == "raise"
-        self.one = is_one(prompt)
-        prompts = [prompt] if self.one else list(prompt)
+        self.has_one_prompt = is_one(prompt)
+        prompts = [prompt] if self.has_one_prompt else list(prompt)
         samplings = samplings_of(sampling, len(prompts))
         limits = limits_of(max_new_tokens, len(prompts))
         if drafter is not None:
             check_verbs(drafter)
-        beginnings = given_of(resume, len(prompts), is_one=self.one)
-        self.counts = [each.n for each in samplings]
+        beginnings = given_of(resume, len(prompts), is_one=self.has_one_prompt)
+        self.counts = [sampling.n for sampling in samplings]
         self.requests: list[Request] = []
-        for index, (one, wanted, limit, given) in enumerate(
+        for index, (single_prompt, options, limit, given) in enumerate(
             zip(prompts, samplings, limits, beginnings, strict=True)
         ):
             self.requests += make_samples(
                 model,
-                one,
-                wanted,
+                single_prompt,
+                options,
                 index=index,
                 max_new_tokens=limit,
                 stop=stop,
@@ -222,9 +222,9 @@ class _Run:
         if drafter is None and (note := idle_options(draft_length, tree)):
             for request in self.requests:
                 request.stats.notes.append(note)
-        if drafter is not None and any(has_grammar(each) for each in self.requests):
+        if drafter is not None and any(has_grammar(request) for request in self.requests):
             drafter = Forced(drafter)
-        longest = max((len(each.prompt) + each.limit for each in self.requests), default=1)
+        lengths = [len(request.prompt) + request.limit for request in self.requests]
         self.engine = Engine(
             model,
             drafter=drafter,
@@ -232,7 +232,7 @@ class _Run:
             tree=tree,
             rule=rules.get(rule),
             num_rows=max(1, min(batch_size, len(self.requests))),
-            capacity=longest,
+            capacity=max(lengths, default=1),
             is_paced=is_paced,
         )
         for request in self.requests:
@@ -244,7 +244,7 @@ class _Run:
         if not failed or not self.raises:
             return
         first, num_others = failed[0], len(self.requests) - len(failed)
-        which = "The request" if self.one else f"Request {first.index}"
+        which = "The request" if self.has_one_prompt else f"Request {first.index}"
         more = f" So did {len(failed) - 1} more." if len(failed) > 1 else ""
         message = (
             f"{which} failed {first.error}{more} The results, {num_others} of them complete, are "
@@ -259,4 +259,4 @@ class _Run:
         for count in self.counts:
             group = [next(done) for _ in range(count)]
             grouped.append(group[0] if count == 1 else group)
-        return grouped[0] if self.one else grouped
+        return grouped[0] if self.has_one_prompt else grouped

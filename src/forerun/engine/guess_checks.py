@@ -1,4 +1,4 @@
-"""What a guess must keep to before the target sees it or a rule divides by its law."""
+"""Checks of a guess, before the target sees it or a rule divides by its law."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ XP = compat.array_namespace(np.empty(0))
 
 
 def checked(turn: Turn, guess: Guess, target: LanguageModel, rule: Rule) -> Proposal:
-    """A guess that breaks its promise would break the target far from here."""
+    """The guess as a `Proposal`; raises if it breaks a promise of drafters."""
     size = target.vocab_size
     tokens = [operator.index(token) for token in guess.tokens]
     if not tokens:
@@ -65,7 +65,7 @@ def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
 def _check_law(
     turn: Turn, guess: Guess, tree: Tree | None, target: LanguageModel, rule: Rule
 ) -> None:
-    """What a rule that divides by the draft's law must be able to rely on."""
+    """Refuse a guess whose law a rule could not divide by."""
     count, name = len(guess.tokens), rule.name
     if guess.drawn is Drawn.SHARED:
         wrong = f"it used the target's noise under the rule {name!r}."

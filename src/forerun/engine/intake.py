@@ -148,8 +148,8 @@ def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
     for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
-            found = [ids] if isinstance(ids, int) else ids
-            return tuple(sorted({int(token) for token in found if 0 <= token < model.vocab_size}))
+            listed = [ids] if isinstance(ids, int) else ids
+            return tuple(sorted({int(token) for token in listed if 0 <= token < model.vocab_size}))
     return ()
 
 

@@ -107,7 +107,7 @@ class Knowledge:
         return calibrated(value, sign * (self.shift or 0.0))
 
     def calibrate(self, values: Sequence[float], path: Sequence[int]) -> None:
-        """Most drafters are modest, so the shift begins above 0."""
+        """Learn the shift from verified guesses; it starts above 0, as most values are too low."""
         self.shift = 0.7 if self.shift is None else self.shift
         for node, value in enumerate(values):
             self.shift += CALIBRATION_STEP * ((node in path) - self.chance(value))

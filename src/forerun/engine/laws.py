@@ -17,27 +17,26 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.types import Drawn
-
-Row = np.ndarray[Any, Any]
 
 
 class MadeRows(ABC):
     """`Rows` whose law at (row, slot) is made on demand."""
 
     @abstractmethod
-    def law(self, row: int, slot: int) -> Row:
+    def law(self, row: int, slot: int) -> HostArray:
         """The law (V,) of one slot."""
 
-    def at(self, tokens: Row, used: Row) -> Row:
-        found = np.zeros(tokens.shape)
+    def at(self, tokens: HostArray, used: HostArray) -> HostArray:
+        entries = np.zeros(tokens.shape)
         for row, slot in zip(*np.nonzero(used), strict=True):
-            found[row, slot] = self.law(row, slot)[tokens[row, slot]]
-        return found
+            entries[row, slot] = self.law(row, slot)[tokens[row, slot]]
+        return entries
 
-    def take(self, rows: Row, slots: Row) -> Row:
+    def take(self, rows: HostArray, slots: HostArray) -> HostArray:
         asked = zip(rows.tolist(), slots.tolist(), strict=True)
         return np.stack([self.law(row, slot) for row, slot in asked])
 
@@ -68,7 +67,7 @@ class TargetLaws(MadeRows):
         self,
         requests: Sequence[Request],
         drafts: Sequence[Proposal],
-        logits: Row,
+        logits: HostArray,
         *,
         only_sampled: bool = False,
     ) -> None:
@@ -76,16 +75,16 @@ class TargetLaws(MadeRows):
         self.drafts = drafts
         self.logits = logits  # (R, K + 1, V), on the host
         self.only_sampled = only_sampled
-        self._made: dict[tuple[int, int], Row] = {}
+        self._made: dict[tuple[int, int], HostArray] = {}
         self._faults: dict[tuple[int, int], tuple[int, Exception]] = {}  # place, reason
         self._states: dict[tuple[int, int], list[Any]] = {}  # processors after each slot
 
-    def law(self, row: int, slot: int) -> Row:
+    def law(self, row: int, slot: int) -> HostArray:
         if (row, slot) not in self._made:
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
 
-    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Row], Fault | None]:
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[HostArray], Fault | None]:
         """After a round whose accepted nodes are `path`: put the processors where it ended.
 
         Gives the logits of the emitted positions, where log-probabilities are wanted, and the
@@ -104,7 +103,7 @@ class TargetLaws(MadeRows):
             return [], fault
         return [self._reported(row, slot) for slot in slots], fault
 
-    def _reported(self, row: int, slot: int) -> Row:
+    def _reported(self, row: int, slot: int) -> HostArray:
         """The model's own logits (V,), or those of the law that a token was sampled from."""
         if self.requests[row].logprobs_of == "model":
             return np.asarray(self.logits[row, slot])
@@ -120,7 +119,7 @@ class TargetLaws(MadeRows):
                 return token
         return None
 
-    def _make(self, row: int, slot: int) -> Row:
+    def _make(self, row: int, slot: int) -> HostArray:
         request, draft = self.requests[row], self.drafts[row]
         logits, path = self.logits[row, slot], draft.path(slot - 1)
         try:  # a grammar or processor of the user's may object to a draft that is never reached
@@ -133,7 +132,7 @@ class TargetLaws(MadeRows):
             return np.asarray(np.eye(1, len(logits), dtype=logits.dtype)[0])  # something to read
 
     def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:
-        """The processors as the law before the last node of a path left them."""
+        """A copy of the processors in their state before the last node of a path."""
         state: list[Any] = self.requests[row].processors
         if path:
             slot = path[-2] + 1 if len(path) > 1 else 0
@@ -142,7 +141,7 @@ class TargetLaws(MadeRows):
         return copy.deepcopy(state)
 
 
-def _normalised(law: Row) -> Row:
+def _normalised(law: HostArray) -> HostArray:
     return np.asarray(law / law.sum(dtype=np.float64))
 
 
@@ -153,7 +152,7 @@ class DraftLaws(MadeRows):
         self.drafts = drafts
         self.vocab_size = vocab_size
 
-    def law(self, row: int, slot: int) -> Row:
+    def law(self, row: int, slot: int) -> HostArray:
         draft = self.drafts[row]
         if draft.probs is not None and draft.drawn is Drawn.SAMPLED:
             return np.asarray(draft.probs[slot])

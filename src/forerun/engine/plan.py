@@ -35,6 +35,17 @@ class Span:
         return self.request.tokens[self.start : self.end]
 
 
+class RowChange(NamedTuple):
+    """What happened to a row between two rounds.
+
+    verb: "leave", its request ended; or a method of the model, `release`, `truncate` or
+    `copy_prefix`, which was called with these arguments after the state.
+    """
+
+    verb: str
+    arguments: tuple[int, ...]  # of "leave": the row
+
+
 class DraftLimits(NamedTuple):
     """How much may be guessed after one span."""
 
@@ -64,6 +75,7 @@ class RoundPlan:
 
     spans: Sequence[Span]
     drafts: DraftPlan = field(default_factory=DraftPlan)
+    changes: Sequence[RowChange] = ()  # since the last plan, already made in the planning process
 
     @cached_property
     def answering(self) -> list[Span]:

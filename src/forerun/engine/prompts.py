@@ -1,4 +1,4 @@
-"""Whatever a caller calls a prompt, as token ids."""
+"""Prompts of any kind as token ids."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def _is_chat(prompt: Any) -> bool:
 
 def _ids(prompt: Any) -> list[int]:
     try:
-        found = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
+        ids = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
     except ValueError:  # lists of different lengths
-        found = np.asarray(None)
-    if found.size and (found.ndim != 1 or not np.issubdtype(found.dtype, np.integer)):
-        received = f"{type(prompt).__name__} of {found.dtype}"
+        ids = np.asarray(None)
+    if ids.size and (ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer)):
+        received = f"{type(prompt).__name__} of {ids.dtype}"
         cure = "Pass a string, a list of token ids, or a list of chat messages."
         is_message = isinstance(prompt, Mapping) and "role" in prompt
         if is_message or isinstance(prompt, int | np.integer):
             what = "a message" if is_message else "a token id"
             cure = f"If it is {what}, put it in a list: [{str(prompt)[:60]}]."
         raise InputError(explain("That is no prompt.", received, cure))
-    return [int(token) for token in found]
+    return [int(token) for token in ids]
 
 
 def _tokenizer(model: LanguageModel, what: str) -> Any:

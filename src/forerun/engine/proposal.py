@@ -40,7 +40,7 @@ class Proposal:
             nodes: Sequence[int] = range(node + 1, min(node + 2, len(self.tokens)))
         else:
             nodes = self.tree.children[node]
-        return next((each for each in nodes if self.tokens[each] == token), None)
+        return next((child for child in nodes if self.tokens[child] == token), None)
 
     def in_guess(self, path: Sequence[int]) -> Sequence[int]:
         """The nodes of a path as the drafter numbered them."""
@@ -103,8 +103,8 @@ def fits(tree: Tree, shape: Tree) -> bool:
     """Whether every node of a tree has the children that it has in a shape, or none at all."""
     place = {ROOT: ROOT}
     for node in (ROOT, *range(len(tree))):
-        own, wanted = tree.children[node], shape.children[place[node]]
-        if own and len(own) != len(wanted):
+        children, places = tree.children[node], shape.children[place[node]]
+        if children and len(children) != len(places):
             return False
-        place |= dict(zip(own, wanted, strict=False))
+        place |= dict(zip(children, places, strict=False))
     return True

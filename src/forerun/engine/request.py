@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.sampling import Bans, Sampling, weights
-
-Row = np.ndarray[Any, Any]
 
 
 @dataclass
@@ -63,30 +62,32 @@ class Request:
     @cached_property
     def reads_text(self) -> bool:
         """Whether the law at a position depends on the text other than through the logits."""
-        wanted = self.sampling
-        penalties = wanted.presence_penalty or wanted.frequency_penalty
+        sampling = self.sampling
+        penalties = sampling.presence_penalty or sampling.frequency_penalty
         return bool(
-            wanted.repetition_penalty != 1
+            sampling.repetition_penalty != 1
             or penalties
-            or wanted.min_tokens
+            or sampling.min_tokens
             or self.bans.words
-            or wanted.grammar is not None
+            or sampling.grammar is not None
             or self.processors
         )
 
     @cached_property
     def takes_largest(self) -> bool:
         """Whether the next token is the one with the largest logit and nothing else matters."""
-        wanted = self.sampling
-        return wanted.temperature == 0 and not wanted.logit_bias and not self.reads_text
+        sampling = self.sampling
+        return sampling.temperature == 0 and not sampling.logit_bias and not self.reads_text
 
-    def law(self, logits: Row, drafted: Sequence[int], processors: Sequence[Any]) -> Row:
+    def law(
+        self, logits: HostArray, drafted: Sequence[int], processors: Sequence[Any]
+    ) -> HostArray:
         """The law after the text and the given draft tokens, (V,), largest entry 1."""
         output = [*self.output, *drafted] if self.reads_text else []
         return weights(self.sampling, logits, self.prompt, output, self.bans, processors)
 
     def commit(
-        self, tokens: Sequence[int], num_accepted: int, refused: bool, logits: Sequence[Row]
+        self, tokens: Sequence[int], num_accepted: int, refused: bool, logits: Sequence[HostArray]
     ) -> int:
         """Append a round's tokens up to where plain decoding would have stopped.
 
@@ -135,7 +136,7 @@ class Request:
         )
 
 
-def token_logprob(token: int, logits: Row, num_top: int) -> TokenLogprob:
+def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:
     """The token's log-probability by logits (V,), and those of the likeliest tokens, best first."""
     highest = float(logits.max())
     total = highest + math.log(np.exp(logits - highest).sum(dtype=np.float64))

@@ -92,13 +92,13 @@ class Stats:
         A round with a draft takes at least what one without takes, so this cannot be more than the
         tokens per round; timings of a busy machine may say otherwise.
         """
-        plain, ours = self.compared
-        return min(plain / ours, self.tokens_per_round) if ours else None
+        plain, drafted = self.compared
+        return min(plain / drafted, self.tokens_per_round) if drafted else None
 
-    def compare_to_plain(self, plain: float, ours: float) -> None:
-        """The last round took `ours` seconds, and one without a draft takes `plain`."""
+    def compare_to_plain(self, plain: float, seconds: float) -> None:
+        """The last round took so many seconds, and one without a draft takes `plain`."""
         gained = self.emitted_by_round[-1]
-        self.compared = self.compared[0] + gained * plain, self.compared[1] + ours
+        self.compared = self.compared[0] + gained * plain, self.compared[1] + seconds
 
     def count_round(
         self, num_drafted: int, height: int, num_accepted: int, refused: bool, num_emitted: int

@@ -20,7 +20,7 @@ MOST_TOKENS = 4096
 
 
 def check_room(num_waiting: int, most: int | None) -> None:
-    """Refuse one more request where as many wait as may; free rows do not count."""
+    """Refuse a request if `most` are waiting already."""
     if most is not None and num_waiting >= most:
         cure = "Try again when others have finished, or raise max_waiting."
         received = f"one request more than the {most} that may wait"
@@ -65,7 +65,8 @@ class Schedule:
     def plan(self) -> RoundPlan:
         """The next round: all rows that are being answered, and parts of texts to be read."""
         lengths = self._state.lengths
-        seated = [(row, each) for row, each in enumerate(self._seats.occupants) if each is not None]
+        occupants = enumerate(self._seats.occupants)
+        seated = [(row, request) for row, request in occupants if request is not None]
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
         budget = MOST_TOKENS
@@ -79,7 +80,7 @@ class Schedule:
                 budget -= end - start
             if end > start:
                 spans.append(Span(row, request, start, end, is_new, end == len(request.tokens)))
-        return RoundPlan(spans)
+        return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
 
     def learn(self, plan: RoundPlan, seconds: float) -> None:
         """A round is over: what it took, and whether parts of texts were stored."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.engine.plan import RowChange
 from forerun.engine.request import Request
 from forerun.models.base import LanguageModel, Prefixes, shared_prefix
 
@@ -27,6 +28,7 @@ class Seats:
         self._texts: list[Sequence[int]] = [()] * num_rows  # begin with what each free row stores
         self._free = list(range(num_rows))  # the one left longest ago first
         self._can_share = isinstance(target, Prefixes)
+        self._changes: list[RowChange] = []
 
     @property
     def num_free(self) -> int:
@@ -38,16 +40,16 @@ class Seats:
         source, length = self._best_source(tokens)
         if length < WORTH_TAKING:
             if self._can_share:
-                self._target.release(self._state, row)
+                self._change("release", row)
         elif source in self._free and (
             2 * length >= self._state.lengths[source] or len(self._free) == 1
         ):
             row = source
-            self._target.truncate(self._state, row, length)
+            self._change("truncate", row, length)
         else:  # the source is busy, or stores much more that another request may want
             row = next(free for free in self._free if free != source)
-            self._target.release(self._state, row)
-            self._target.copy_prefix(self._state, source, row, length)
+            self._change("release", row)
+            self._change("copy_prefix", source, row, length)
         self._free.remove(row)
         self.occupants[row] = request
         return row
@@ -59,8 +61,14 @@ class Seats:
         self.occupants[row] = None
         self._texts[row] = request.tokens
         self._free.append(row)
+        self._changes.append(RowChange("leave", (row,)))
         if not self._can_share:
-            self._target.release(self._state, row)
+            self._change("release", row)
+
+    def take_changes(self) -> Sequence[RowChange]:
+        """What happened to rows since this was last asked."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def is_being_read(self, request: Request) -> bool:
         """Whether a row is on the way to store more of this text than any does now."""
@@ -76,6 +84,11 @@ class Seats:
             if other is not None and other.stats.rounds == 0
         )
         return max(shared, default=0) - stored >= WORTH_TAKING
+
+    def _change(self, verb: str, *arguments: int) -> None:
+        """Call a method of the model, and remember that."""
+        getattr(self._target, verb)(self._state, *arguments)
+        self._changes.append(RowChange(verb, arguments))
 
     def _best_source(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The row that stores most of a text's beginning, and how much: all but one token at

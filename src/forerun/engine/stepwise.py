@@ -7,13 +7,13 @@ a drafter that has nothing to say, is plain decoding: the draft is simply empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.arrays import HostArray, to_numpy
 from forerun.clock import now
 from forerun.drafters.base import Outcome
 from forerun.drafters.likeliest import likeliest
@@ -29,7 +29,6 @@ from forerun.rules.match import Match
 from forerun.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
-Row = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,11 @@ class Decision:
         """The scored draft of each answered span, (A,)."""
         return self.drafted.proposals
 
+    def tokens(self, index: int) -> list[int]:
+        """What an answered span is given: the accepted tokens of its draft, and the extra one."""
+        drafted = self.drafted.proposals[index].tokens
+        return [*(drafted[node] for node in self.paths[index]), self.extra[index]]
+
 
 class Stepwise:
     """Executes plans on the rows of one target.
@@ -63,6 +67,17 @@ class Stepwise:
         self._key: Key | None = None  # noise keys these are,
         self._noise_drawn: dict[int, Any] = {}  # with noise for the positions ahead of them
 
+    def catch_up(self, plan: RoundPlan) -> None:
+        """Make the changes to rows that the planning process made before this plan.
+
+        For executors in other processes; in the planning process they are made already.
+        """
+        for verb, arguments in plan.changes:
+            if verb == "leave":
+                self._drafting.release(arguments[0], {})
+            else:
+                getattr(self.target, verb)(self.state, *arguments)
+
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
         times = [now()]
@@ -76,10 +91,7 @@ class Stepwise:
         return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter.
-
-        Requests hold their new texts by now.
-        """
+        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter."""
         answers = zip(plan.answering, decision.paths, decision.drafts, counts, strict=True)
         kept: list[Kept] = [
             _kept(span.end - span.start, path[:count], draft)
@@ -89,29 +101,41 @@ class Stepwise:
         spans = [*plan.answering, *plan.reading]
         self.target.commit(self.state, [span.row for span in spans], kept)
         if self._drafting.drafter is not None:
-            self._drafting.observe(self._outcomes(plan, decision), [span.request for span in spans])
+            outcomes = self._outcomes(plan, decision, counts)
+            self._drafting.observe(outcomes, [span.request for span in spans])
 
-    def _outcomes(self, plan: RoundPlan, decision: Decision) -> list[Outcome]:
+    def _outcomes(
+        self, plan: RoundPlan, decision: Decision, counts: Sequence[int]
+    ) -> list[Outcome]:
         """What the drafter is told of each row, those included that only read."""
         outcomes: list[Outcome] = []
-        for index, span in enumerate(plan.answering):
-            path, draft, tokens = decision.paths[index], decision.drafts[index], span.request.tokens
-            scored = [tokens[span.end - 1], *draft.tokens]
+        for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
+            path, draft = decision.paths[index], decision.drafts[index]
+            scored = [span.request.tokens[span.end - 1], *draft.tokens]
             outcomes.append(
                 Outcome(
                     span.row,
                     len(path),
-                    tokens,
+                    decision.tokens(index)[:count],
                     draft.in_guess(path),
                     self._successors(scored, decision.laws.logits[index]),
                     len(draft.tokens),
                 )
             )
-        return outcomes + [
-            Outcome(span.row, 0, span.request.tokens, num_scored=0) for span in plan.reading
+        outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
+        if not self._drafting.layers:
+            return outcomes
+        target: Any = self.target
+        return [
+            replace(
+                outcome,
+                states=target.watched(self.state, outcome.row),
+                num_processed=self.state.lengths[outcome.row],
+            )
+            for outcome in outcomes
         ]
 
-    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Row:
+    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> HostArray:
         """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""
         return to_numpy(self._score_on_device(plan, drafts))
 
@@ -122,17 +146,17 @@ class Stepwise:
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
         ]
         feeds += [span.tokens for span in plan.reading]
-        wanted = [len(draft.tokens) + 1 for draft in drafts] + [1] * len(plan.reading)
+        num_logits = [len(draft.tokens) + 1 for draft in drafts] + [1] * len(plan.reading)
         if all(draft.tree is None for draft in drafts):
-            scored = self.target.score(self.state, rows, feeds, wanted)
+            scored = self.target.score(self.state, rows, feeds, num_logits)
         else:
             parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
             parents += [None] * len(plan.reading)
-            scored = self.target.score(self.state, rows, feeds, wanted, parents)
+            scored = self.target.score(self.state, rows, feeds, num_logits, parents)
         return scored[: len(drafts)]
 
     def _decide(
-        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Row
+        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: HostArray
     ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
         """Let the rule decide: the laws it read, the accepted nodes, and the tokens after them."""
         requests = [span.request for span in spans]
@@ -167,7 +191,7 @@ class Stepwise:
         return TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
 
     def _successors(
-        self, tokens: Sequence[int], logits: Row
+        self, tokens: Sequence[int], logits: HostArray
     ) -> Sequence[tuple[int, Sequence[int]]]:
         """Scored tokens and the likeliest ones after each, for a drafter that learns from them."""
         if not self._drafting.num_successors:

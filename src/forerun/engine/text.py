@@ -72,11 +72,12 @@ class TextStream:
         self.text += new
         if self.stopped_at is None and len(self._tokens) >= self.min_tokens:
             starts = [max(0, known - len(stop) + 1) for stop in self.stop_strings]
-            found = [self.text.find(*each) for each in zip(self.stop_strings, starts, strict=True)]
-            self.stopped_at = min((place for place in found if place >= 0), default=None)
+            pairs = zip(self.stop_strings, starts, strict=True)
+            places = [self.text.find(stop, start) for stop, start in pairs]
+            self.stopped_at = min((place for place in places if place >= 0), default=None)
 
     def _finish(self) -> None:
-        """Decode what was waiting for more bytes: it will not get them."""
+        """Decode the last tokens even if they end inside a character."""
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode(self._tokens[self._context :])
         self._extend(after[len(before) :])

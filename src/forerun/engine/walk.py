@@ -1,4 +1,4 @@
-"""`match` on the host, one row at a time: the rule's twin, for rounds that cost less than a pass.
+"""`match` on the host, one row at a time, at less cost per round than the rule for arrays.
 
 The rule itself, in `rules/match.py`, is written for whole arrays on any device.  Here the same
 walk is plain Python: sample the target, follow the guess that was right, go on from there.  A law
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.engine.laws import TargetLaws
 from forerun.engine.proposal import Proposal
 from forerun.noise import block_minima, race_row
 from forerun.verification import CounterNoise
-
-Row = np.ndarray[Any, Any]
 
 AHEAD = 16
 """Positions whose noise is drawn at once: a call costs hardly more than for one."""
@@ -28,10 +26,10 @@ AHEAD = 16
 class TargetNoise(CounterNoise):
     """The noise of a round, and what was drawn ahead for the rounds to come."""
 
-    drawn: dict[int, tuple[int, Row, Row]] = field(default_factory=dict)
+    drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
     """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
 
-    def sample(self, law: Row, row: int, depth: int) -> int:
+    def sample(self, law: HostArray, row: int, depth: int) -> int:
         """The target's own token from a law (V,), so many positions into the round."""
         position = int(self.positions[row]) + depth
         key = self.key[:, :, row : row + 1]

@@ -63,6 +63,7 @@ class Captured:
     """Executes plans on the rows of one target.
 
     draft_temperature: of the drafter; None uses the request's.
+    draft_context: the longest text that the drafter can read; None: any.
     """
 
     def __init__(
@@ -72,20 +73,24 @@ class Captured:
         drafting: Drafting,
         rule: Rule,
         draft_temperature: float | None = None,
+        draft_context: int | None = None,
     ) -> None:
         self._steps = Stepwise(target, state, drafting, rule)
         self._state = state
         self._drafting = drafting
         self._rule = rule
         self._draft_temperature = draft_temperature
+        self._draft_context = draft_context
         self._flight: Flight | None = None
         self._halves: Halves | None = None
         self._last_result = 0.0
         self._next_asked: list[int] = []
+        self._drafted_for: dict[int, int] = {}  # by row of the drafter: the number of the request
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
+        self._free_draft_rows(plan.spans)
         is_host = needs_host(plan)
         if not any(is_host):
             self._halves = None
@@ -150,7 +155,7 @@ class Captured:
         room = max(longest) + MARGIN
         order = {span.request.number: index for index, span in enumerate(plan.answering)}
         asked = self._asked(plan, [order[span.request.number] for span in flight.spans])
-        length = self._draft_length(asked, shape.num_lanes)
+        length = self._draft_length(asked, shape.num_lanes, max(longest))
         may_end = any(most >= end for most, end in zip(longest, ends, strict=True))
         lags = length > 0 and shape.draft_length == 0  # the drafter may have fallen behind
         if may_end or lags or num_chunks(room) != shape.num_chunks:
@@ -237,8 +242,7 @@ class Captured:
         """Launch the next round for the requests of a plan that may go on."""
         going, texts = [], []
         for index, span in enumerate(plan.answering):
-            request, accepted = span.request, len(decision.paths[index])
-            tokens = [*decision.drafts[index].tokens[:accepted], decision.extra[index]]
+            request, tokens = span.request, decision.tokens(index)
             is_over = request.num_output + len(tokens) >= request.limit
             has_fault = decision.laws.settle(index, ())[1] is not None
             if not is_over and not has_fault and not set(tokens) & set(request.endings):
@@ -258,7 +262,7 @@ class Captured:
     ) -> Flight:
         """Launch a round for requests with these texts."""
         num_lanes = 1 << max(len(spans) - 1, 0).bit_length()
-        length = self._draft_length(asked, num_lanes)
+        length = self._draft_length(asked, num_lanes, max(map(len, texts)))
         asked = [min(count, length) for count in asked]
         longest = max(map(len, texts)) + MARGIN
         num_rows = max(span.row for span in spans) + 1
@@ -327,6 +331,15 @@ class Captured:
         rows: GpuRows = self._drafting.state.rows
         return rows
 
+    def _free_draft_rows(self, spans: Sequence[Span]) -> None:
+        """Forget what the drafter stores of requests whose rows have passed to others."""
+        new = [one for one in spans if self._drafted_for.get(one.row) != one.request.number]
+        drafts = self._draft_rows() if new else None
+        for span in new:
+            self._drafted_for[span.row] = span.request.number
+            if drafts is not None:
+                drafts.release(span.row)
+
     def _asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
         """How far to draft for the answered spans of these indices."""
         limits = plan.drafts.limits
@@ -334,9 +347,12 @@ class Captured:
             return [0] * len(indices)
         return [0 if (limit := limits[index]) is None else limit.budget for index in indices]
 
-    def _draft_length(self, asked: Sequence[int], num_lanes: int) -> int:
-        """The captured draft length that comes nearest to what is asked for."""
+    def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
+        """The captured draft length that comes nearest to what is asked for; none where the
+        longest text leaves the drafter's context."""
         most = min(max(asked, default=0), MOST_TOKENS // num_lanes - 1)
+        if self._draft_context is not None and longest + most > self._draft_context:
+            return 0
         return max(length for length in LENGTHS if length <= most)
 
     def _draft_share(self, length: int) -> float:

@@ -170,7 +170,8 @@ class GpuModel:
             and other.model.device == self.model.device
             and not (rule.needs_draft_probs and drafter.temperature is not None)
         ):
-            return Captured(self, state, drafting, rule, drafter.temperature)
+            heat, context = drafter.temperature, other.max_context
+            return Captured(self, state, drafting, rule, heat, context)
         return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:

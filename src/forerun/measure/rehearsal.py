@@ -15,6 +15,9 @@ from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.models.base import LanguageModel
 
+Answers = dict[int, Sequence[int]]
+"""The known answer of each row."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -30,22 +33,26 @@ class Script:
     is_ragged: bool = False
     name: str = "script"
 
-    def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> None:
-        """A script has no state."""
+    def start(
+        self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
+    ) -> Answers:
+        return {}
 
-    def propose(self, state: None, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        return [Guess(self._guess(turn)) for turn in turns]
+    def enter(self, state: Answers, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state[row] = self.outputs[tuple(tokens[:num_prompt])]
 
-    def observe(self, state: None, outcomes: Sequence[Outcome]) -> None:
+    def propose(self, state: Answers, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        return [Guess(self._guess(turn, state[turn.row])) for turn in turns]
+
+    def observe(self, state: Answers, outcomes: Sequence[Outcome]) -> None:
         """Nothing to learn."""
 
-    def release(self, state: None, row: int) -> None:
-        """Nothing to forget."""
+    def release(self, state: Answers, row: int) -> None:
+        del state[row]
 
-    def _guess(self, turn: Turn) -> list[int]:
+    def _guess(self, turn: Turn, output: Sequence[int]) -> list[int]:
         if self.is_ragged and turn.row % 2:
             return []
-        output = self.outputs[tuple(turn.tokens[: turn.num_prompt])]
         known = list(output[turn.position : turn.position + turn.budget])
         guess = [*known, *[0] * (turn.budget - len(known))]
         right = turn.position % (turn.budget + 1)
@@ -64,6 +71,7 @@ class Cycling(PassingOn):
     asked: list[int] = field(default_factory=list)  # the longest budget of each round
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._next = cycle(self.lengths)
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:

@@ -35,6 +35,7 @@ class Heads:
     def __init__(self, source: str | Path | None = None) -> None:
         self.name = "heads" if source is None else f"heads:{source}"
         self._trained = load_shipped() if source is None else load(source)
+        self.layers = self._trained.design.layers
         self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
     def start(
@@ -44,8 +45,10 @@ class Heads:
         runner = self._runners.get(key)
         if runner is None:
             runner = self._runners[key] = fit(self._trained, target)
-        target.watch(rows, self._trained.design.layers)  # type: ignore[attr-defined]
-        return Listening(target, rows, runner, num_rows, capacity)
+        return Listening(target.vocab_size, runner, num_rows, capacity)
+
+    def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.texts.enter(row, tokens, num_prompt)
 
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
@@ -54,7 +57,8 @@ class Heads:
             return lines
         depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
-            Growth(turn, depth, one_line=False) for turn, depth in zip(turns, depths, strict=True)
+            Growth(turn, state.texts[turn.row], depth, one_line=False)
+            for turn, depth in zip(turns, depths, strict=True)
         ]
         busy = [growth for growth in growths if growth.frontier]
         nodes = [(growth, ROOT) for growth in busy]
@@ -69,10 +73,12 @@ class Heads:
         return [growth.guess(drawn) for growth in growths]
 
     def observe(self, state: Listening, outcomes: Sequence[Outcome]) -> None:
+        state.texts.observe(outcomes)
         for outcome in outcomes:
-            state.hear(outcome.row, outcome.tokens)
+            state.hear(outcome)
 
     def release(self, state: Listening, row: int) -> None:
+        state.texts.release(row)
         state.release(row)
 
     def _grow(

@@ -56,11 +56,11 @@ class Fingerprint:
 
     def _difference(self, other: Fingerprint) -> str:
         for what in ("hidden_size", "num_layers", "vocab_size"):
-            ours, theirs = getattr(self, what), getattr(other, what)
-            if ours != theirs:
-                return f"{what} is {theirs} rather than {ours}"
-        ours, theirs = np.array(self.sample), np.array(other.sample)
-        if ours.shape != theirs.shape:
+            expected, received = getattr(self, what), getattr(other, what)
+            if expected != received:
+                return f"{what} is {received} rather than {expected}"
+        a, b = np.array(self.sample), np.array(other.sample)
+        if a.shape != b.shape:
             return "their embeddings were sampled differently"
-        alike = float(ours @ theirs / max(np.linalg.norm(ours) * np.linalg.norm(theirs), 1e-12))
+        alike = float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
         return "" if alike >= ALIKE else f"their embeddings differ (cosine {alike:.2f})"

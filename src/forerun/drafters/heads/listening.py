@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from forerun.drafters.base import Guess, Turn
+from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.heads.few_racers import Node, is_about_tokens
 from forerun.drafters.heads.runner import Logits, Runner
-from forerun.models.base import LanguageModel
+from forerun.drafters.texts import Texts
 from forerun.tree import ROOT
 from forerun.types import Drawn
 
@@ -39,12 +39,9 @@ class Heard:
 class Listening:
     """The rows of one engine."""
 
-    def __init__(
-        self, target: LanguageModel, target_rows: Any, runner: Runner, num_rows: int, capacity: int
-    ) -> None:
-        self.vocab_size = target.vocab_size
-        self._target: Any = target
-        self._target_rows = target_rows
+    def __init__(self, vocab_size: int, runner: Runner, num_rows: int, capacity: int) -> None:
+        self.vocab_size = vocab_size
+        self.texts = Texts()
         self._runner = runner
         self._rows = runner.start(num_rows, capacity)
         self._heard = [Heard() for _ in range(num_rows)]
@@ -52,15 +49,15 @@ class Listening:
     def can_draft(self, row: int) -> bool:
         return self._heard[row].num_entries > 0
 
-    def hear(self, row: int, text: Sequence[int]) -> None:
-        """Take in what the target has processed since the last round."""
+    def hear(self, outcome: Outcome) -> None:
+        """Take in what the target has processed since the last round; the text holds it already."""
+        row, states = outcome.row, outcome.states
         heard = self._heard[row]
-        states = self._target.watched(self._target_rows, row)
-        if self._target_rows.lengths[row] != heard.num_entries + len(states):
+        if outcome.num_processed != heard.num_entries + len(states):
             self.release(row)  # the beginning of its text was missed
             return
         first = heard.num_entries + 1
-        following = text[first : first + len(states)]
+        following = self.texts[row].tokens[first : first + len(states)]
         if following:
             heard.waiting.append((states[: len(following)], following))
             heard.num_entries += len(following)
@@ -106,6 +103,7 @@ class Listening:
         return self._runner.step(self._rows, rows, parents, tokens)
 
     def release(self, row: int) -> None:
+        """Forget what was heard, but not the text."""
         self._runner.release(self._rows, row)
         self._heard[row] = Heard()
 

@@ -1,0 +1,71 @@
+"""One request on its way, as a coroutine sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+from forerun.engine.request import Request
+from forerun.engine.results import Generation, Piece
+from forerun.errors import InputError, explain
+
+
+class Answer(AsyncIterator[Piece]):
+    """One request on its way: iterate over its pieces, await its `Generation`, or abort it."""
+
+    def __init__(self, request: Request, engine: Any, abort: Callable[[Answer], bool]) -> None:
+        self.request = request
+        self._engine = engine  # not collected before the answer has ended
+        self._abort = abort
+        self._loop = _running_loop()
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        yield from asyncio.shield(self._end).__await__()
+        return self.request.generation()
+
+    async def __anext__(self) -> Piece:
+        piece = await self._pieces.get()
+        if piece is None:
+            self._pieces.put_nowait(None)  # for whoever else iterates
+            self._end.result()  # raises what ended the request, if anything did
+            raise StopAsyncIteration
+        return piece
+
+    def abort(self) -> bool:
+        """End the request; its row is free in the next round.  False if it has ended already."""
+        return self._abort(self)
+
+    def tell(self, piece: Piece) -> None:
+        """Called in the engine's thread."""
+        self._call(self._pieces.put_nowait, piece)
+
+    def finish(self, error: Exception | None) -> None:
+        """Called in the engine's thread, once."""
+        self._call(self._set_end, error)
+
+    def _set_end(self, error: Exception | None) -> None:
+        if not self._end.done():
+            if error is None:
+                self._end.set_result(None)
+            else:
+                self._end.set_exception(error)
+                self._end.exception()  # a request nobody awaits is no unhandled error
+        self._pieces.put_nowait(None)
+        self._engine = None
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the owner's loop is closed: there is nobody to tell
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        cure = "Call submit in a coroutine; without asyncio use fr.generate or fr.stream."
+        wrong = "An answer belongs to a running event loop."
+        raise InputError(explain(wrong, "none in this thread", cure)) from error
