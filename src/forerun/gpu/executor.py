@@ -19,6 +19,7 @@ from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
+from forerun.gpu.device_drafter import DeviceDrafter
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.inference import inference
 from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
@@ -77,20 +78,17 @@ class Captured:
     ) -> None:
         self._steps = Stepwise(target, state, drafting, rule)
         self._state = state
-        self._drafting = drafting
         self._rule = rule
-        self._draft_temperature = draft_temperature
-        self._draft_context = draft_context
+        self._drafter = DeviceDrafter(drafting, draft_temperature, draft_context)
         self._flight: Flight | None = None
         self._halves: Halves | None = None
         self._last_result = 0.0
         self._next_asked: list[int] = []
-        self._drafted_for: dict[int, int] = {}  # by row of the drafter: the number of the request
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
-        self._free_draft_rows(plan.spans)
+        self._drafter.free(plan.spans)
         is_host = needs_host(plan)
         if not any(is_host):
             self._halves = None
@@ -154,7 +152,7 @@ class Captured:
         ends = [len(span.request.prompt) + span.request.limit for span in flight.spans]
         room = max(longest) + MARGIN
         order = {span.request.number: index for index, span in enumerate(plan.answering)}
-        asked = self._asked(plan, [order[span.request.number] for span in flight.spans])
+        asked = self._drafter.asked(plan, [order[span.request.number] for span in flight.spans])
         length = self._draft_length(asked, shape.num_lanes, max(longest))
         may_end = any(most >= end for most, end in zip(longest, ends, strict=True))
         lags = length > 0 and shape.draft_length == 0  # the drafter may have fallen behind
@@ -164,7 +162,7 @@ class Captured:
             return None
         made = flight.round
         if length != shape.draft_length:
-            drafts = self._draft_rows() if length else None
+            drafts = self._drafter.rows if length else None
             shape = shape._replace(draft_length=length, draws=drafts is not None)
             made = self._round(shape, made.lanes, drafts)
         asked = [min(count, length) for count in asked]
@@ -184,7 +182,7 @@ class Captured:
         """Sort outcomes by request, and note how much of each text the drafter stores by now."""
         numbers = {span.request.number for span in plan.answering}
         length = flight.round.shape.draft_length
-        drafts = self._draft_rows() if length else None
+        drafts = self._drafter.rows if length else None
         for span, before, asked, row in zip(
             flight.spans, flight.lengths, flight.asked, table, strict=False
         ):
@@ -207,7 +205,7 @@ class Captured:
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
         height = max((len(draft.tokens) for draft in proposals), default=0)
-        middle = begin + (end - begin) * self._draft_share(height)
+        middle = begin + (end - begin) * self._drafter.share(height, self._state.storage.weights)
         laws: Any = CapturedLaws(faults)
         drafted_all = Drafted(proposals, height if plan.drafts.asked else None)
         return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
@@ -232,7 +230,9 @@ class Captured:
             return None
         spans = [plan.answering[index] for index in missing]
         texts = [span.request.tokens for span in spans]
-        flight = self._launch(spans, texts, self._asked(plan, missing), is_late=bool(self._flight))
+        flight = self._launch(
+            spans, texts, self._drafter.asked(plan, missing), is_late=bool(self._flight)
+        )
         if self._flight is not None:
             return flight
         self._flight = flight
@@ -250,7 +250,9 @@ class Captured:
                 texts.append([*request.tokens, *tokens])
         if going:
             spans = [plan.answering[index] for index in going]
-            self._flight = self._launch(spans, texts, self._asked(plan, going), is_late=False)
+            self._flight = self._launch(
+                spans, texts, self._drafter.asked(plan, going), is_late=False
+            )
 
     def _launch(
         self,
@@ -267,16 +269,9 @@ class Captured:
         longest = max(map(len, texts)) + MARGIN
         num_rows = max(span.row for span in spans) + 1
         self._state.make_room(num_rows, longest)
-        drafts = self._draft_rows() if length else None
+        drafts = self._drafter.rows if length else None
         if drafts is not None:
-            drafts.make_room(num_rows, longest)
-            drafts.feed(
-                [
-                    (span.row, stored, text[stored:-2])
-                    for span, text in zip(spans, texts, strict=True)
-                    if (stored := drafts.lengths[span.row]) < len(text) - 2
-                ]
-            )
+            self._drafter.catch_up(drafts, spans, texts, longest)
         lanes = self._lanes(num_lanes, is_late)
         shape = RoundShape(
             num_lanes,
@@ -294,7 +289,7 @@ class Captured:
     def _lane(self, span: Span, text: Sequence[int]) -> Lane:
         request = span.request
         output, temperature = len(text) - len(request.prompt), request.sampling.temperature
-        drafting = self._draft_temperature
+        drafting = self._drafter.temperature
         return Lane(
             row=span.row,
             previous=text[-2] if len(text) > 1 else 0,
@@ -324,41 +319,10 @@ class Captured:
         lanes: Lanes = kept[num_lanes, is_late]
         return lanes
 
-    def _draft_rows(self) -> GpuRows | None:
-        """The rows of the model that drafts, if there is one."""
-        if self._drafting.drafter is None:
-            return None
-        rows: GpuRows = self._drafting.state.rows
-        return rows
-
-    def _free_draft_rows(self, spans: Sequence[Span]) -> None:
-        """Forget what the drafter stores of requests whose rows have passed to others."""
-        new = [one for one in spans if self._drafted_for.get(one.row) != one.request.number]
-        drafts = self._draft_rows() if new else None
-        for span in new:
-            self._drafted_for[span.row] = span.request.number
-            if drafts is not None:
-                drafts.release(span.row)
-
-    def _asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
-        """How far to draft for the answered spans of these indices."""
-        limits = plan.drafts.limits
-        if self._drafting.drafter is None or not limits:
-            return [0] * len(indices)
-        return [0 if (limit := limits[index]) is None else limit.budget for index in indices]
-
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
         """The captured draft length that comes nearest to what is asked for; none where the
         longest text leaves the drafter's context."""
         most = min(max(asked, default=0), MOST_TOKENS // num_lanes - 1)
-        if self._draft_context is not None and longest + most > self._draft_context:
+        if not self._drafter.can_read(longest + most):
             return 0
         return max(length for length in LENGTHS if length <= most)
-
-    def _draft_share(self, length: int) -> float:
-        """The draft's share of a round's time, by the weights that are read."""
-        drafts = self._draft_rows() if length else None
-        if drafts is None:
-            return 0.0
-        step = length * drafts.storage.weights.num_bytes
-        return float(step / (step + self._state.storage.weights.num_bytes))

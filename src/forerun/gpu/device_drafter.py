@@ -1,0 +1,74 @@
+"""The model that drafts in captured rounds: its rows, and how much of each text they store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import RoundPlan, Span
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.weights import Weights
+
+
+@dataclass
+class DeviceDrafter:
+    """A `Model` drafter whose passes are part of captured rounds; or no drafter at all.
+
+    temperature: of the drafter; None uses the request's.
+    context: the longest text that it can read; None: any.
+    """
+
+    drafting: Drafting
+    temperature: float | None = None
+    context: int | None = None
+    _users: dict[int, int] = field(default_factory=dict)  # by row: the number of the request
+
+    @property
+    def rows(self) -> GpuRows | None:
+        """The rows of the model, numbered like those of the target; None without a drafter."""
+        if self.drafting.drafter is None:
+            return None
+        rows: GpuRows = self.drafting.state.rows
+        return rows
+
+    def free(self, spans: Sequence[Span]) -> None:
+        """Forget the texts of requests whose rows have passed to others."""
+        new = [span for span in spans if self._users.get(span.row) != span.request.number]
+        rows = self.rows if new else None
+        for span in new:
+            self._users[span.row] = span.request.number
+            if rows is not None:
+                rows.release(span.row)
+
+    def catch_up(
+        self, rows: GpuRows, spans: Sequence[Span], texts: Sequence[Sequence[int]], room: int
+    ) -> None:
+        """Store all but the last two tokens of each text, which the first draft step feeds."""
+        rows.make_room(max(span.row for span in spans) + 1, room)
+        rows.feed(
+            [
+                (span.row, stored, text[stored:-2])
+                for span, text in zip(spans, texts, strict=True)
+                if (stored := rows.lengths[span.row]) < len(text) - 2
+            ]
+        )
+
+    def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
+        """How far to draft for the answered spans of these indices."""
+        limits = plan.drafts.limits
+        if self.drafting.drafter is None or not limits:
+            return [0] * len(indices)
+        return [0 if (limit := limits[index]) is None else limit.budget for index in indices]
+
+    def can_read(self, length: int) -> bool:
+        """Whether a text of this length fits the model's context."""
+        return self.context is None or length <= self.context
+
+    def share(self, length: int, target: Weights) -> float:
+        """The share of a draft in the time of a round, by the weights that are read."""
+        rows = self.rows if length else None
+        if rows is None:
+            return 0.0
+        step = length * rows.storage.weights.num_bytes
+        return step / (step + target.num_bytes)
