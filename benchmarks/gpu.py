@@ -1,6 +1,6 @@
 """Rounds on a GPU: the pass, whole rounds, and text through `fr.generate`, beside transformers.
 
-    python benchmarks/gpu.py [--output FILE] [--parts pass text batches contexts peers] [--size 8b]
+    python benchmarks/gpu.py [--output FILE] [--parts pass text batches contexts forward peers] [--size 8b]
 
 A target of 8 billion parameters in bfloat16 with random weights, and a draft of its first two
 layers, whose agreement is set.  Every figure stands beside its limit: the time to read all weights
@@ -24,6 +24,7 @@ import forerun as fr
 from forerun.gpu.forward import PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
+from forerun.models.huggingface import HuggingFaceModel
 from llama_pair import Pair
 
 NEW, PROMPT = 256, 64
@@ -97,6 +98,13 @@ class Bench:
         self.agreement = self.pair.agree(0.8)
         for length in (0, 5, "auto"):
             self.generate(length, "ratio", prompt=4000, repeats=3)
+
+    def forward(self) -> None:
+        """The same target run by transformers in captured passes, for models of other shapes."""
+        lean, self.target = self.target, HuggingFaceModel(self.pair.target)
+        self.generate(0, "match", repeats=3)
+        self.results["transformers' forward, captured"] = self.results.popitem()[1]
+        self.target = lean
 
     def generate(
         self,
@@ -203,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to save the table, as JSON")
     parser.add_argument("--size", default="8b")
-    parts = ("pass", "text", "batches", "contexts", "peers")
+    parts = ("pass", "text", "batches", "contexts", "forward", "peers")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
     args = parser.parse_args()
     bench = Bench(args.size)
@@ -211,7 +219,7 @@ def main() -> None:
                allocated=torch.cuda.memory_allocated() / 2**30)  # fmt: skip
     for part in args.parts:
         {"pass": bench.passes, "text": bench.text, "batches": bench.batches,
-         "contexts": bench.contexts, "peers": bench.peers}[part]()  # fmt: skip
+         "contexts": bench.contexts, "forward": bench.forward, "peers": bench.peers}[part]()  # fmt: skip
         if args.output is not None:
             made = {
                 "command": "python benchmarks/gpu.py",

@@ -24,13 +24,18 @@ def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) ->
     a draft whose law, where the rule divides by it, is a point mass or comes as logits too."""
     if check != "read" or not is_on_device(target_logits) or not _fits(target_logits):
         return False
-    if os.environ.get("FORERUN_KERNELS", "1") == "0" or not _has_triton():
+    if not are_on():
         return False
     if type(rule) is Match:
         return True
     if type(rule) not in (Ratio, Block):
         return False
     return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
+
+
+def are_on() -> bool:
+    """Whether kernels can be used at all: Triton is there, and FORERUN_KERNELS is not 0."""
+    return os.environ.get("FORERUN_KERNELS", "1") != "0" and _has_triton()
 
 
 def is_on_device(table: Any) -> bool:

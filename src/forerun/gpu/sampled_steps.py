@@ -14,6 +14,7 @@ import torch
 
 from forerun.addresses import Purpose
 from forerun.arrays import to_numpy
+from forerun.engine.drafting import Drafting
 from forerun.engine.laws import Fault, TargetLaws
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Proposal
@@ -26,13 +27,18 @@ from forerun.gpu.joining import fault_of, needs_host
 from forerun.gpu.lanes import cuts_law
 from forerun.gpu.scratch import Outcome, Scratch
 from forerun.gpu.truncation import find_thresholds
+from forerun.models.base import LanguageModel
+from forerun.rules.base import Rule
 from forerun.rules.match import Match
 
 
 class SampledSteps(Stepwise):
     """Executes plans on the rows of one target on a CUDA device."""
 
-    _is_on_host: Sequence[bool] = ()
+    def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
+        super().__init__(target, state, drafting, rule)
+        self._is_on_host: Sequence[bool] = ()
+        self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
@@ -73,8 +79,7 @@ class SampledSteps(Stepwise):
         integers = np.stack([np.repeat(seeds, num_slots), (outputs[:, None] + depths).reshape(-1)])
         seed, position = torch.from_numpy(integers).to(device)
         heat = torch.from_numpy(np.repeat(heats, num_slots)).to(device)
-        outcome = Outcome.allocate(count, device)
-        scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
+        outcome, scratch = self._memory(count, vocab, device)
         flat, cuts = logits.reshape(count, vocab), None
         if any(cuts_law(request.sampling) for request in requests):
             cuts = self._thresholds(requests, flat, heat, scratch)
@@ -82,6 +87,13 @@ class SampledSteps(Stepwise):
         result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
         tokens, faults = result.reshape(2, num_spans, num_slots)
         return tokens, faults
+
+    def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
+        """What the kernels work in, for so many rows; kept for the next round."""
+        if count not in self._kept:
+            scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
+            self._kept[count] = Outcome.allocate(count, device), scratch
+        return self._kept[count]
 
     def _thresholds(self, requests: Sequence[Request], flat: Any, heat: Any, scratch: Any) -> Any:
         """The smallest logit that each row keeps."""

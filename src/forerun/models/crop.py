@@ -6,6 +6,7 @@ land past a row's length, where nothing reads them and the next pass overwrites 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 
-from forerun.models.attention import LayerKind, attention_mask
+from forerun.models.attention import Branches, LayerKind, attention_mask
 from forerun.models.base import Kept, Parents
+from forerun.models.captured_pass import MOST_TOKENS as MOST_CAPTURED
+from forerun.models.captured_pass import CapturedPasses
 from forerun.models.feed import Feed, feeds
 from forerun.models.forward import Forward
 from forerun.models.padded_pass import FeedPart, branches, columns, plan
@@ -39,6 +42,9 @@ class CropRows:
         self._cache = RaggedCache(kinds, num_rows, capacity)
         self._device = forward.device
         self._dtype = forward.dtype
+        self.captured: CapturedPasses | None = None
+        if self._device.type == "cuda" and os.environ.get("FORERUN_KERNELS", "1") != "0":
+            self.captured = CapturedPasses(forward, self._cache, self._kinds, capture=True)
 
     def score(
         self,
@@ -90,6 +96,8 @@ class CropRows:
         """The same lengths and keys under another pass, with scores of its own."""
         other = copy(self)
         other.watch, other._fed, other._forward = None, [Feed()] * len(self.lengths), forward
+        if self.captured is not None:
+            other.captured = CapturedPasses(forward, self._cache, self._kinds, capture=True)
         return other
 
     def watch_layers(self, layers: Sequence[int]) -> None:
@@ -156,6 +164,8 @@ class CropRows:
         is_run = rows == list(range(rows[0], rows[0] + len(rows)))
         run = slice(rows[0], rows[-1] + 1)
         trees = branches(parts, width, end, self._device)
+        if self.captured is not None and self.watch is None and width <= MOST_CAPTURED:
+            return self._captured_pass(self.captured, parts, width, run if is_run else None, trees)
         if is_even and is_run and trees is None:
             ids = torch.tensor(
                 [part.tokens for part in parts], dtype=torch.long, device=self._device
@@ -185,10 +195,35 @@ class CropRows:
         )
         if self.watch is not None:
             self.watch.see(parts, done.hidden_states)
-        if index is None:
-            return done.logits
-        gather = torch.tensor(index, device=done.logits.device)  # (R, max N)
-        return done.logits[torch.arange(len(rows), device=gather.device)[:, None], gather]
+        return _picked(done.logits, index)
+
+    def _captured_pass(
+        self,
+        captured: CapturedPasses,
+        parts: Sequence[FeedPart],
+        width: int,
+        run: slice | None,
+        trees: Branches | None,
+    ) -> Any:
+        ids, positions, slots, rows = torch.from_numpy(plan(parts, width)).to(self._device)
+        end = max(part.slot for part in parts) + width
+        chosen = rows[:, 0].contiguous() if run is None else run
+        place = Placement(chosen, 0, end - width, end, rows[:, :1], slots)
+        logits = captured.run(ids, positions, place, trees)
+        most = max(part.num_logits for part in parts)
+        index = [
+            [min(len(part) - part.num_logits + j, len(part) - 1) for j in range(most)]
+            for part in parts
+        ]
+        return _picked(logits, index)
+
+
+def _picked(logits: Any, index: list[list[int]] | None) -> Any:
+    """The columns (R, max N) of logits (R, C, V) that each row asked for; None: all of them."""
+    if index is None:
+        return logits
+    gather = torch.tensor(index, device=logits.device)
+    return logits[torch.arange(len(index), device=gather.device)[:, None], gather]
 
 
 def group_rows(counts: Sequence[int]) -> list[list[int]]:

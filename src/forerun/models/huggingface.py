@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.choice import are_on
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
@@ -87,6 +88,14 @@ class HuggingFaceModel:
     def on_gpu(self) -> bool:
         """Whether the model computes on a CUDA device."""
         return bool(self._forward.device.type == "cuda")
+
+    def executor(self, state: Any, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
+        """On a GPU `match` is decided there; elsewhere rounds are executed on the host."""
+        if not self.on_gpu or self._forward.dtype is torch.float64 or not are_on():
+            return None
+        from forerun.gpu.sampled_steps import SampledSteps
+
+        return SampledSteps(self, state, drafting, rule)
 
     @property
     def identity(self) -> Findings:

@@ -1,0 +1,142 @@
+"""Short passes of a transformers model as CUDA graphs: one launch instead of a thousand.
+
+A graph holds addresses and sizes, so a pass is padded to a whole number of blocks of keys, and what
+it reads (tokens, positions, slots, mask) is copied to fixed places first.  Only the passes of
+rounds are captured: prompts are long enough to keep the device busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forerun.errors import warn
+from forerun.models.attention import LayerKind, attention_mask
+from forerun.models.forward import Forward
+from forerun.models.ragged_cache import Placement, RaggedCache
+
+MOST_TOKENS = 32  # of a row in a captured pass
+KEYS = 256  # the unit by which the keys of a captured pass grow
+MOST_GRAPHS = 64
+WARM_UP = 2  # passes of a size before it is captured
+
+
+class CapturedPasses:
+    """The passes of one cache that were captured, by size.
+
+    capture: without it the same passes run uncaptured, as on a device without graphs.
+    """
+
+    def __init__(
+        self, forward: Forward, cache: RaggedCache, kinds: list[LayerKind], *, capture: bool
+    ) -> None:
+        self.why_not = "" if capture else "graphs were not asked for"
+        self._forward = forward
+        self._cache = cache
+        self._kinds = kinds
+        self._made: dict[Any, _CapturedPass] = {}
+        self._storage = 0  # where the keys of the first layer were when these were captured
+
+    def run(self, ids: Any, positions: Any, place: Placement, trees: Any) -> Any:
+        """Logits (R, N, V) of a pass; they are overwritten by the next one of that size.
+
+        ids, positions: (R, N); place: with rows and slots as tensors.
+        """
+        end = -(-place.end // KEYS) * KEYS
+        self._grow(replace(place, end=end))
+        mask = attention_mask(self._kinds, positions, 0, end, self._forward.dtype, trees)
+        is_run = isinstance(place.rows, slice)
+        rows = (place.rows.start, place.rows.stop) if is_run else None
+        key = (*ids.shape, end, rows)
+        if key not in self._made:
+            if len(self._made) >= MOST_GRAPHS:
+                self._made.clear()
+            still = _still(ids, positions, replace(place, earliest=0, end=end), mask)
+            self._made[key] = _CapturedPass(self._call, *still)
+        made = self._made[key]
+        made.fill(ids, positions, place, mask)
+        if not self.why_not and made.graph is None and made.num_runs >= WARM_UP:
+            self._capture(made)
+        return made.run()
+
+    def _call(self, ids: Any, positions: Any, place: Placement, mask: Any) -> Any:
+        self._cache.placement = place
+        done = self._forward(
+            ids, ids.shape[1], self._cache, position_ids=positions, attention_mask=mask
+        )
+        return done.logits
+
+    def _capture(self, made: _CapturedPass) -> None:
+        try:
+            made.capture()
+        except Exception as error:  # of a model that reads a number back, or allocates
+            self.why_not = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            warn(f"Passes are not captured as CUDA graphs: {self.why_not}. The text is the same.")
+
+    def _grow(self, place: Placement) -> None:
+        """Make room before a graph is captured, and forget graphs of storage that is gone."""
+        for layer in self._cache.layers:
+            if layer.is_initialized and not layer._has_room(place.end):
+                self._cache.placement = place
+                layer.lazy_initialization(layer.keys, layer.values)
+        first = self._cache.layers[0]
+        storage = first.keys.data_ptr() if first.is_initialized else 0
+        if storage != self._storage:
+            self._made.clear()
+            self._storage = storage
+
+
+class _CapturedPass:
+    """One size of pass, with inputs at fixed places."""
+
+    def __init__(
+        self, call: Callable[..., Any], ids: Any, positions: Any, place: Placement, mask: Any
+    ) -> None:
+        self._call = call
+        self._ids, self._positions, self._place, self._mask = ids, positions, place, mask
+        self._logits: Any = None
+        self.graph: Any = None
+        self.num_runs = 0
+
+    def fill(self, ids: Any, positions: Any, place: Placement, mask: Any) -> None:
+        self._ids.copy_(ids)
+        self._positions.copy_(positions)
+        for name in ("rows", "row_index", "slots"):
+            still = getattr(self._place, name)
+            if isinstance(still, torch.Tensor):
+                still.copy_(getattr(place, name))
+        for kind, part in _parts(self._mask).items():
+            part.copy_(_parts(mask)[kind])
+
+    def run(self) -> Any:
+        self.num_runs += 1
+        if self.graph is None:
+            return self._call(self._ids, self._positions, self._place, self._mask)
+        self.graph.replay()
+        return self._logits
+
+    def capture(self) -> None:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._logits = self._call(self._ids, self._positions, self._place, self._mask)
+        self.graph = graph
+
+
+def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """Copies of a pass's inputs, whose addresses stay."""
+    tensors = {
+        name: value.clone()
+        for name in ("rows", "row_index", "slots")
+        if isinstance(value := getattr(place, name), torch.Tensor)
+    }
+    masks = {kind: part.clone() for kind, part in _parts(mask).items()}
+    still_mask = masks if isinstance(mask, dict) else masks[""]
+    return ids.clone(), positions.clone(), replace(place, **tensors), still_mask
+
+
+def _parts(mask: Any) -> dict[str, Any]:
+    return mask if isinstance(mask, dict) else {"": mask}
