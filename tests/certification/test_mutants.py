@@ -13,7 +13,7 @@ from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.children import Children
 
 LARGE = {
-    "longer draft", "good drafter", "K changes",
+    "longer draft", "good drafter", "K changes", "drafter lacks tokens", "several rounds",
     "tree (3)", "tree (2, 2)", "tree (3, 1, 1)", "tree, several rounds", "tree changes",
 }  # fmt: skip
 """Cases that take nine tenths of the time; the others catch every mutant too."""
