@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,22 @@ def test_the_draft_length_may_follow_the_text() -> None:
     found = fr.law("block", model, contextual(2, 10), draft_length=lengths, length=3)
     assert found == pytest.approx(fr.target_law(model, 3), abs=EXACT)
     assert {count for _, count in seen} == {1, 2}
+
+
+@pytest.mark.parametrize("most", [20, 2**12])
+@pytest.mark.parametrize("rule", rules.names())
+def test_a_round_after_many_prefixes_is_a_round_after_each(
+    rule: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9 drafts a prefix: those of two prefixes at a time, or all, are followed together."""
+    monkeypatch.setattr(import_module("forerun.law"), "MAX_ROWS", most)
+    step = rule_step(rule, contextual(3, 1, zeros=0.3), contextual(3, 2), "sampled")
+    prefixes: list[Prefix] = [(0,), (1,), (2,)]
+    found = step(prefixes, 2)
+    assert len(found) == len(prefixes)
+    for prefix, emission in zip(prefixes, found, strict=True):
+        (alone,) = step([prefix], 2)
+        assert emission == pytest.approx(alone, abs=EXACT)
 
 
 def test_bad_arguments() -> None:
@@ -232,12 +249,12 @@ def test_a_drafted_token_met_again_is_the_same_token() -> None:
     step = rule_step(
         "block", lambda _: target[0], lambda _: draft[0], "sampled", drafts_by_position
     )
-    (first, known), *_ = step((), 2)
+    ((first, known), *_) = step([()], 2)[0]
     assert first == (0,)
     ((address, (low, high)),) = known
     assert address == Address(Purpose.DRAFT, 1, 0)
     assert high - low == 0.5
-    again = step(first, 2, known)
+    (again,) = step([first], 2, known)
     assert len(again) == 2, "one first token, two second ones"
 
 

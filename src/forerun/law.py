@@ -10,7 +10,7 @@ later one may meet goes with the text, so the law is that of the code as it ship
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from forerun.arrays import HostArray
 from forerun.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, every_path
 from forerun.children import Children, next_law
 from forerun.errors import InputError, UnsupportedError, explain
-from forerun.rules.base import Rule
+from forerun.rules.base import Rule, slices
 from forerun.tree import Tree
 from forerun.types import Draft
 from forerun.verification import prepare
@@ -37,8 +37,11 @@ Shape = int | Tree
 """What a round drafts: K tokens in a chain, or a tree."""
 Shapes = Shape | Callable[[Prefix], Shape]
 """The shape of every round's draft, fixed or as a function of what has been emitted."""
-Step = Callable[[Prefix, Shape, Memory], Emission]
-"""The law of one round's emission after a prefix, with a draft of that shape."""
+Step = Callable[[Sequence[Prefix], Shape, Memory], Sequence[Emission]]
+"""The law of a round's emission after each of several prefixes of one length, with a draft of that
+shape."""
+MAX_ROWS = 2**12
+"""Drafts that are followed at once."""
 
 
 def law(
@@ -81,9 +84,10 @@ def law(
 def target_law(target: Model | HostArray, length: int) -> HostArray:
     """The joint law of `length` tokens sampled plainly from the target, (V,) * length."""
     model = as_model(target, "target")
-    plain: Step = lambda prefix, *_: {  # noqa: E731
-        ((token,), ()): chance for token, chance in enumerate(model(prefix))
-    }
+    plain: Step = lambda prefixes, *_: [  # noqa: E731
+        {((token,), ()): chance for token, chance in enumerate(model(prefix))}
+        for prefix in prefixes
+    ]
     return joint(plain, len(model(())), length, 0)
 
 
@@ -96,8 +100,8 @@ def expected_accepted(
 ) -> float:
     """The mean number of draft tokens that one round keeps."""
     step = rule_step(rule, as_model(target, "target"), as_model(draft, "draft"), drawn)
-    emissions = step((), draft_length).items()
-    return float(sum(chance * (len(emitted) - 1) for (emitted, _), chance in emissions))
+    (emission,) = step([()], draft_length)
+    return float(sum(chance * (len(emitted) - 1) for (emitted, _), chance in emission.items()))
 
 
 def rule_step(
@@ -119,13 +123,28 @@ class RuleStep:
     reused: set[Address] = field(default_factory=set)
     """Every address that was met twice on some path, so far."""
 
-    def __call__(self, prefix: Prefix, shape: Shape, memory: Memory = ()) -> Emission:
-        tree, first = as_tree(shape), len(prefix)
-        drafts = self._drafts(prefix, tree, memory)
+    def __call__(
+        self, prefixes: Sequence[Prefix], shape: Shape, memory: Memory = ()
+    ) -> list[Emission]:
+        tree = as_tree(shape)
+        at_once = MAX_ROWS // len(self.target(prefixes[0])) ** len(tree)
+        runs = slices(len(prefixes), max(1, at_once))
+        return [emission for some in runs for emission in self._some(prefixes[some], tree, memory)]
+
+    def _some(self, prefixes: Sequence[Prefix], tree: Tree, memory: Memory) -> list[Emission]:
+        """The same for so few prefixes that all their drafts are followed together."""
+        first = len(prefixes[0])
+        drafted_after = [self._drafts(prefix, tree, memory) for prefix in prefixes]
+        drafts = [drafted for some in drafted_after for drafted in some]
+        after = np.repeat(np.arange(len(prefixes)), [len(some) for some in drafted_after]).tolist()
         tokens = np.array([drafted.tokens for drafted in drafts], dtype=np.int64)
         tokens = tokens.reshape(len(drafts), len(tree))
         rows = np.array(
-            [tree_rows(self.target, prefix, drafted.tokens, tree) for drafted in drafts]
+            [
+                tree_rows(self.target, prefix, drafted.tokens, tree)
+                for prefix, some in zip(prefixes, drafted_after, strict=True)
+                for drafted in some
+            ]
         )
         made = Draft.point(tokens, tree=tree)
         if self.how is not Children.LIKELIEST and len(tree):
@@ -139,7 +158,7 @@ class RuleStep:
             return *self.rule.decide(trial, noise), noise
 
         last_drafted = max((at.position for drafted in drafts for at in drafted.known), default=-1)
-        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
+        emitted: list[dict[tuple[Prefix, Memory], float]] = [defaultdict(float) for _ in prefixes]
         for reached, extra, noise in every_path(run):
             self.reused.update(noise.reused)
             weights = noise.weights * chances
@@ -151,8 +170,8 @@ class RuleStep:
                 if last >= first + len(text):
                     learned = noise.remembered(row, first + len(text))
                     learned += drafts[row].remembered(first + len(text))
-                emitted[text, learned] += weights[row]
-        return emitted
+                emitted[after[row]][text, learned] += weights[row]
+        return list(emitted)
 
     def _drafts(self, prefix: Prefix, tree: Tree, memory: Memory) -> list[Drafted]:
         """All drafts that can occur, node by node."""
@@ -230,22 +249,21 @@ def as_tree(shape: Shape) -> Tree:
 
 def joint(step: Step, vocab_size: int, length: int, shapes: Shapes) -> HostArray:
     """Repeat rounds until `length` tokens are out; the law of those, (V,) * length."""
-    known: dict[tuple[Prefix, Memory], HostArray] = {}
-
-    def after(prefix: Prefix, memory: Memory) -> HostArray:
-        left = length - len(prefix)
-        if left == 0:
-            return np.ones(())
-        if (prefix, memory) not in known:
-            total = np.zeros((vocab_size,) * left)
-            shape = shapes(prefix) if callable(shapes) else shapes
-            for (emitted, learned), chance in step(prefix, shape, memory).items():
-                kept = emitted[:left]
-                total[kept] += chance * after(prefix + kept, learned)
-            known[prefix, memory] = total
-        return known[prefix, memory]
-
-    return after((), ())
+    ends: list[dict[tuple[Prefix, Memory], float]] = [defaultdict(float) for _ in range(length + 1)]
+    ends[0][(), ()] = 1.0  # by number of tokens: what a round may end with, and how likely
+    for begun in ends[:-1]:
+        alike: dict[tuple[Shape, Memory], list[Prefix]] = defaultdict(list)
+        for prefix, memory in begun:
+            alike[shapes(prefix) if callable(shapes) else shapes, memory].append(prefix)
+        for (shape, memory), prefixes in alike.items():
+            for prefix, emission in zip(prefixes, step(prefixes, shape, memory), strict=True):
+                for (emitted, learned), chance in emission.items():
+                    text = (*prefix, *emitted)[:length]
+                    ends[len(text)][text, learned] += begun[prefix, memory] * chance
+    total = np.zeros((vocab_size,) * length)
+    for (text, _), chance in ends[-1].items():
+        total[text] += chance
+    return total
 
 
 def as_model(rows: Model | HostArray, name: str) -> Model:

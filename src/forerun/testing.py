@@ -176,7 +176,7 @@ class _Court:
         samplings = [Sampling(seed=seed, temperature=seed % 2) for seed in range(NUM_STEERED)]
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 12}
         plain = generate(self.target, prompts, ignore_eos=True, **how)
-        how |= {"draft_length": "auto", "batch_size": 2}
+        how |= {"draft_length": "auto", "batch_size": 4}
         for tree in (None, 8):
             drafted, _ = self._run(prompts, Doubting, tree=tree, **how)
             texts = [[answer.tokens for answer in answers] for answers in (drafted, plain)]

@@ -8,12 +8,12 @@ import forerun as fr
 from forerun.certification import mutants, standard_cases, tree_cases
 from forerun.certification.broken import block, walk
 from forerun.certification.broken_trees import descend, traverse
-from forerun.certification.certify import draw_as
+from forerun.certification.certify import DrawnAs
 from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.children import Children
 
 LARGE = {
-    "longer draft", "good drafter", "K changes",
+    "longer draft", "good drafter", "K changes", "drafter lacks tokens", "several rounds",
     "tree (3)", "tree (2, 2)", "tree (3, 1, 1)", "tree, several rounds", "tree changes",
 }  # fmt: skip
 """Cases that take nine tenths of the time; the others catch every mutant too."""
@@ -75,6 +75,6 @@ def test_what_they_were_made_from_is_lossless(function: object) -> None:
 @pytest.mark.parametrize("how", list(Children), ids=lambda how: how.value)
 @pytest.mark.parametrize("function", [descend, traverse])
 def test_what_they_were_made_from_is_lossless_on_trees(function: object, how: Children) -> None:
-    found = fr.certify(function, draw=draw_as(how), cases=tree_cases())  # type: ignore[arg-type]
+    found = fr.certify(function, draw=DrawnAs(how), cases=tree_cases())  # type: ignore[arg-type]
     assert found.method == "exact"
     assert found.lossless

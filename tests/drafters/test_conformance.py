@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drafting import Quiet, Random, noisy_copy
-from tiny_models import Architecture
+from tiny_models import VOCAB_SIZE, Architecture
 
 import forerun as fr
 from forerun.children import Children
@@ -35,6 +35,7 @@ from forerun.types import Drawn
 
 TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
 OTHER = TableModel.random(vocab_size=7, order=1, seed=3)
+WIDE = TableModel.random(VOCAB_SIZE, order=1, seed=3)
 
 
 class Short(TableModel):
@@ -74,21 +75,36 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
     "random": lambda: Random(7),
 }
 
+VARIANTS = {"ngram from 1", "model, warm"}
+"""Another number in what runs by default."""
+
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
     "recycling": Recycling,
     "model": lambda: Model(noisy_copy(llama(), 0.1)),
-    "mixed": lambda: Mixed(Recycling(), Model(noisy_copy(llama(), 0.1)), clock=still),
+    "mixed": lambda: Mixed(Recycling(), Model(WIDE), clock=still),
     "early exit": lambda: EarlyExit(1),
     "quantized": Quantized,
 }
 
 
-@pytest.mark.parametrize("name", ON_TABLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in ON_TABLES],
+)
 def test_on_a_table(name: str) -> None:
     check_drafter(ON_TABLES[name], SHORT)
 
 
-@pytest.mark.parametrize("name", ON_TRANSFORMERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recycling",
+        "model",
+        "mixed",
+        "early exit",
+        pytest.param("quantized", marks=pytest.mark.slow),  # a `Model` of a copy that it makes
+    ],
+)
 def test_on_a_transformers_model(name: str) -> None:
     check_drafter(ON_TRANSFORMERS[name], target())
 

@@ -77,12 +77,13 @@ class Reference:
 
     def law(self, text: tuple[int, ...], path: list[int]) -> np.ndarray[Any, Any]:
         """Logits (Vd,) of what comes after a text and some guesses."""
-        if (text, *path) not in self.known:
-            self.run(text, path)
+        self.run(text, path)
         return self.known[(text, *path)]
 
     def run(self, text: tuple[int, ...], path: list[int]) -> None:
-        """One pass for the laws at the end of a text and after each guess of a path."""
+        """One pass, unless they are known, for the laws after a text and each guess of a path."""
+        if (text, *path) in self.known:
+            return
         ids = torch.tensor([[*text, *path]])
         with torch.no_grad():
             states = model("reference").base_model(ids, output_hidden_states=True).hidden_states

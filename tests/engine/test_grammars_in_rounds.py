@@ -126,7 +126,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.5])
 @pytest.mark.parametrize("grammar", [COMPACT, LOOSE], ids=["compact", "loose"])
 def test_speculation_cannot_be_seen(grammar: Any, temperature: float) -> None:
     """Also in a batch with requests that have another grammar, or none."""

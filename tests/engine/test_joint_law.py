@@ -244,10 +244,11 @@ def test_joint_law_with_the_real_noise(rule: str) -> None:
     """Sampled, in a batch whose requests come and go.
 
     With c cells and n texts the total variation distance exceeds the limit with a chance of at
-    most 2**c * exp(-2 n limit**2) = 1e-6 (Bretagnolle, Huber, Carol).
+    most 2**c * exp(-2 n limit**2) = 1e-6 (Bretagnolle, Huber, Carol).  With 15 cells and 1,000
+    texts a bias of 0.17 is missed with odds of 1e-3.
     """
     target, drafter = TARGET, Model(DRAFT)
-    num_texts, limit = 2000, 3
+    num_texts, limit = 1000, 3
     wanted = target_law(target, limit)
     answers = fr.generate(
         target, PROMPT, drafter=drafter, rule=rule, draft_length=2, max_new_tokens=limit,

@@ -106,7 +106,7 @@ class Driver:
         trees: Sequence[Tree | None],  # None: a chain
         accepted: Sequence[int],  # the last node kept, -1 for none
     ) -> float:
-        """The same with trees: every node is compared with its path run alone."""
+        """The same with trees: every path down to a leaf is compared with the path run alone."""
         lengths = self.state.lengths
         pending = [self.texts[row][lengths[row] :] for row in rows]
         tokens = [[*p, *d] for p, d in zip(pending, drafts, strict=True)]
@@ -116,10 +116,11 @@ class Driver:
         error, kept, paths = 0.0, [], []
         for index, (row, draft, tree) in enumerate(zip(rows, drafts, trees, strict=True)):
             shape = tree or Tree.chain(len(draft))
-            for node in range(-1, len(draft)):
-                alone = [*self.texts[row], *(draft[i] for i in shape.path(node))]
-                difference = logits[index, node + 1] - fresh_logits(self.model, alone)[-1]
-                error = max(error, largest(difference))
+            for leaf in shape.leaves or (-1,):
+                nodes = (-1, *shape.path(leaf))
+                alone = [*self.texts[row], *(draft[i] for i in nodes[1:])]
+                expected = fresh_logits(self.model, alone)[-len(nodes) :]
+                error = max(error, largest(logits[index, [i + 1 for i in nodes]] - expected))
             path, first = shape.path(accepted[index]), len(pending[index])
             kept.append([*range(first), *(first + node for node in path)])
             paths.append(path)

@@ -61,14 +61,14 @@ def losses(monkeypatch: Any) -> list[float]:
 def test_it_learns(target, prompts, tmp_path, monkeypatch, capfd):
     seen = losses(monkeypatch)
     out = tmp_path / "run"
-    options = ("--steps", "50", "--answer-tokens", "1500", "--learning-rate", "0.01")
+    options = ("--steps", "30", "--answer-tokens", "1000", "--learning-rate", "0.01")
     assert train(target, out, "--prompts", prompts, *options) == 0
-    assert len(seen) == 50
+    assert len(seen) == 30
     assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
     first, last = history(out)[0], history(out)[-1]
     assert last["temperature 0"] > 1.15 * first["temperature 0"]
     card = (out / "README.md").read_text()
-    assert re.search(r"\| steps \| 50 \|", card)
+    assert re.search(r"\| steps \| 30 \|", card)
     assert "mean of the groups" in card
     assert "tokens/round" in capfd.readouterr().err
     model = fr.load(target, lean=False)

@@ -7,10 +7,11 @@ second one is caught.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -154,15 +155,16 @@ def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) ->
         yield done
 
 
-def draw_plainly(model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
-    """Each token from its row, after the tokens before it; the rows are reported as they are."""
-    return draw_as(Children.INDEPENDENT)(model, shape, rng)
+@dataclass(frozen=True)
+class DrawnAs:
+    """A drawer of our own: the children of every node in one way, each with the law it came from.
 
+    It keeps nothing between calls, so a draft is drawn once for all that a verifier makes of it.
+    """
 
-def draw_as(how: Children) -> Drawer:
-    """The children of every node drawn in one way, each reported with the law it came from."""
+    how: Children
 
-    def draw(model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
+    def __call__(self, model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
         tree = as_tree(shape)
         tokens, laws = [0] * len(tree), np.zeros((len(tree), len(model(()))))
         for parent in range(-1, len(tree)):
@@ -170,13 +172,15 @@ def draw_as(how: Children) -> Drawer:
             if nodes:
                 row = model(tuple(tokens[node] for node in tree.path(parent)))
                 drawn, laws[nodes] = draw_children(
-                    how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
+                    self.how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
                 )
                 for node, token in zip(nodes, drawn, strict=True):
                     tokens[node] = token
         return tokens, laws
 
-    return draw
+
+draw_plainly = DrawnAs(Children.INDEPENDENT)
+"""Each token from its row, after the tokens before it; the rows are reported as they are."""
 
 
 def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
@@ -203,31 +207,55 @@ class InvalidEmission(Exception):
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
     """One round of a user's code, drawing included, over every outcome of its rng."""
 
-    def step(prefix: Prefix, shape: Shape, memory: Memory) -> Emission:
-        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
-
-        def run(path: Path) -> tuple[Prefix, float]:
-            rng = Chance(path)
-            return _one_round(function, draw, case, prefix, shape, rng), rng.weight
-
+    def after(prefix: Prefix, shape: Shape) -> Emission:
         outcomes = []
-        for outcome in every_path(run):
+        for outcome in _outcomes(function, draw, case, prefix, shape):
             outcomes.append(outcome)
             if len(outcomes) > MAX_PATHS:
                 raise CannotEnumerate(f"more than {MAX_PATHS} outcomes")
-        again = list(itertools.islice(every_path(run), REPEATED_PATHS))
-        if again != outcomes[: len(again)]:
+        again = _outcomes(function, draw, case, prefix, shape)
+        if any(one != other for one, other in zip(outcomes[:REPEATED_PATHS], again, strict=False)):
             raise CannotEnumerate("randomness other than its rng")
+        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
         for tokens, weight in outcomes:
             emitted[tokens, ()] += weight
         return emitted
 
-    return step
+    return lambda prefixes, shape, memory: [after(prefix, shape) for prefix in prefixes]
 
 
-def _one_round(
-    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, shape: Shape, rng: Any
-) -> Prefix:
+def _outcomes(
+    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, shape: Shape
+) -> Iterator[tuple[Prefix, float]]:
+    """What a round can emit, and how likely, by every path through its questions.
+
+    Somebody's drawer may leave something behind for the verifier, so it draws anew on every path.
+    """
+
+    def drawn(path: Path) -> tuple[tuple[Any, ...], float]:
+        rng = Chance(path)
+        return _draft(draw, case, prefix, shape, rng), rng.weight
+
+    def whole(path: Path) -> tuple[Prefix, float]:
+        rng = Chance(path)
+        return _emitted(function, case, _draft(draw, case, prefix, shape, rng), rng), rng.weight
+
+    if not isinstance(draw, DrawnAs):
+        yield from every_path(whole)
+        return
+    for draft, chance in every_path(drawn):
+
+        def judged(
+            path: Path, draft: tuple[Any, ...] = draft, chance: float = chance
+        ) -> tuple[Prefix, float]:
+            rng = Chance(path, chance)
+            return _emitted(function, case, tuple(map(copy, draft)), rng), rng.weight
+
+        yield from every_path(judged)
+
+
+def _draft(draw: Drawer, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> tuple[Any, ...]:
+    """What a verifier is given but for its rng: tokens, draft rows, target rows, and any tree."""
     answer = draw(lambda path: case.draft(prefix + path), shape, rng)
     drafted = tuple(int(token) for token in answer[0])
     if isinstance(shape, Tree):
@@ -237,7 +265,13 @@ def _one_round(
         tree, more = Tree.chain(len(drafted)), ()
     target = tree_rows(case.target, prefix, drafted, tree)
     reported = np.asarray(answer[1], dtype=np.float64).reshape(len(drafted), case.vocab_size)
-    tokens = function(np.array(drafted, dtype=np.int64), reported, target, rng, *more)
+    return np.array(drafted, dtype=np.int64), reported, target, *more
+
+
+def _emitted(function: Verifier, case: Case, draft: tuple[Any, ...], rng: Any) -> Prefix:
+    """What a verifier emits for a draft, checked."""
+    tokens = function(*draft[:3], rng, *draft[3:])
+    height = draft[3].height if len(draft) > 3 else len(draft[0])
     try:
         emitted = tuple(int(token) for token in tokens)
     except TypeError as error:
@@ -245,8 +279,8 @@ def _one_round(
         cure = "Return a list of them: the accepted tokens and one more."
         received = f"the {type(tokens).__name__} {tokens!r:.60}"
         raise InputError(explain(wrong, received, cure)) from error
-    if not 1 <= len(emitted) <= tree.height + 1:
-        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {tree.height}")
+    if not 1 <= len(emitted) <= height + 1:
+        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {height}")
     if not all(0 <= token < case.vocab_size for token in emitted):
         raise InvalidEmission(f"emitted {list(emitted)} with a vocabulary of {case.vocab_size}")
     return emitted
@@ -281,7 +315,7 @@ def _sampled_finding(
             while len(prefix) < case.length:
                 shapes = case.draft_length
                 shape = shapes(prefix) if callable(shapes) else shapes
-                prefix += _one_round(function, draw, case, prefix, shape, rng)
+                prefix += _emitted(function, case, _draft(draw, case, prefix, shape, rng), rng)
             counts[prefix[: case.length]] += 1
     except InvalidEmission as fault:
         return Finding(case.name, "sampled", 1.0, 0.0, 1.0, 1 - MISS, note=str(fault))

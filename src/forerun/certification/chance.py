@@ -39,9 +39,9 @@ ROUNDING = 1e-15
 class Chance:
     """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, weight: float = 1.0) -> None:
         self.path = path
-        self.weight = 1.0
+        self.weight = weight
 
     def random(self, size: int | tuple[int, ...] | None = None) -> Any:
         """Unknown numbers in [0, 1)."""
@@ -57,7 +57,7 @@ class Chance:
         """One of a (or of range(a)), with chances p."""
         if size is not None:
             raise CannotEnumerate("choice with a size")
-        options = range(int(a)) if np.ndim(a) == 0 else a
+        options = range(int(a)) if isinstance(a, int) or np.ndim(a) == 0 else a
         count = _few(len(options), "options to choose from")
         chances = [1 / count] * count if p is None else np.asarray(p).tolist()
         return options[self.pick(chances)]

@@ -49,7 +49,7 @@ from forerun.certification.broken_trees import (
 )
 from forerun.certification.cases import standard_cases, tree_cases
 from forerun.certification.certificate import Certificate
-from forerun.certification.certify import Drawer, Verifier, certify, draw_as
+from forerun.certification.certify import Drawer, DrawnAs, Verifier, certify
 from forerun.children import Children
 from forerun.rules.base import Rule
 from forerun.rules.block import Block
@@ -90,7 +90,7 @@ def _on_trees(
     return Mutant(name, story, verify, draw, on_trees=True)
 
 
-_without_replacement = draw_as(Children.WITHOUT_REPLACEMENT)
+_without_replacement = DrawnAs(Children.WITHOUT_REPLACEMENT)
 _shared = SharedUniform()
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -254,7 +254,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a sample per path",
         "paths that share nodes are matched with target samples of their own",
         sample_per_path,
-        draw_as(Children.LIKELIEST),
+        DrawnAs(Children.LIKELIEST),
     ),
     _on_trees(
         "wrong sibling order",
