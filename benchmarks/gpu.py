@@ -1,6 +1,6 @@
 """Rounds on a GPU: the pass, whole rounds, and text through `fr.generate`, beside transformers.
 
-    python benchmarks/gpu.py [--output FILE] [--parts pass text batches contexts forward peers] [--size 8b]
+    python benchmarks/gpu.py [--output FILE] [--parts pass text ...] [--size 8b]
 
 A target of 8 billion parameters in bfloat16 with random weights, and a draft of its first two
 layers, whose agreement is set.  Every figure stands beside its limit: the time to read all weights
@@ -218,8 +218,8 @@ def main() -> None:
     bench.note("memory, GiB", weights=bench.bytes[0] / 2**30,
                allocated=torch.cuda.memory_allocated() / 2**30)  # fmt: skip
     for part in args.parts:
-        {"pass": bench.passes, "text": bench.text, "batches": bench.batches,
-         "contexts": bench.contexts, "forward": bench.forward, "peers": bench.peers}[part]()  # fmt: skip
+        measure = bench.passes if part == "pass" else getattr(bench, part)
+        measure()
         if args.output is not None:
             made = {
                 "command": "python benchmarks/gpu.py",
