@@ -117,7 +117,7 @@ class Cache(NamedTuple):
 class Scratch:
     """What is handed from kernel to kernel, for passes of up to so many tokens."""
 
-    def __init__(self, weights: Weights, num_tokens: int, logits: Any) -> None:
+    def __init__(self, weights: Weights, num_tokens: int) -> None:
         def empty(*size: int, dtype: Any = weights.head.dtype) -> Any:
             return torch.empty(size, dtype=dtype, device=weights.head.device)
 
@@ -130,7 +130,6 @@ class Scratch:
         self.queries = empty(num_tokens, width)
         self.mixed = empty(num_tokens, width)
         self.inner = empty(num_tokens, weights.inner)
-        self.logits = logits  # (at least the logits of a pass, V), float32
 
 
 class AttentionScratch:
@@ -169,11 +168,12 @@ def launch(
     cache: Cache,
     scratch: Scratch,
     attention: AttentionScratch,
+    logits: Any,
     *,
     watched: Any = None,
     layers: tuple[int, ...] = (),
-) -> Any:
-    """Queue the kernels of one pass; logits (num_logits, V), a part of `scratch.logits`.
+) -> None:
+    """Queue the kernels of one pass, which fills in logits (num_logits, V), float32.
 
     watched: (M, len(layers) * K), filled with the hidden states after `layers[i]` layers; after the
         last one, with what the head reads.
@@ -244,13 +244,11 @@ def launch(
                          KP=triton.next_power_of_2(hidden), num_warps=4)  # fmt: skip
     count = shape.num_logits
     if count == 0:
-        return scratch.logits[:0]
+        return
     few = max(FEWEST, int(triton.next_power_of_2(count)))
     how = tile("head", few, hidden)
-    logits = scratch.logits[:count]
     head[(-(-vocab // how.columns),)](
         normed, squares, w.head, logits, inputs.picked, count, vocab, w.eps, K=hidden, P=partials,
         BN=how.columns, BK=how.depth, MP=few, MASKED=vocab % how.columns != 0, num_warps=how.warps,
         num_stages=how.stages, **pdl,
     )  # fmt: skip
-    return logits

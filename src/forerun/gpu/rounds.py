@@ -13,7 +13,7 @@ import torch
 
 from forerun.addresses import Purpose
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
-from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, Scratch, launch
+from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, launch
 from forerun.gpu.kernels.lanes import (
     advance,
     first_draft_inputs,
@@ -73,7 +73,7 @@ class CapturedRound:
             for _ in range(2)
         ]
         self._turn = 0
-        self._logits = torch.empty((b * (k + 1), vocab), dtype=torch.float32, device=device)
+        self._logits = target.logits("round", b * (k + 1))
         self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
                            self._logits)  # fmt: skip
         if shape.draws and k:
@@ -90,11 +90,11 @@ class CapturedRound:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
         vocab = draft.weights.head.shape[0]
         needs_laws = self.shape.rule != "match"
-        self._step_logits = torch.empty((b, vocab), dtype=torch.float32, device=device)
+        self._step_logits = draft.logits("step", b)
         self._draft_logits = None
         if needs_laws:
-            size = b, self.shape.draft_length, vocab
-            self._draft_logits = torch.empty(size, dtype=torch.float32, device=device)
+            length = self.shape.draft_length
+            self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
         first, later = PassShape(2 * b, b, b, 2, chunks), PassShape(b, b, b, 1, chunks)
         self._first_step = _Pass(draft, first, self._step_logits)
         self._later_step = _Pass(draft, later, self._step_logits)
@@ -228,12 +228,12 @@ class _Pass:
         self.inputs = Inputs.empty(shape, storage.weights.head.device)
         self._storage, self._shape = storage, shape
         self._attention = AttentionScratch(storage.weights, shape)
-        self._scratch = Scratch(storage.weights, shape.num_tokens, logits)
+        self._logits = logits
 
     def queue(self) -> None:
         storage = self._storage
-        launch(storage.weights, self._shape, self.inputs, storage.cache, self._scratch,
-               self._attention)  # fmt: skip
+        launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
+               self._attention, self._logits)  # fmt: skip
 
 
 def _padded(count: int) -> int:

@@ -67,7 +67,8 @@ class GpuRows:
             self.forget(row, known)  # nothing to build on if a pass is interrupted
         self.make_room(max(rows) + 1, max(line.slot for line in lines) + 1)
         vocab = self.storage.weights.head.shape[0]
-        logits = self.storage.scratch.logits.new_empty((len(rows) * width, vocab))
+        size, device = (len(rows) * width, vocab), self.storage.cache.keys.device
+        logits = torch.empty(size, dtype=torch.float32, device=device)
         for part in _passes(lines):
             self._pass(part, logits)
         for row, feed in zip(rows, fed, strict=True):

@@ -13,7 +13,6 @@ import torch
 from forerun.errors import ForerunError, explain
 from forerun.gpu.forward import (
     CHUNK,
-    MOST_LOGITS,
     MOST_TOKENS,
     AttentionScratch,
     Cache,
@@ -42,15 +41,15 @@ class CapturedPass:
         self.inputs = Inputs.empty(shape, device)
         self._storage = storage
         self._attention = AttentionScratch(storage.weights, shape)
+        self._logits = storage.logits("pass", shape.num_logits)
         self._graph: Any = None
         self._num_runs = 0
 
-    def queue(self) -> Any:
-        """Launch the kernels; logits (num_logits, V)."""
+    def queue(self) -> None:
         storage = self._storage
-        return launch(
+        launch(
             storage.weights, self.shape, self.inputs, storage.cache, storage.scratch,
-            self._attention, watched=storage.watched, layers=storage.layers,
+            self._attention, self._logits, watched=storage.watched, layers=storage.layers,
         )  # fmt: skip
 
     def run(self) -> Any:
@@ -59,10 +58,11 @@ class CapturedPass:
         if self._num_runs == 2 and self._storage.pool is not None:  # the first compiled the kernels
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=self._storage.pool):
-                self._logits = self.queue()
+                self.queue()
         if self._graph is None:
-            return self.queue()
-        self._graph.replay()
+            self.queue()
+        else:
+            self._graph.replay()
         return self._logits
 
 
@@ -71,10 +71,8 @@ class Storage:
 
     def __init__(self, weights: Weights, rotary: Any, num_rows: int, capacity: int) -> None:
         self.weights = weights
-        logits = torch.empty(
-            (MOST_LOGITS, weights.head.shape[0]), dtype=torch.float32, device=weights.head.device
-        )
-        self.scratch = Scratch(weights, MOST_TOKENS, logits)
+        self.scratch = Scratch(weights, MOST_TOKENS)
+        self._logits: dict[tuple[str, int], Any] = {}
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
         self.pool = torch.cuda.graph_pool_handle() if weights.head.is_cuda else None
@@ -92,6 +90,16 @@ class Storage:
     def capacity(self) -> int:
         """Tokens of a row."""
         return int(self.cache.keys.shape[3])
+
+    def logits(self, use: str, count: int) -> Any:
+        """Room for so many rows of logits (count, V), shared by all passes with that use: they run
+        one after the other."""
+        key = use, 1 << max(count - 1, 0).bit_length()
+        if key not in self._logits:
+            size = key[1], self.weights.head.shape[0]
+            device = self.weights.head.device
+            self._logits[key] = torch.empty(size, dtype=torch.float32, device=device)
+        return self._logits[key][:count]
 
     def captured(self, shape: PassShape) -> CapturedPass:
         if shape not in self._passes:
