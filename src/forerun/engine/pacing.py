@@ -2,9 +2,9 @@
 
 A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round a little
 longer.  What a part adds is measured as a fixed cost and a cost per token, and a part is as long as
-keeps a round within `SLOWER` times a usual one.  Where the fixed cost alone is more than that, as
-for models that read each row in a pass of its own, short parts would gain nothing, so they are
-long.
+keeps a round within `SLOWER` times a usual one.  Both costs grow with the context, so they are
+estimated from the latest few parts.  Where the fixed cost alone is too much, as for models that
+read each row in a pass of its own, a part may add as much again by its tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 SLOWER = 1.6  # times a usual round that a round with part of a prompt may take
-FIRST = 4  # tokens of the first part, before anything was measured
-GROWTH = 2.0  # times the last part that the next one may be at most
-LONG = 64  # tokens of a part at least, where short parts take as long as long ones
+FIRST = 2  # tokens of the first part, before anything was measured
+GROWTH = 1.5  # times the last part that the next one may be at most
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 15  # latest rounds without prompts, of which the median counts
-NUM_PARTS = 24  # latest parts, from which their cost is estimated
+NUM_PARTS = 8  # latest parts, from which their cost is estimated
 
 
 @dataclass
@@ -38,9 +37,8 @@ class Pacing:
             return min(most, UNMEASURED)
         allowed = (SLOWER - 1) * median(self.usual)
         fixed, slope = self._costs()
-        if fixed >= allowed:
-            return min(most, max(LONG, int(fixed / max(slope, 1e-9))))
-        return max(1, int(min(most, (allowed - fixed) / max(slope, 1e-9))))
+        spendable = allowed - fixed if fixed < allowed else fixed
+        return max(1, int(min(most, spendable / max(slope, 1e-9))))
 
     def learn(self, seconds: float, num_read: int) -> None:
         """A round took so long, in which so many prompt tokens were read beside other rows."""
