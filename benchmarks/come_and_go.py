@@ -88,26 +88,35 @@ def request_of(target: Any, prompt: list[int], count: int, seed: int = 0) -> Any
 
 
 def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
-    """Rounds of four while the prompt is read, over a usual round without it."""
+    """Rounds of four answers while the prompt is read, over what they would take without it.
+
+    That is timed before the prompt comes and after it has gone, and grows in between as evenly as
+    the answers do.
+    """
     engine = engine_of(target, 5, is_paced)
     for seed in range(4):
-        engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 2000, seed))
-    usual = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)
+        engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 4000, seed))
+    before = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)  # (2,)
     request, rounds = request_of(target, prompt[::-1], 4), []
     engine.submit(request)
     while request.num_output == 0:
         rounds.append(timed_round(engine))
+    while request.finish_reason is None:
+        engine.step()
+    after = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)
     engine.close()
-    ratios = np.array(rounds) / usual  # (rounds, 2)
-    high, higher = np.percentile(ratios, [95, 99], axis=0)
-    return {
-        "longest_over_usual": float(ratios[:, 0].max()),
-        "p99_over_usual": float(higher[0]),
-        "p95_over_usual": float(high[0]),
-        "longest_over_usual_cpu": float(ratios[:, 1].max()),
-        "p99_over_usual_cpu": float(higher[1]),
-        "p95_over_usual_cpu": float(high[1]),
-        "usual_milliseconds": 1e3 * float(usual[0]),
+    usual = np.linspace(before, after, len(rounds))  # (rounds, 2)
+    figures: dict[str, float] = {}
+    for column, name in enumerate(("", "_cpu")):
+        ratios = np.array(rounds)[:, column] / usual[:, column]
+        high, higher = np.percentile(ratios, [95, 99])
+        figures[f"longest_over_usual{name}"] = float(ratios.max())
+        figures[f"p99_over_usual{name}"] = float(higher)
+        figures[f"p95_over_usual{name}"] = float(high)
+    return figures | {
+        "longest_over_first": float(max(rounds)[0] / before[0]),
+        "usual_milliseconds": 1e3 * float(before[0]),
+        "usual_milliseconds_after": 1e3 * float(after[0]),
         "rounds": len(rounds),
         "seconds_to_first_token": float(np.sum(rounds, axis=0)[0]),
     }

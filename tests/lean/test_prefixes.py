@@ -76,7 +76,7 @@ def test_growth_changes_no_bit() -> None:
         for state in (small, large):
             model.commit(state, rows, counts)
         begin += len(feed)
-        sizes.add(small._pages.num_allocated)
+        sizes.add(small._pages.num_used)
     assert len(sizes) > 3
     parents = [-1, -1, 0, 0, 1] * 8  # a tree needs slots past the text
     parents = [
@@ -101,7 +101,7 @@ def test_storage_comes_with_rows_and_tokens() -> None:
     assert isinstance(model, Prefixes)
 
     def sizes() -> tuple[int, int, int]:
-        return state._pages.num_allocated, *state._pages.cache.pages.shape
+        return state._pages.num_used, *state._pages.cache.pages.shape
 
     assert sizes() == (0, 1, 1)
     model.score(state, [4, 2], [[1], [2]], [1, 1])

@@ -101,8 +101,8 @@ def place(
     for head in range(heads.keys):
         begin = (heads.queries + heads.keys + head) * size
         values = floats_at(values_at(heads, cache, layer, row, page, head), PAGE * heads.wide)
-        for i in range(size):
-            values[slot * heads.wide + i] = qkv[token, begin + i]
+        for i in range(heads.wide):  # zeros as padding: leftovers may be subnormal, and slow
+            values[slot * heads.wide + i] = qkv[token, begin + i] if i < size else np.float32(0)
 
 
 @inner

@@ -7,6 +7,7 @@ pages; a shared page is copied when one of its rows is about to write to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,6 +24,7 @@ Rotary = Callable[[int, int], tuple[Floats, Floats]]
 """Cosines and sines (end - begin, head size / 2) of the positions from `begin` to `end`."""
 
 LINE = 64  # bytes of a cache line
+CHUNK = 8  # pages that are allocated together
 ANGLES = 512  # positions by which the rotary table grows
 
 
@@ -32,17 +34,7 @@ class Page:
 
     numbers: Floats  # (layers, heads, PAGE * (head size + padded head size))
     heads: HeadShape
-    num_holders: int = 0  # rows, and beginnings that were copied out
-
-    @classmethod
-    def empty(cls, num_layers: int, heads: HeadShape) -> Page:
-        """Uninitialised memory that begins with a cache line."""
-        shape = num_layers, heads.keys, PAGE * (heads.size + heads.wide)
-        memory = np.empty(4 * int(np.prod(shape)) + LINE, np.uint8)
-        begin = -memory.ctypes.data % LINE
-        return cls(
-            memory[begin : begin + memory.size - LINE].view(np.float32).reshape(shape), heads
-        )
+    num_holders: int = 0  # rows; one more for a page that was copied out
 
     @property
     def keys(self) -> Floats:
@@ -57,6 +49,16 @@ class Page:
         return numbers.reshape(*numbers.shape[:2], PAGE, self.heads.wide)
 
 
+def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
+    """Uninitialised pages in one piece of memory.  It begins with a cache line; the system takes
+    huge pages for it where it is large, and only once it is written to."""
+    shape = count, num_layers, heads.keys, PAGE * (heads.size + heads.wide)
+    memory = np.empty(4 * math.prod(shape) + LINE, np.uint8)
+    begin = -memory.ctypes.data % LINE
+    numbers = memory[begin : begin + memory.size - LINE].view(np.float32).reshape(shape)
+    return [Page(part, heads) for part in numbers]
+
+
 class Pages:
     """The pages of all rows, and the tables that compiled code reads."""
 
@@ -68,6 +70,11 @@ class Pages:
         self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
         self._free: list[Page] = []
         self.cache = Cache(np.zeros((1, 1), np.int64), *rotary(0, ANGLES))
+
+    @property
+    def num_used(self) -> int:
+        """Pages that rows hold."""
+        return self.num_allocated - len(self._free)
 
     def of_row(self, row: int, length: int) -> list[Page]:
         """The pages of the first `length` slots of a row."""
@@ -88,12 +95,14 @@ class Pages:
             self._write_addresses(row, num_held)
         self._extend_angles(end)
 
-    def hold(self, row: int, length: int) -> list[Page]:
-        """The same, to be kept outside: rows may go on to share them, but nobody reuses them."""
+    def copy_out(self, row: int, length: int) -> list[Page]:
+        """Copies of these pages, which rows may share; they are never written to or reused."""
         pages = self.of_row(row, length)
-        for page in pages:
-            page.num_holders += 1
-        return pages
+        copies = empty_pages(len(pages), self._num_layers, self._heads)
+        for page, copy in zip(pages, copies, strict=True):
+            copy.numbers[...] = page.numbers
+            copy.num_holders = 1
+        return copies
 
     def share(self, pages: Sequence[Page], row: int) -> None:
         """Let a row begin with these pages, instead of those it has."""
@@ -123,8 +132,8 @@ class Pages:
 
     def _new_page(self) -> Page:
         if not self._free:
-            self.num_allocated += 1
-            self._free.append(Page.empty(self._num_layers, self._heads))
+            self.num_allocated += CHUNK
+            self._free = empty_pages(CHUNK, self._num_layers, self._heads)[::-1]
         page = self._free.pop()
         page.num_holders = 1
         return page

@@ -27,7 +27,7 @@ class Beginning(NamedTuple):
     """The first tokens of a text and what a row holds of them: enough to go on from there."""
 
     tokens: Sequence[int]
-    pages: Sequence[Page]  # shared with rows
+    pages: Sequence[Page]  # rows that are given them share them
     states: Floats  # (tokens, states of the layers that were watched)
 
     @property
@@ -124,7 +124,7 @@ class LeanRows:
         """The first `count` tokens of what an empty row has just been fed."""
         return Beginning(
             tokens=self._fed[row].tokens[:count],
-            pages=self._pages.hold(row, count),
+            pages=self._pages.copy_out(row, count),
             states=self._seen[row][:count].copy(),
         )
 
