@@ -21,7 +21,7 @@ from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recyclin
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
-from forerun.engine.pacing import FIRST, SLOWER, Pacing
+from forerun.engine.pacing import FIRST, PROBE, SLOWER, Pacing
 from forerun.engine.request import Request
 from forerun.models import TableModel
 from forerun.models.base import shared_prefix
@@ -423,6 +423,18 @@ def test_parts_shrink_as_the_context_grows() -> None:
         assert max(rounds) < 2 * 0.010
         assert max(parts) > 3 * parts[-2]
         assert sum(rounds) / len(rounds) > 1.4 * 0.010  # no room is left unused
+
+
+def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
+    """The answers alone come to take 20 ms instead of 10 while a prompt is read."""
+    pacing, parts = Pacing(), []
+    for _ in range(10):
+        pacing.learn(0.010, 0)
+    for _ in range(200):
+        parts.append(pacing.num_tokens())
+        pacing.learn(0.020 + 0.0005 * parts[-1], parts[-1])
+    assert max(parts[-PROBE:]) == pytest.approx((SLOWER - 1) * 0.020 / 0.0005, abs=1)
+    assert parts[-(PROBE + 1) :].count(0) == 1
 
 
 def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
