@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 from weakref import ref
 
@@ -19,7 +21,7 @@ from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recyclin
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
-from forerun.engine.pacing import FIRST, SLOWER, Pacing
+from forerun.engine.pacing import FIRST, PROBE, SLOWER, Pacing
 from forerun.engine.request import Request
 from forerun.models import TableModel
 from forerun.models.base import shared_prefix
@@ -400,13 +402,44 @@ def test_pacing_settles_on_what_fits() -> None:
 
 def test_where_short_parts_cost_as_much_as_long_ones_they_are_long() -> None:
     """A model that reads each row in a pass of its own used to get one token a round for ever."""
-    parts = paced(Pacing(), 0.010, 0.0001, 20)
-    assert parts[-1] >= 64
+    parts = paced(Pacing(), 0.010, 0.0001, 40)
+    assert median(parts[15:]) >= 64
+
+
+def test_parts_shrink_as_the_context_grows() -> None:
+    """A token costs 0.1 ms at the beginning and 0.9 ms after 4,000 tokens, 6% noise; an estimate
+    from too many old parts takes this for a fixed cost, and lets a round take 20 times as long."""
+    for seed in range(10):
+        generator, pacing, context = random.Random(seed), Pacing(), 0
+        for _ in range(20):
+            pacing.learn(0.010 * generator.uniform(0.97, 1.03), 0)
+        rounds, parts = [], []
+        while context < 4000:
+            parts.append(pacing.num_tokens())
+            seconds = 0.010 + parts[-1] * (0.0001 + 2e-7 * context)
+            rounds.append(seconds * generator.uniform(0.97, 1.03))
+            context += parts[-1]
+            pacing.learn(rounds[-1], parts[-1])
+        assert max(rounds) < 2 * 0.010
+        assert max(parts) > 3 * parts[-2]
+        assert sum(rounds) / len(rounds) > 1.4 * 0.010  # no room is left unused
+
+
+def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
+    """The answers alone come to take 20 ms instead of 10 while a prompt is read."""
+    pacing, parts = Pacing(), []
+    for _ in range(10):
+        pacing.learn(0.010, 0)
+    for _ in range(200):
+        parts.append(pacing.num_tokens())
+        pacing.learn(0.020 + 0.0005 * parts[-1], parts[-1])
+    assert max(parts[-PROBE:]) == pytest.approx((SLOWER - 1) * 0.020 / 0.0005, abs=1)
+    assert parts[-(PROBE + 1) :].count(0) == 1
 
 
 def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
     pacing = Pacing()
-    for _ in range(8):
+    for _ in range(12):
         pacing.learn(0.02, pacing.num_tokens())
     assert pacing.num_tokens() == 32
 

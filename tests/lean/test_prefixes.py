@@ -13,8 +13,10 @@ from tiny_models import Architecture, random_tokens
 
 pytest.importorskip("numba")
 
+from forerun.lean.attention import PAGE
 from forerun.lean.crew import Crew
 from forerun.lean.model import LeanModel
+from forerun.lean.pages import ANGLES
 from forerun.lean.shape import LANES
 from forerun.models.base import Prefixes
 
@@ -74,7 +76,7 @@ def test_growth_changes_no_bit() -> None:
         for state in (small, large):
             model.commit(state, rows, counts)
         begin += len(feed)
-        sizes.add(small._cache.slots)
+        sizes.add(small._pages.num_used)
     assert len(sizes) > 3
     parents = [-1, -1, 0, 0, 1] * 8  # a tree needs slots past the text
     parents = [
@@ -85,11 +87,12 @@ def test_growth_changes_no_bit() -> None:
     assert torch.equal(*both)
 
 
-@pytest.mark.parametrize("slots", [LANES, 3 * LANES, 40 * LANES])
-def test_angles_do_not_depend_on_how_many_there_are(slots: int) -> None:
-    model = lean(max_position_embeddings=64 * LANES)
-    for few, many in zip(model._angles(slots), model._angles(64 * LANES), strict=True):
-        np.testing.assert_array_equal(few, many[:slots])
+@pytest.mark.parametrize("step", [LANES, 3 * LANES, ANGLES])
+def test_angles_do_not_depend_on_how_many_there_are(step: int) -> None:
+    model = lean(max_position_embeddings=2 * ANGLES)
+    parts = [model._angles(begin, begin + step) for begin in range(0, 2 * ANGLES, step)]
+    for few, many in zip(zip(*parts, strict=True), model._angles(0, 2 * ANGLES), strict=True):
+        np.testing.assert_array_equal(np.concatenate(few)[: 2 * ANGLES], many)
 
 
 def test_storage_comes_with_rows_and_tokens() -> None:
@@ -97,21 +100,21 @@ def test_storage_comes_with_rows_and_tokens() -> None:
     state = model.start(10_000)
     assert isinstance(model, Prefixes)
 
-    def shape() -> tuple[int, int]:
-        return state._cache.keys.shape[1], state._cache.slots
+    def sizes() -> tuple[int, int, int]:
+        return state._pages.num_used, *state._pages.cache.pages.shape
 
-    assert shape() == (1, LANES)
+    assert sizes() == (0, 1, 1)
     model.score(state, [4, 2], [[1], [2]], [1, 1])
     model.commit(state, [4, 2], [1, 1])
-    assert shape() == (5, LANES)
+    assert sizes() == (2, 5, 1)
     assert model.copy_prefix(state, 4, 5, 1) == 1
-    assert shape() == (10, LANES)
-    model.score(state, [5], [[1] * LANES], [1])
-    assert shape() == (10, 2 * LANES)
+    assert sizes() == (2, 10, 1)
+    model.score(state, [5], [[1] * PAGE], [1])
+    assert sizes() == (4, 10, 2)
 
 
 def test_growth_keeps_what_was_scored_and_not_committed() -> None:
-    """Another row makes the storage grow between two scores of a draft that grows."""
+    """Another row makes the table of pages grow between two scores of a draft that grows."""
     model = lean()
     state = model.start(4)
     text = random_tokens(random.Random(3), 10)

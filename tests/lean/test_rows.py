@@ -7,12 +7,21 @@ import random
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tiny_models import Architecture, random_tokens
 
 pytest.importorskip("numba")
 
+from forerun.lean.attention import PAGE
 from forerun.lean.model import LeanModel
+from forerun.lean.pages import Page
 from forerun.lean.shape import LANES
+
+
+def by_slot(page: Page) -> NDArray[np.float32]:
+    """Keys (layers, heads, PAGE, head size)."""
+    keys = page.keys.swapaxes(3, 4)
+    return keys.reshape(*keys.shape[:2], PAGE, -1)
 
 
 @pytest.mark.parametrize("count", [1, LANES - 1, LANES, LANES + 1, 3 * LANES - 2])
@@ -28,18 +37,15 @@ def test_a_row_goes_on_from_a_copy_as_from_reading(count: int) -> None:
     model.score(read, [0], [text], [4])
     begun = read.copy_out(0, count)
     assert begun.tokens == text[:count]
-    assert begun.num_bytes == begun.keys.nbytes + begun.values.nbytes + begun.states.nbytes
+    pages = read._pages.of_row(0, count + 4)
+    assert begun.num_bytes == len(begun.pages) * pages[0].numbers.nbytes + begun.states.nbytes
     copied.copy_in(2, begun)
     logits = [model.score(state, [row], [text], [4])[0] for state, row in ((read, 0), (copied, 2))]
     assert torch.equal(*logits)
-    for name in ("keys", "values"):
-        ours, theirs = getattr(copied._cache, name)[:, 2], getattr(read._cache, name)[:, 0]
-        if name == "keys":  # (layers, heads, panels, size, LANES) -> (layers, heads, slots, size)
-            ours, theirs = (
-                part.swapaxes(3, 4).reshape(*part.shape[:2], -1, part.shape[3])
-                for part in (ours, theirs)
-            )
-        assert np.array_equal(ours[:, :, : count + 4], theirs[:, :, : count + 4])
+    for ours, theirs in zip(copied._pages.of_row(2, count + 4), pages, strict=True):
+        slots = slice(min(PAGE, count + 4))
+        assert np.array_equal(by_slot(ours)[:, :, slots], by_slot(theirs)[:, :, slots])
+        assert np.array_equal(ours.values[:, :, slots], theirs.values[:, :, slots])
     model.commit(read, [0], [count + 2])
     model.commit(copied, [2], [count + 2])
     assert torch.equal(model.watched(read, 0), model.watched(copied, 2))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from forerun.lean.attention import Cache, Heads, attend, place
+from forerun.lean.attention import Cache, HeadShape, attend, make_scores, place
 from forerun.lean.crew import Board, share
 from forerun.lean.jit import compiled, entry, inner, sources
 from forerun.lean.linear import (
@@ -24,7 +22,7 @@ from forerun.lean.linear import (
 )
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import copy, normalise
-from forerun.lean.shape import HAS_DOT_PRODUCTS, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS
 
 STAGES_PER_LAYER = 10  # the head is the first two of one layer more
 ENTER, PROJECT, PLACE, ATTEND, CUT_MIXED, OUT, NORM, GATED, CUT_INNER, DOWN = range(10)
@@ -39,7 +37,7 @@ class Weights(NamedTuple):
     embedding: Floats  # (vocabulary, hidden)
     norms: Floats  # (2 * layers + 1, hidden)
     head_norms: Floats  # (layers, 2, head size): of queries and keys
-    heads: Heads
+    heads: HeadShape
     eps: Any  # float32
 
 
@@ -73,7 +71,7 @@ def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logi
     if kind == PROJECT:
         return num_panels(logits) if is_head else num_panels(s.qkv)
     if kind == ATTEND:
-        return len(plan.tiles) * w.heads.keys
+        return len(plan.tiles)
     if kind == GATED:
         return num_panels(s.inner)
     if kind in (OUT, DOWN):
@@ -117,8 +115,8 @@ def run_stages(
                 if not is_head:
                     normalise(s.x[i], w.norms[2 * layer], w.eps, s.normed[i])
                     cut(w.matrices, matrix, s.normed[i], s.limbs[i])
-                elif i < len(plan.wanted):
-                    normalise(s.x[plan.wanted[i]], w.norms[last], w.eps, s.normed[i])
+                elif i < len(plan.logit_tokens):
+                    normalise(s.x[plan.logit_tokens[i]], w.norms[last], w.eps, s.normed[i])
                     cut(w.matrices, matrix, s.normed[i], s.limbs[i])
             elif kind == PROJECT:
                 places, out = (plan.places, logits) if is_head else (plan.order, s.qkv)
@@ -126,9 +124,7 @@ def run_stages(
             elif kind == PLACE:
                 place(w.heads, plan, cache, layer, i, w.head_norms[layer], s.qkv, s.queries)
             elif kind == ATTEND:
-                tile, head = divmod(i, w.heads.keys)
-                sums = work.sums
-                attend(w.heads, plan, cache, layer, tile, head, s.queries, scores, sums, s.mixed)
+                attend(w.heads, plan, cache, layer, i, s.queries, scores, s.mixed)
             elif kind == NORM:
                 normalise(s.x[i], w.norms[2 * layer + 1], w.eps, s.normed[i])
                 cut(w.matrices, matrix, s.normed[i], s.limbs[i])
@@ -151,8 +147,7 @@ def build(revision: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Logits (places, vocabulary); keys and values of the new tokens enter the cache."""
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)
-        scores = np.empty((TOKENS, cache.slots + 16), np.float32)  # no power of two: caches mind
-        run_stages(board, w, plan, cache, s, watched, logits, work, scores)
+        run_stages(board, w, plan, cache, s, watched, logits, work, make_scores(w.heads, cache))
 
     return forward
 

@@ -1,8 +1,8 @@
 """Passes of a drafting network (drafters/heads/network.py): one call per thread.
 
-Keys and values are made of every token; only those whose logits are wanted go through the rest.
-A pass in which none is wanted, as most of a prompt's are, makes no queries either.
-A line of guesses is drafted level by level in the same call.
+Keys and values are made of every token; only tokens whose logits are asked for go through the
+rest.  A pass without such tokens, as most of a prompt's are, makes no queries either.  A line of
+guesses is drafted level by level in the same call.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from forerun.lean.attention import Cache, Heads, attend, place
+from forerun.lean.attention import Cache, HeadShape, attend, make_scores, place
 from forerun.lean.crew import Board, share
 from forerun.lean.jit import entry, inner, sources
 from forerun.lean.line import Line, go_on
@@ -30,7 +28,7 @@ from forerun.lean.linear import (
 )
 from forerun.lean.plan import Plan
 from forerun.lean.scalar import copy, normalise
-from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
 NUM_STAGES = 15
 (
@@ -49,7 +47,7 @@ class HeadsWeights(NamedTuple):
     layer_norms: Floats  # (layers that are read, hidden)
     norms: Floats  # (4, hidden)
     head_norms: Floats  # (2, head size): none of these networks has them
-    heads: Heads
+    heads: HeadShape
     eps: Any  # float32
 
 
@@ -62,7 +60,7 @@ class HeadsScratch(NamedTuple):
     qkv: Floats  # (tokens, heads * head size)
     queries: Floats  # (key heads, tokens * queries per key, head size)
     mixed: Floats  # (tokens, query heads * head size)
-    gathered: Floats  # the same, of those wanted
+    gathered: Floats  # the same, of the tokens with logits
     normed: Floats  # (tokens, hidden)
     inner: Floats  # (tokens, mlp size)
     limbs: Bytes  # (tokens, bytes): the inputs of the next matrix, where it takes limbs
@@ -73,7 +71,7 @@ class Level(NamedTuple):
 
     plan: Plan
     hidden: Floats  # (tokens, layers * hidden): the target's; none where features are there
-    outputs: Floats  # (wanted, hidden)
+    outputs: Floats  # (tokens with logits, hidden)
     logits: Floats  # (places, draft vocabulary)
 
 
@@ -84,7 +82,7 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
         return len(line.limits)
     if len(level.plan.ids) == 0 or (stage in (NORM_STATES, FUSE) and len(level.hidden) == 0):
         return 0
-    if stage > ATTEND and len(level.plan.wanted) == 0:
+    if stage > ATTEND and len(level.plan.logit_tokens) == 0:
         return 0
     if stage == CUT_INNER and not HAS_DOT_PRODUCTS:
         return 0
@@ -93,19 +91,19 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
     if stage == QKV:
         return num_panels(s.qkv) - first_panel(level, w)
     if stage == ATTEND:
-        return len(level.plan.tiles) * w.heads.keys
+        return len(level.plan.tiles)
     if stage == GATED:
         return num_panels(s.inner)
     if stage == HEAD:
         return num_panels(level.logits)
-    return len(level.plan.wanted) if stage > ATTEND else len(level.plan.ids)
+    return len(level.plan.logit_tokens) if stage > ATTEND else len(level.plan.ids)
 
 
 @inner
 def first_panel(level: Level, w: HeadsWeights) -> Any:
-    """Of the queries, keys and values: where nothing is wanted, the panels of queries alone are
-    left out."""
-    return 0 if len(level.plan.wanted) else w.heads.queries * w.heads.size // LANES
+    """Of the queries, keys and values.  Where no logits are asked for, the panels that hold nothing
+    but queries are left out."""
+    return 0 if len(level.plan.logit_tokens) else w.heads.queries * w.heads.size // LANES
 
 
 @inner
@@ -135,15 +133,15 @@ def run_levels(
         if number > 0 and stage == 0 and not line.is_open.any():
             return
         plan, hidden, outputs, logits = level
-        num_wanted = len(plan.wanted)
+        num_outputs = len(plan.logit_tokens)
         for i in share(board, step, num_items(stage, level, w, s, line)):
             if stage == CHOOSE:
                 choose(line, i, number, level, later, s)
             elif stage == NORM_STATES:
                 for layer in range(len(w.layer_norms)):
                     begin, end = layer * size, (layer + 1) * size
-                    own = s.hidden[i, begin:end]
-                    normalise(hidden[i, begin:end], w.layer_norms[layer], w.eps, own)
+                    normed = s.hidden[i, begin:end]
+                    normalise(hidden[i, begin:end], w.layer_norms[layer], w.eps, normed)
                 cut(m, MATRIX_OF[stage], s.hidden[i], s.limbs[i])
             elif stage == NORM_INPUTS:
                 normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])
@@ -153,18 +151,16 @@ def run_levels(
             elif stage == PLACE:
                 place(w.heads, plan, cache, 0, i, w.head_norms, s.qkv, s.queries)
             elif stage == ATTEND:
-                tile, head = divmod(i, w.heads.keys)
-                sums = work.sums
-                attend(w.heads, plan, cache, 0, tile, head, s.queries, scores, sums, s.mixed)
+                attend(w.heads, plan, cache, 0, i, s.queries, scores, s.mixed)
             elif stage == GATHER:
-                copy(s.features[plan.wanted[i]], outputs[i])
-                copy(s.mixed[plan.wanted[i]], s.gathered[i])
+                copy(s.features[plan.logit_tokens[i]], outputs[i])
+                copy(s.mixed[plan.logit_tokens[i]], s.gathered[i])
                 cut(m, MATRIX_OF[stage], s.gathered[i], s.limbs[i])
             elif stage == NORM_MLP:
                 normalise(outputs[i], w.norms[OF_MLP], w.eps, s.normed[i])
                 cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
             elif stage == GATED:
-                project_gated(m, MATRIX_OF[stage], i, s.normed, num_wanted, s.inner, work)
+                project_gated(m, MATRIX_OF[stage], i, s.normed, num_outputs, s.inner, work)
             elif stage == CUT_INNER:
                 cut(m, MATRIX_OF[stage], s.inner[i], s.limbs[i])
             elif stage == NORM_HEAD:
@@ -172,7 +168,7 @@ def run_levels(
                 cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
             elif stage in (OUT, DOWN):
                 inputs = s.gathered if stage == OUT else s.inner
-                project_onto(m, MATRIX_OF[stage], i, inputs, num_wanted, outputs, work)
+                project_onto(m, MATRIX_OF[stage], i, inputs, num_outputs, outputs, work)
             else:
                 inputs, places, out = s.normed, plan.places, logits
                 if stage == FUSE:
@@ -195,8 +191,7 @@ def build(revision: int) -> Callable[..., None]:
         next.  Without a line there is only the first.
         """
         work = make_work(max(len(first.plan.ids), len(later.plan.ids)) + 0 * revision, s.limbs)
-        scores = np.empty((TOKENS, cache.slots + 16), np.float32)  # no power of two: caches mind
-        run_levels(board, w, cache, s, first, later, line, work, scores)
+        run_levels(board, w, cache, s, first, later, line, work, make_scores(w.heads, cache))
 
     return draft
 

@@ -90,10 +90,10 @@ def likeliest(logits: Floats) -> Any:
 
 @reordered
 def sum_of_exp(logits: Floats, top: Any) -> Any:
-    found = np.float32(0)
+    result = np.float32(0)
     for i in range(logits.size):
-        found += exp(logits[i] - top)
-    return found
+        result += exp(logits[i] - top)
+    return result
 
 
 @counted
@@ -155,10 +155,10 @@ def truncate(laws: Doubles, count: int, top_k: int, top_p: float, min_p: float) 
         total += laws[i]
     before = 0.0
     for i in range(count):
-        own = laws[i]
-        if before >= top_p * total or own < min_p:
+        law = laws[i]
+        if before >= top_p * total or law < min_p:
             laws[i] = 0.0
-        before += own
+        before += law
 
 
 @compiled
@@ -169,8 +169,8 @@ def exponential(low: Any, high: Any, position: int, token: int) -> Any:
     minimum = -np.log1p(-unit(words[0])) / BLOCK
     if token % BLOCK == np.int64(words[1] & np.uint64(BLOCK - 1)):
         return minimum
-    own = philox(np.uint64(token >> 2), place, OF_TOKEN, low, high)
-    return minimum - np.log1p(-unit(own[token & 3]))
+    words = philox(np.uint64(token >> 2), place, OF_TOKEN, low, high)
+    return minimum - np.log1p(-unit(words[token & 3]))
 
 
 @compiled

@@ -57,8 +57,7 @@ class LeanModel:
         return "lean CPU pass, float32"
 
     def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
-        capacity = capacity or self.max_context or 0
-        return LeanRows(self._weights, self._angles, self._crew, num_rows, capacity)
+        return LeanRows(self._weights, self._angles, self._crew, num_rows)
 
     def score(
         self,
@@ -125,10 +124,10 @@ class LeanModel:
         copied.name = f"{self.name}-int8"
         return copied
 
-    def _angles(self, slots: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (slots, head size / 2), from the model's own rotary table."""
+    def _angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
+        """Cosines and sines (end - begin, head size / 2), from the model's own rotary table."""
         with torch.inference_mode():
-            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(slots)[None])
+            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(begin, end)[None])
         half = self._weights.heads.size // 2
         cos, sin = (np.ascontiguousarray(part[0, :, :half].numpy()) for part in both)
         return cos, sin

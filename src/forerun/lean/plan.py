@@ -33,15 +33,15 @@ class Plan(NamedTuple):
     before: Ints  # (tokens,): so many slots from the first are seen
     branch_at: Ints  # (tokens + 1,): where each token's further slots begin in `branch`
     branch: Ints  # further slots that are seen, ascending for each token
-    tiles: Ints  # (tiles, 2): first query and number of queries; a tile is of one row
-    wanted: Ints  # (logits,): tokens
+    tiles: Ints  # (tiles, 3): first query, number of queries, key head; a tile is of one row
+    logit_tokens: Ints  # (logits,): tokens whose logits are asked for
     places: Ints  # (logits,): where their logits go
 
 
 def no_plan() -> Plan:
     """A pass over nothing."""
     none = np.empty(0, np.int64)
-    tiles = np.empty((0, 2), np.int64)
+    tiles = np.empty((0, 3), np.int64)
     return Plan(none, none, none, none, none, none, none, none, tiles, none, none)
 
 
@@ -75,10 +75,13 @@ class Lot(NamedTuple):
         return cls(row, ids, positions, slots, before, branch, num_branch, places)
 
 
-def passes(lots: Sequence[Lot], group: int, wanted_only: bool = False) -> Iterator[Plan]:
+def passes(
+    lots: Sequence[Lot], num_queries: int, num_keys: int, *, logits_only: bool = False
+) -> Iterator[Plan]:
     """All tokens, in as many passes as they need.
 
-    `group` queries share a key head; those of tokens without logits are left out if told so.
+    num_queries, num_keys: heads.
+    logits_only: leave out the queries of tokens without logits.
     """
     rows = np.repeat([lot.row for lot in lots], [len(lot.slots) for lot in lots])
     branch_at = np.zeros(len(rows) + 1, np.int64)
@@ -91,20 +94,21 @@ def passes(lots: Sequence[Lot], group: int, wanted_only: bool = False) -> Iterat
     places = _joined([lot.places for lot in lots])
     for begin in range(0, len(rows), MOST_TOKENS):
         end = min(begin + MOST_TOKENS, len(rows))
-        own = slice(begin, end)
-        wanted = np.flatnonzero(places[own] >= 0)
+        span = slice(begin, end)
+        order, logit_tokens = np.arange(end - begin), np.flatnonzero(places[span] >= 0)
+        queried = logit_tokens if logits_only else order
         yield Plan(
-            order=np.arange(end - begin),
-            ids=ids[own],
-            rows=rows[own],
-            positions=positions[own],
-            slots=slots[own],
-            before=before[own],
+            order=order,
+            ids=ids[span],
+            rows=rows[span],
+            positions=positions[span],
+            slots=slots[span],
+            before=before[span],
             branch_at=branch_at[begin : end + 1] - branch_at[begin],
             branch=branch[branch_at[begin] : branch_at[end]],
-            tiles=_tiles(rows[own], wanted if wanted_only else np.arange(end - begin), group),
-            wanted=wanted,
-            places=places[own][wanted],
+            tiles=_tiles(rows[span], slots[span], queried, num_queries // num_keys, num_keys),
+            logit_tokens=logit_tokens,
+            places=places[span][logit_tokens],
         )
 
 
@@ -112,13 +116,21 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tiles(rows: Ints, tokens: Ints, group: int) -> Ints:
-    """Runs of at most TOKENS queries of one row: first and count, (tiles, 2)."""
+def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> Ints:
+    """Runs of at most TOKENS queries of one row that share a key head: first, count and head.
+
+    Threads take tiles in this order.  The longest rows come first, so that no thread is left with
+    one at the end; tiles that read the same keys and values follow each other.
+    """
     is_edge = (tokens[1:] - tokens[:-1] != 1) | (rows[tokens[1:]] != rows[tokens[:-1]])
     edges = [0, *(is_edge.nonzero()[0] + 1).tolist(), len(tokens)]
+    runs = [
+        (int(tokens[begin]), int(tokens[end - 1])) for begin, end in pairwise(edges) if begin < end
+    ]
+    runs.sort(key=lambda run: -int(slots[run[1]]))
     tiles = []
-    for begin, end in pairwise(edges):
-        if begin < end:
-            first, last = int(tokens[begin]) * group, (int(tokens[end - 1]) + 1) * group
-            tiles += [(at, min(TOKENS, last - at)) for at in range(first, last, TOKENS)]
-    return np.array(tiles, np.int64).reshape(-1, 2)
+    for begin, end in runs:
+        first, last = begin * group, (end + 1) * group
+        firsts = range(first, last, TOKENS)
+        tiles += [(at, min(TOKENS, last - at), head) for head in range(num_keys) for at in firsts]
+    return np.array(tiles, np.int64).reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""Rows of the lean pass: per-row lengths over one cache, which grows with rows and texts.
+"""Rows of the lean pass: a length for each row, over keys and values in pages.
 
 Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
 kept to where the text goes on.
@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from forerun.lean.cache import Rotary, allocate, reserve
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.linear import Floats, make_limbs
+from forerun.lean.pages import Page, Pages, Rotary
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
-from forerun.lean.shape import LANES, TOKENS
-from forerun.lean.storage import padded
-from forerun.models.base import Kept, Parents, room
+from forerun.lean.shape import TOKENS
+from forerun.models.base import Kept, Parents
 from forerun.models.feed import Feed, feeds
 from forerun.models.history import History
 
@@ -28,34 +27,27 @@ class Beginning(NamedTuple):
     """The first tokens of a text and what a row holds of them: enough to go on from there."""
 
     tokens: Sequence[int]
-    keys: Floats  # (layers, heads, panels, head size, LANES)
-    values: Floats  # (layers, heads, tokens, padded head size)
+    pages: Sequence[Page]  # rows that are given them share them
     states: Floats  # (tokens, states of the layers that were watched)
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + self.states.nbytes
+        return sum(page.numbers.nbytes for page in self.pages) + self.states.nbytes
 
 
 class LeanRows:
     """Rows of one model; the verbs of `LanguageModel` without the checks."""
 
-    def __init__(
-        self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int, capacity: int
-    ) -> None:
+    def __init__(self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int) -> None:
         self.lengths = [0] * num_rows
         self.layers: tuple[int, ...] = ()  # whose states are kept
         self.kept: list[Floats | None] = [None] * num_rows  # those of the last commit
         self._seen = [np.empty((0, 0), np.float32)] * num_rows  # those since the last commit
         self._history: History | None = None  # states of all commits, where they are kept
         self._fed = [Feed()] * num_rows  # since the last commit
-        self._used = [0] * num_rows  # slots that were written since the row was empty
         self._weights = weights
-        self._rotary = rotary
         self._crew = crew
-        self._capacity = capacity
-        layers, heads = len(weights.head_norms), weights.heads
-        self._cache = allocate(layers, 1, heads, rotary, LANES)
+        self._pages = Pages(len(weights.head_norms), num_rows, weights.heads, rotary)
         self._scratch = _scratch(weights, TOKENS)
 
     def score(
@@ -75,10 +67,11 @@ class LeanRows:
             places[-count:] = np.arange(index * width, index * width + count)
             lots.append(Lot.of(row, self.lengths[row], feed, known, places))
             self.forget(row, known)  # nothing to build on if a pass is interrupted
-        self._make_room(rows, [int(lot.slots[-1]) + 1 for lot in lots])
+        for lot in lots:
+            self._pages.reserve(lot.row, int(lot.slots[0]), int(lot.slots[-1]) + 1)
         heads = self._weights.heads
         logits = np.empty((len(rows) * width, vocab), np.float32)
-        seen = [self._pass(plan, logits) for plan in passes(lots, heads.queries // heads.keys)]
+        seen = [self._pass(plan, logits) for plan in passes(lots, heads.queries, heads.keys)]
         if self.layers:
             self._see(lots, np.concatenate(seen))
         for row, feed in zip(rows, fed, strict=True):
@@ -86,7 +79,7 @@ class LeanRows:
         return torch.from_numpy(logits.reshape(len(rows), width, vocab))
 
     def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
-        paths = [self._fed[row].path(row, own) for row, own in zip(rows, kept, strict=True)]
+        paths = [self._fed[row].path(row, part) for row, part in zip(rows, kept, strict=True)]
         for row, path in zip(rows, paths, strict=True):
             if not isinstance(path, range):
                 self._gather(row, np.asarray(path, np.int64))
@@ -96,25 +89,23 @@ class LeanRows:
             self.lengths[row] += len(path)
 
     def release(self, row: int) -> None:
-        self.lengths[row] = self._used[row] = 0
+        self.lengths[row] = 0
+        self._pages.cut(row, 0)
         self.kept[row] = None
         if self._history is not None:
             self._history.release(row)
         self.forget(row)
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
-        """Copy the keys and values of the first tokens of `source` to an empty row."""
+        """Let an empty row share the pages that hold the first tokens of `source`."""
         length = min(length, self.lengths[source])
-        self._used[row] = 0
-        self._make_room([row], [length])
-        keys, values = self._cache.keys, self._cache.values
-        panels = slice(padded(length) // LANES)
-        keys[:, row, :, panels] = keys[:, source, :, panels]
-        values[:, row, :, :length] = values[:, source, :, :length]
+        self._pages.share(self._pages.of_row(source, length), row)
         return self._set_prefix(source, row, length)
 
     def truncate(self, row: int, length: int) -> int:
-        return self._set_prefix(row, row, min(length, self.lengths[row]))
+        length = min(length, self.lengths[row])
+        self._pages.cut(row, length)
+        return self._set_prefix(row, row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep states from now on; what was scored unwatched cannot be built on."""
@@ -133,17 +124,13 @@ class LeanRows:
         """The first `count` tokens of what an empty row has just been fed."""
         return Beginning(
             tokens=self._fed[row].tokens[:count],
-            keys=self._cache.keys[:, row, :, : padded(count) // LANES].copy(),
-            values=self._cache.values[:, row, :, :count].copy(),
+            pages=self._pages.copy_out(row, count),
             states=self._seen[row][:count].copy(),
         )
 
     def copy_in(self, row: int, begun: Beginning) -> None:
         """As if an empty row had just been fed these tokens, with the same layers watched."""
-        count = len(begun.tokens)
-        self._make_room([row], [count])
-        self._cache.keys[:, row, :, : padded(count) // LANES] = begun.keys
-        self._cache.values[:, row, :, :count] = begun.values
+        self._pages.share(begun.pages, row)
         self._fed[row] = Feed(begun.tokens)
         self._seen[row] = begun.states
 
@@ -153,7 +140,7 @@ class LeanRows:
         return len(self.layers) * int(self._weights.embedding.shape[1])
 
     def _set_prefix(self, source: int, row: int, length: int) -> int:
-        """The cache of `row` holds the first `length` tokens of `source`; forget the rest."""
+        """The pages of `row` hold the first `length` tokens of `source`; forget the rest."""
         self.lengths[row] = length
         self.kept[row] = None
         if self._history is not None:
@@ -161,24 +148,11 @@ class LeanRows:
         self.forget(row)
         return length
 
-    def _make_room(self, rows: Sequence[int], ends: Sequence[int]) -> None:
-        """For the slots of these rows (R,) up to their ends (R,)."""
-        cache, longest, needed = self._cache, max(ends), max(rows) + 1
-        num_rows = cache.keys.shape[1]
-        if longest > cache.slots or needed > num_rows:
-            if needed > num_rows:
-                num_rows = room(num_rows, needed, len(self.lengths))
-            heads, used = self._weights.heads, self._used[:num_rows]
-            self._cache = reserve(cache, heads, self._rotary, longest, self._capacity, used)
-        for row, end in zip(rows, ends, strict=True):
-            if end > self._used[row]:
-                self._used[row] = end
-
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
         """Put the states of a score behind those of the tokens it built on."""
         ends = np.cumsum([len(lot.slots) for lot in lots])
-        for lot, own in zip(lots, np.split(states, ends[:-1]), strict=True):
-            self._seen[lot.row] = np.concatenate([self._seen[lot.row], own])
+        for lot, part in zip(lots, np.split(states, ends[:-1]), strict=True):
+            self._seen[lot.row] = np.concatenate([self._seen[lot.row], part])
 
     def _gather(self, row: int, path: Any) -> None:
         """Move the keys and values of a path to the end of the row's text."""
@@ -186,10 +160,7 @@ class LeanRows:
         old = self.lengths[row] + path
         is_moved = old != new
         if is_moved.any():
-            old, new = old[is_moved], new[is_moved]
-            keys, values = self._cache.keys[:, row], self._cache.values[:, row]
-            keys[:, :, new // LANES, :, new % LANES] = keys[:, :, old // LANES, :, old % LANES]
-            values[:, :, new] = values[:, :, old]
+            self._pages.move(row, old[is_moved], new[is_moved])
 
     def _pass(self, plan: Plan, logits: Floats) -> Floats:
         """Fill in logits; the hidden states of the pass's tokens, where they are watched."""
@@ -200,8 +171,8 @@ class LeanRows:
             layers=np.array(self.layers, np.int64),
             states=np.empty((count, self._width), np.float32),
         )
-        stages = num_stages(len(weights.head_norms))
-        self._crew.run(stages, forward, weights, plan, self._cache, self._scratch, watched, logits)
+        stages, cache = num_stages(len(weights.head_norms)), self._pages.cache
+        self._crew.run(stages, forward, weights, plan, cache, self._scratch, watched, logits)
         return watched.states
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 from forerun.lean.jit import compiled, intrinsic, reordered
@@ -61,6 +62,27 @@ def larger(context: Any, a: Any, b: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
+@intrinsic
+def floats_at(context: Any, address: Any, count: Any) -> Any:
+    """`count` float32 numbers at an address, as an array that does not own them."""
+    kind = types.Array(types.float32, 1, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(kind)(context, builder)
+        size = context.get_constant(types.intp, 4)
+        populate_array(
+            array,
+            data=builder.inttoptr(values[0], array.data.type),
+            shape=[values[1]],
+            strides=[size],
+            itemsize=size,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return kind(types.intp, types.intp), generate
+
+
 @compiled
 def copy(x: Floats, out: Floats) -> None:
     """One vector; an array assignment would say the same but takes seconds to compile."""
@@ -82,16 +104,16 @@ def normalise(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
 @reordered
 def largest(x: Floats, count: int) -> Any:
     """The maximum of the first `count` numbers."""
-    found = x[0]
+    top = x[0]
     for i in range(count):
-        found = larger(found, x[i])
-    return found
+        top = larger(top, x[i])
+    return top
 
 
 @reordered
 def total(x: Floats, count: int) -> Any:
     """The sum of the first `count` numbers."""
-    found = np.float32(0)
+    result = np.float32(0)
     for i in range(count):
-        found += x[i]
-    return found
+        result += x[i]
+    return result

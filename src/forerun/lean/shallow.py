@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.lean.attention import Cache
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Matrices
 from forerun.lean.rows import LeanRows
@@ -14,23 +13,16 @@ PER_LAYER = 4  # matrices
 
 
 class ShallowRows(LeanRows):
-    """The lengths and the cache of other rows under fewer layers, with scores of its own."""
+    """The lengths and pages of other rows, scored by fewer layers.
+
+    What it has scored since the last commit is kept apart from what the whole model has.
+    """
 
     def __init__(self, whole: LeanRows, num_layers: int) -> None:
-        self._whole = whole
-        vars(self).update({name: value for name, value in vars(whole).items() if name != "_cache"})
+        vars(self).update(vars(whole))
         self._weights = first_layers(whole._weights, num_layers)
         self._fed = [Feed()] * len(self.lengths)
         self.layers, self._history = (), None
-
-    @property
-    def _cache(self) -> Cache:
-        """Whoever needs more room makes it for both."""
-        return self._whole._cache
-
-    @_cache.setter
-    def _cache(self, grown: Cache) -> None:
-        self._whole._cache = grown
 
 
 def first_layers(weights: Weights, num_layers: int) -> Weights:

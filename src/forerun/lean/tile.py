@@ -48,8 +48,8 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
         x: Any,  # float32, any shape: only memory and strides matter
         x_at: Any,
         x_stride: Any,
-        w: Any,
-        w_at: Any,  # of w's own elements
+        w: Any,  # an array, or the address of float32 numbers
+        w_at: Any,  # in elements of w
         row_bytes: Any,
         num_blocks: Any,
         num_rows: Any,  # per block
@@ -85,6 +85,9 @@ multiply_block4 = multiply_by(Format.BLOCK4)
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
+    """Of an element of an array, or of float32 numbers whose address is given."""
+    if isinstance(kind, types.Integer):
+        return builder.gep(builder.inttoptr(array, F32.as_pointer()), [offset])
     return builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forerun.errors import UnsupportedError, explain
-from forerun.lean.attention import Heads
+from forerun.lean.attention import HeadShape
 from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Floats, Matrices, alternate
@@ -31,7 +31,7 @@ def take(model: Any, int8: bool = False) -> Weights:
     attention = layers[0].self_attn
     size = attention.head_dim
     has_norms = hasattr(attention, "q_norm")
-    heads = Heads(
+    heads = HeadShape(
         queries=attention.q_proj.out_features // size,
         keys=attention.k_proj.out_features // size,
         size=size,

@@ -5,7 +5,7 @@ A whole line of guesses is one call too, which spares what Python costs between 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,14 @@ import numpy as np
 from forerun.drafters.base import Turn
 from forerun.drafters.heads.network import Network
 from forerun.drafters.heads.runner import Logits
-from forerun.lean.attention import Heads
-from forerun.lean.cache import allocate, reserve
+from forerun.lean.attention import HeadShape
 from forerun.lean.crew import Crew
 from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
 from forerun.lean.line import Line, no_line
 from forerun.lean.linear import Floats, alternate, make_limbs
-from forerun.lean.plan import MOST_TOKENS, Ints, Lot, no_plan, passes
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.pages import Pages
+from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
+from forerun.lean.shape import TOKENS
 from forerun.lean.storage import padded
 from forerun.lean.weights import as_array, join
 from forerun.models.feed import Feed
@@ -33,13 +33,12 @@ NO_LINE, NO_PLAN = no_line(), no_plan()
 class LeanHeadsRows:
     """Keys and values of verified entries, then of tentative nodes in their order."""
 
-    def __init__(self, runner: LeanRunner, num_rows: int, capacity: int) -> None:
+    def __init__(self, runner: LeanRunner, num_rows: int) -> None:
         weights = runner.weights
         self.lengths = [0] * num_rows  # verified entries
-        self.capacity = capacity
         self.paths: list[list[list[int]]] = [[] for _ in range(num_rows)]  # to each node, itself
         self.outputs: list[list[Any]] = [[] for _ in range(num_rows)]  # of the last entry and nodes
-        self.cache = allocate(1, num_rows, weights.heads, runner.angles, LANES)
+        self.pages = Pages(1, num_rows, weights.heads, runner.angles)
         self.scratch = _scratch(weights, TOKENS)
 
 
@@ -54,7 +53,7 @@ class LeanRunner:
         self._crew = Crew(num_threads)
 
     def start(self, num_rows: int, capacity: int) -> LeanHeadsRows:
-        return LeanHeadsRows(self, num_rows, capacity)
+        return LeanHeadsRows(self, num_rows)
 
     def extend(
         self,
@@ -122,12 +121,13 @@ class LeanRunner:
     def release(self, state: LeanHeadsRows, row: int) -> None:
         state.lengths[row] = 0
         state.paths[row], state.outputs[row] = [], []
+        state.pages.cut(row, 0)
 
-    def angles(self, slots: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (slots, head size / 2)."""
+    def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
+        """Cosines and sines (end - begin, head size / 2)."""
         half = self.weights.heads.size // 2
         exponents = np.arange(half, dtype=np.float32) / np.float32(half)
-        turns = np.arange(slots, dtype=np.float32)[:, None] * self._theta**-exponents
+        turns = np.arange(begin, end, dtype=np.float32)[:, None] * self._theta**-exponents
         return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
 
     def _extend(
@@ -158,18 +158,18 @@ class LeanRunner:
         features: Floats | None,
         line: Line = NO_LINE,
     ) -> tuple[Floats, Logits]:
-        """Outputs in the order of the tokens that are wanted, and logits at their places.
+        """Outputs of the tokens with logits, in their order, and logits at their places.
 
-        A line has a row for each lot, and goes on from what is wanted of it.
+        A line has a row for each lot, and goes on from the lot's last token with logits.
         """
-        longest = max(int(lot.slots[-1]) + 1 for lot in lots) + line.tokens.shape[1]
-        state.cache = reserve(state.cache, self.weights.heads, self.angles, longest, state.capacity)
-        num_wanted = sum(int((lot.places >= 0).sum()) for lot in lots)
-        outputs, logits = self._results(num_wanted)
-        plans = list(passes(lots, self._group, wanted_only=True))
+        for lot in lots:
+            end = int(lot.slots[-1]) + 1 + line.tokens.shape[1]
+            state.pages.reserve(lot.row, int(lot.slots[0]), end)
+        outputs, logits = self._results(sum(int((lot.places >= 0).sum()) for lot in lots))
+        plans = list(self._passes(lots))
         begin = done = 0
         for plan in plans:
-            end, ready = begin + len(plan.ids), done + len(plan.wanted)
+            end, ready = begin + len(plan.ids), done + len(plan.logit_tokens)
             if end - begin > len(state.scratch.features):
                 state.scratch = _scratch(self.weights, min(MOST_TOKENS, 2 * (end - begin)))
             if features is not None:
@@ -189,11 +189,11 @@ class LeanRunner:
                 Lot.of(row, start, Feed([0]), 0, np.array([index]))
                 for index, (row, start) in enumerate(rows)
             ]
-            (plan,) = passes(lots, self._group, wanted_only=True)
+            (plan,) = self._passes(lots)
             later = Level(plan, NO_STATES, *self._results(count))
         num_stages = NUM_STAGES * max(1, line.tokens.shape[1])
         self._crew.run(
-            num_stages, draft, self.weights, state.cache, state.scratch, first, later, line
+            num_stages, draft, self.weights, state.pages.cache, state.scratch, first, later, line
         )
 
     def _results(self, count: int) -> tuple[Floats, Logits]:
@@ -203,10 +203,9 @@ class LeanRunner:
             (count, self._num_tokens), np.float32
         )
 
-    @property
-    def _group(self) -> int:
-        """Queries that share a key head."""
-        return self.weights.heads.queries // self.weights.heads.keys
+    def _passes(self, lots: Sequence[Lot]) -> Iterator[Plan]:
+        heads = self.weights.heads
+        return passes(lots, heads.queries, heads.keys, logits_only=True)
 
 
 def _line(turns: Sequence[Turn], starts: Sequence[int], ids: Ints) -> Line:
@@ -252,7 +251,7 @@ def take(network: Network, embedding: Floats) -> HeadsWeights:
         layer_norms=as_array(network.norm_layers.weight).reshape(-1, design.hidden_size),
         norms=np.stack([as_array(norm.weight) for norm in norms]),
         head_norms=np.ones((2, design.head_size), np.float32),
-        heads=Heads(
+        heads=HeadShape(
             queries=design.num_heads,
             keys=design.num_kv_heads,
             size=design.head_size,
