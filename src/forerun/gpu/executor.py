@@ -11,7 +11,6 @@ log-probabilities) are answered step by step, and the others do not wait for the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +21,19 @@ from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
-from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
+from forerun.gpu.joining import (
+    DRAFT_FAULT,
+    CapturedLaws,
+    Halves,
+    fault_of,
+    is_of_draft,
+    needs_host,
+    part_of,
+)
 from forerun.gpu.lanes import Lane, Lanes, cuts_law
-from forerun.gpu.rounds import CapturedRound, RoundShape
+from forerun.gpu.rounds import CapturedRound, Flight, RoundShape
 from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import Storage
 from forerun.rules.base import Rule
 from forerun.types import Drawn
 
@@ -33,23 +41,6 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 15)
 """Draft lengths that rounds are captured for."""
 MARGIN = 2 * (LENGTHS[-1] + 1)
 """Slots past a text that two rounds may write to."""
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A round on its way, and what it was launched for, by lane."""
-
-    round: CapturedRound
-    spans: Sequence[Span]
-    lengths: Sequence[int]  # of the texts, as they were then
-    asked: Sequence[int]  # tokens to draft
-    launched: float  # when
-
-    @property
-    def places(self) -> dict[tuple[int, int], int]:
-        """Lanes by the number of a request and the length of its text."""
-        numbers = [span.request.number for span in self.spans]
-        return {key: lane for lane, key in enumerate(zip(numbers, self.lengths, strict=True))}
 
 
 class Captured:
@@ -118,6 +109,7 @@ class Captured:
             if len(rounds) == 1:
                 self._flight = self._again(flight, table, plan)
             self._note_results(flight, table, plan, results)
+        self._answer_undrafted(plan, results)
         decision = self._decision(plan, results, begin, max(begin, self._last_result))
         if self._flight is None:
             self._take_off(plan, decision)
@@ -145,8 +137,9 @@ class Captured:
             return None
         if needs != shape.num_chunks or max(lengths) + MARGIN > self._state.storage.capacity:
             return None
-        drafts = self._draft_rows() if length else None
-        made = flight.round
+        drafts, made = self._draft_rows() if length else None, flight.round
+        if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
+            return None
         if length != shape.draft_length:
             made = self._round(shape._replace(draft_length=length, draws=drafts is not None),
                                made.lanes, drafts)  # fmt: skip
@@ -172,8 +165,17 @@ class Captured:
         ):
             if span.request.number in numbers:
                 results[span.request.number] = row, asked
-                if drafts is not None:
+                if drafts is not None and drafts.storage is flight.round.draft:
                     drafts.lengths[span.row] = before + min(max(row[0], 0), length - 1)
+
+    def _answer_undrafted(self, plan: RoundPlan, results: dict[int, tuple[list[int], int]]) -> None:
+        """Requests whose draft had no law go on without a drafter, from this round on."""
+        spans = [span for span in plan.answering if is_of_draft(results[span.request.number][0][2])]
+        if spans:
+            self._drafting.give_up(DRAFT_FAULT, {span.row: span.request for span in spans})
+            texts = [span.request.tokens for span in spans]
+            flight = self._launch(spans, texts, [0] * len(spans), is_late=False)
+            self._note_results(flight, flight.round.wait(), plan, results)
 
     def _decision(
         self, plan: RoundPlan, results: dict[int, tuple[list[int], int]], begin: float, end: float
@@ -292,12 +294,10 @@ class Captured:
         )
 
     def _round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
-        storage = self._state.storage
-        other = None if drafts is None else drafts.storage
-        key = shape, id(lanes), None if other is None else other.cache.keys.data_ptr()
-        if key not in storage.rounds:
-            storage.rounds[key] = CapturedRound(shape, lanes, storage, other)
-        made: CapturedRound = storage.rounds[key]
+        storage, other = self._state.storage, storage_of(drafts)
+        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
+        if made is None or not made.stands_on(other):
+            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
         return made
 
     def _lanes(self, num_lanes: int, is_late: bool) -> Lanes:
@@ -333,3 +333,7 @@ class Captured:
             return 0.0
         step = length * drafts.storage.weights.num_bytes
         return float(step / (step + self._state.storage.weights.num_bytes))
+
+
+def storage_of(rows: GpuRows | None) -> Storage | None:
+    return None if rows is None else rows.storage

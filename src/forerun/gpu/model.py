@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from forerun.rules import Block, Match, Ratio
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.forward import MOST_TOKENS
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
 from forerun.gpu.weights import take, unfit
@@ -17,6 +17,7 @@ from forerun.models.base import Kept, Parents, check_copy, check_score, check_tr
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
+from forerun.rules import Block, Match, Ratio
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
 SPARE = 4  # times the storage that is needed, up to which a larger one is used
@@ -126,13 +127,14 @@ class GpuModel:
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
-        """Captured rounds, where there is no drafter or it is a model on this device too."""
+        """Captured rounds, where there is no drafter or it is a model on this device too, and where
+        all rows fit one pass."""
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
         from forerun.gpu.sampled_steps import SampledSteps
 
-        drafter = drafting.drafter
-        if type(rule) not in (Match, Ratio, Block):
+        drafter, num_rows = drafting.drafter, len(state.lengths)
+        if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
             return Captured(self, state, drafting, rule)

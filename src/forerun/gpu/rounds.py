@@ -7,11 +7,15 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
 from forerun.addresses import Purpose
+from forerun.engine.plan import Span
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, Scratch, launch
 from forerun.gpu.kernels.lanes import (
@@ -47,7 +51,8 @@ class CapturedRound:
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
     ) -> None:
         self.shape, self.lanes = shape, lanes
-        self._target, self._draft = target, draft
+        self._target, self.draft = target, draft
+        self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
         b, k, vocab = shape.num_lanes, shape.draft_length, target.weights.head.shape[0]
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
@@ -73,6 +78,12 @@ class CapturedRound:
             self._step_thresholds = torch.empty((b, 1), device=device)
         self._graph: Any = None
         self.is_done = torch.cuda.Event() if device.type == "cuda" else None
+
+    def stands_on(self, draft: Storage | None) -> bool:
+        """Whether it drafts on this storage, and nothing has moved since it was made: a graph holds
+        addresses."""
+        caches = self._target.cache, None if draft is None else draft.cache
+        return self.draft is draft and all(map(is_, caches, self._caches))
 
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
@@ -196,6 +207,23 @@ class CapturedRound:
             )  # fmt: skip
             if self._draft_logits is not None:
                 self._draft_logits[:, step].copy_(self._step_logits)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way, and what it was launched for, by lane."""
+
+    round: CapturedRound
+    spans: Sequence[Span]
+    lengths: Sequence[int]  # of the texts, as they were then
+    asked: Sequence[int]  # tokens to draft
+    launched: float  # when
+
+    @property
+    def places(self) -> dict[tuple[int, int], int]:
+        """Lanes by the number of a request and the length of its text."""
+        numbers = [span.request.number for span in self.spans]
+        return {key: lane for lane, key in enumerate(zip(numbers, self.lengths, strict=True))}
 
 
 class _Pass:
