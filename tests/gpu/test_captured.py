@@ -39,7 +39,7 @@ MODEL = build()
 TARGET = GpuModel(MODEL)
 DRAFT = GpuModel(noisy_copy(MODEL, 0.15))
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6]]
-LIMITS = [1, 4, 3]
+LIMITS = [1, 3, 2]
 SAMPLING = fr.Sampling(temperature=0.8, seed=3)
 
 
@@ -250,7 +250,7 @@ def test_an_engine_closed_in_mid_flight_leaves_its_storage_to_the_next(
 
 @pytest.mark.slow
 def test_a_text_is_resumed(plain: list[list[int]]) -> None:
-    given = [text[:count] for text, count in zip(plain, (0, 2, 1), strict=True)]
+    given = [text[:count] for text, count in zip(plain, (0, 1, 1), strict=True)]
     assert texts(generate(drafter=Model(DRAFT), draft_length=2, resume=given)) == plain
 
 
