@@ -141,6 +141,11 @@ class Drafting:
         except Exception as error:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
+    def give_up(self, error: Exception, requests: dict[int, Request]) -> None:
+        """An executor could make nothing of the drafts of some requests, by row."""
+        self._abandon(error, requests)
+        self._count_failure()
+
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
         if self.drafter is not None and row in self._told:

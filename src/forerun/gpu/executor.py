@@ -11,7 +11,6 @@ log-probabilities) are answered step by step, and the others do not wait for the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from forerun.clock import now
@@ -20,12 +19,22 @@ from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.device_drafter import DeviceDrafter
+from forerun.gpu.flight import Flight
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.inference import inference
-from forerun.gpu.joining import CapturedLaws, Halves, fault_of, needs_host, part_of
+from forerun.gpu.joining import (
+    DRAFT_FAULT,
+    CapturedLaws,
+    Halves,
+    fault_of,
+    is_of_draft,
+    needs_host,
+    part_of,
+)
 from forerun.gpu.lanes import Lane, Lanes, cuts_law
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import Storage
 from forerun.rules.base import Rule
 from forerun.types import Drawn
 
@@ -33,31 +42,6 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 15)
 """Draft lengths that rounds are captured for."""
 MARGIN = 2 * (LENGTHS[-1] + 1)
 """Slots past a text that two rounds may write to."""
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A round on its way, and what it was launched for, by lane."""
-
-    round: CapturedRound
-    spans: Sequence[Span]
-    lengths: Sequence[int]  # of the texts, as they were then
-    asked: Sequence[int]  # tokens to draft
-    launched: float  # when
-    turn: int  # which of the round's places for results is its own
-
-    def wait(self) -> None:
-        self.round.wait(self.turn)
-
-    def table(self) -> list[list[int]]:
-        """By lane: accepted tokens (-1: not in use), the extra token, the fault, the draft."""
-        return self.round.table(self.turn)
-
-    @property
-    def places(self) -> dict[tuple[int, int], int]:
-        """Lanes by the number of a request and the length of its text."""
-        numbers = [span.request.number for span in self.spans]
-        return {key: lane for lane, key in enumerate(zip(numbers, self.lengths, strict=True))}
 
 
 class Captured:
@@ -135,6 +119,8 @@ class Captured:
                 grown = [max(row[0], 0) + 1 for row in table]
                 lengths = [sum(pair) for pair in zip(each.lengths, grown, strict=False)]
                 self._flight = Flight(again, each.spans, lengths, self._next_asked, now(), turn)
+        if self._answer_undrafted(plan, results):
+            again = self._flight = None
         decision = self._decision(plan, results, begin, max(begin, self._last_result))
         if again is None:
             self._take_off(plan, decision)
@@ -160,9 +146,10 @@ class Captured:
             return None
         if room > self._state.storage.capacity:
             return None
-        made = flight.round
+        made, drafts = flight.round, self._drafter.rows if length else None
+        if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
+            return None
         if length != shape.draft_length:
-            drafts = self._drafter.rows if length else None
             shape = shape._replace(draft_length=length, draws=drafts is not None)
             made = self._round(shape, made.lanes, drafts)
         asked = [min(count, length) for count in asked]
@@ -188,8 +175,20 @@ class Captured:
         ):
             if span.request.number in numbers:
                 results[span.request.number] = row, asked
-                if drafts is not None:
+                if drafts is not None and drafts.storage is flight.round.draft:
                     drafts.lengths[span.row] = before + min(max(row[0], 0), length - 1)
+
+    def _answer_undrafted(self, plan: RoundPlan, results: dict[int, tuple[list[int], int]]) -> bool:
+        """Requests whose draft had no law go on without a drafter, from this round on; whether
+        there are any."""
+        spans = [span for span in plan.answering if is_of_draft(results[span.request.number][0][2])]
+        if spans:
+            self._drafter.drafting.give_up(DRAFT_FAULT, {span.row: span.request for span in spans})
+            texts = [span.request.tokens for span in spans]
+            flight = self._launch(spans, texts, [0] * len(spans), is_late=True)
+            flight.wait()
+            self._note_results(flight, flight.table(), plan, results)
+        return bool(spans)
 
     def _decision(
         self, plan: RoundPlan, results: dict[int, tuple[list[int], int]], begin: float, end: float
@@ -304,12 +303,10 @@ class Captured:
         )
 
     def _round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
-        storage = self._state.storage
-        other = None if drafts is None else drafts.storage
-        key = shape, id(lanes), None if other is None else other.cache.keys.data_ptr()
-        if key not in storage.rounds:
-            storage.rounds[key] = CapturedRound(shape, lanes, storage, other)
-        made: CapturedRound = storage.rounds[key]
+        storage, other = self._state.storage, storage_of(drafts)
+        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
+        if made is None or not made.stands_on(other):
+            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
         return made
 
     def _lanes(self, num_lanes: int, is_late: bool) -> Lanes:
@@ -326,3 +323,7 @@ class Captured:
         if not self._drafter.can_read(longest + most):
             return 0
         return max(length for length in LENGTHS if length <= most)
+
+
+def storage_of(rows: GpuRows | None) -> Storage | None:
+    return None if rows is None else rows.storage

@@ -12,6 +12,7 @@ from forerun.engine.proposal import Drafted
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.errors import InputError, explain
+from forerun.gpu.kernels.faults import TARGET_ROW
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:
@@ -48,6 +49,20 @@ def fault_of(request: Request, code: int) -> Fault | None:
     cure = "Check the model's weights and precision."
     error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
     return Fault(0, request.num_output, error)
+
+
+DRAFT_FAULT = InputError(
+    explain(
+        "The draft's logits hold NaN, +Inf or nothing finite.",
+        "a draft without a law",
+        "Check the drafting model's weights and precision.",
+    )
+)
+
+
+def is_of_draft(code: int) -> bool:
+    """Whether a fault lies with the draft, and not with the target."""
+    return code != 0 and code % 16 != int(TARGET_ROW.value)
 
 
 class JoinedLaws:

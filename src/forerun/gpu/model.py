@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.gpu.forward import MOST_TOKENS
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
@@ -152,13 +153,14 @@ class GpuModel:
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
-        """Captured rounds, where there is no drafter or it is a model on this device too."""
+        """Captured rounds, where there is no drafter or it is a model on this device too, and where
+        all rows fit one pass."""
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
         from forerun.gpu.sampled_steps import SampledSteps
 
-        drafter = drafting.drafter
-        if type(rule) not in (Match, Ratio, Block):
+        drafter, num_rows = drafting.drafter, len(state.lengths)
+        if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
             return Captured(self, state, drafting, rule)

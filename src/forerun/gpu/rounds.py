@@ -7,6 +7,7 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,8 @@ class CapturedRound:
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
     ) -> None:
         self.shape, self.lanes = shape, lanes
-        self._target, self._draft = target, draft
+        self._target, self.draft = target, draft
+        self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
         b, k, vocab = shape.num_lanes, shape.draft_length, target.weights.head.shape[0]
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
@@ -85,6 +87,12 @@ class CapturedRound:
             self._draft_thresholds = torch.empty((b, k), device=device)
             self._step_thresholds = torch.empty((b, 1), device=device)
         self._graph: Any = None
+
+    def stands_on(self, draft: Storage | None) -> bool:
+        """Whether it drafts on this storage, and nothing has moved since it was made: a graph holds
+        addresses."""
+        caches = self._target.cache, None if draft is None else draft.cache
+        return self.draft is draft and all(map(is_, caches, self._caches))
 
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device

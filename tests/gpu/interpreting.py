@@ -1,0 +1,39 @@
+"""Triton's interpreter, repaired where the kernels of the pass need it.  Import this before them.
+
+Both repairs are of the interpreter alone; compiled kernels do not know of them.
+
+- Loops in a kernel run over `range`, whose ends may be tensors.  The interpreter turns them into
+  integers with `int(array)`, which NumPy 2.4 refuses for arrays of one element.
+- The interpreter holds bfloat16 numbers as 16-bit integers, and `dot` multiplies these integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_with_index(tensor: Any, scope: Any) -> None:
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+def _floats(handle: Any) -> Any:
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data
+
+
+def _dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
+    with np.errstate(all="ignore"):  # padding may hold anything
+        product = np.matmul(_floats(a), _floats(b), dtype=total.data.dtype) + total.data
+    return interpreter.TensorHandle(product, total.dtype.scalar)
+
+
+interpreter._patch_lang_tensor = _patch_tensor_with_index
+interpreter.InterpreterBuilder.create_dot = _dot

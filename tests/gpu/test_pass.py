@@ -1,0 +1,311 @@
+"""The lean GPU pass in Triton's interpreter, against transformers in float32."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+import interpreting  # noqa: E402, F401
+from tiny import Reference, build, error  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun.gpu import forward, weights  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.models.agreement import Probe  # noqa: E402
+from forerun.models.forward import Forward  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
+    ),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+]
+TEXT = [3, 1, 4, 15, 9, 2, 6, 5, 35]
+ROUNDING = {torch.float16: 0.01, torch.bfloat16: 0.06}
+"""Rounding stays below half of this; a wrong mask, position or weight moves logits by their whole
+spread."""
+MODEL = build()
+TARGET, REFERENCE = GpuModel(MODEL), Reference(MODEL)
+DEEP = build(num_hidden_layers=2)
+DEEP_TARGET, DEEP_REFERENCE = GpuModel(DEEP), Reference(DEEP)
+
+
+def scored(target: GpuModel, text: list[int], count: int) -> Any:
+    return target.score(target.start(1, 64), [0], [text], [count])[0]
+
+
+def is_near(ours: Any, exact: Any, dtype: Any = torch.float16) -> bool:
+    assert ours.shape == exact.shape
+    return error(ours, exact) < ROUNDING[dtype]
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2, whose queries, keys and values have biases": {"kind": "qwen2"},
+    "qwen3, whose queries and keys have norms": {"kind": "qwen3"},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "tied, with three key heads, and sizes no block divides": {
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 45,
+        "intermediate_size": 52,
+        "vocab_size": 263,
+        "tie_word_embeddings": True,
+    },
+    "heads of 80": {"head_dim": 80},
+}
+MORE_SHAPES: dict[str, dict[str, Any]] = {
+    **{f"heads of {size}": {"head_dim": size} for size in (64, 96, 128, 256)},
+    "heads of 96 with norms": {"kind": "qwen3", "head_dim": 96},
+    "five query heads to a key head": {"num_attention_heads": 5, "hidden_size": 20},
+    "mistral": {"kind": "mistral", "sliding_window": None},
+    "several tiles": {"hidden_size": 272, "intermediate_size": 300, "vocab_size": 520},
+    "scaled rotary embedding": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+}
+ALL_SHAPES = [
+    *(pytest.param(how, id=name) for name, how in SHAPES.items()),
+    *(pytest.param(how, id=name, marks=pytest.mark.slow) for name, how in MORE_SHAPES.items()),
+]
+
+
+@pytest.mark.parametrize("how", ALL_SHAPES)
+def test_logits_are_those_of_transformers(how: dict[str, Any]) -> None:
+    model = build(**how)
+    exact = Reference(model).logits(TEXT)
+    assert is_near(scored(GpuModel(model), TEXT, 4), exact[-4:], how.get("dtype", torch.float16))
+
+
+def test_rows_and_trees_score_like_texts_from_scratch() -> None:
+    probe = Probe(Forward(REFERENCE.model), TARGET.vocab_size)
+    probe.forward = Forward(MODEL)  # whose precision is what may differ
+    assert probe.agrees_with(TARGET.start(2))
+    probe.forward = Forward(REFERENCE.model)
+    rows = TARGET.start(2)
+    tokens, parents = [*TEXT[:4], 7, 8, 9, 10], [-1, -1, 1, 0]
+    logits = TARGET.score(rows, [1], [tokens], [5], [parents])[0]
+    for node, path in ((1, [7]), (2, [8]), (3, [8, 9]), (4, [7, 10])):
+        exact = REFERENCE.logits([*TEXT[:4], *path])[-1:]
+        assert is_near(logits[node : node + 1], exact)
+    TARGET.commit(rows, [1], [[0, 1, 2, 3, 5, 6]])  # the path of 8 and 9 moves together
+    assert rows.lengths == [0, 6]
+    after = TARGET.score(rows, [1], [[11]], [1])[0]
+    assert is_near(after, REFERENCE.logits([*TEXT[:4], 8, 9, 11])[-1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_probe_finds_no_difference(dtype: Any) -> None:
+    model = build(dtype=dtype, num_hidden_layers=2)
+    target = GpuModel(model)
+    probe = Probe(Forward(model), target.vocab_size)
+    with torch.inference_mode():
+        assert probe.agrees_with(target.start(2))
+        assert probe.agrees_on_trees_with(target.start(2))
+
+
+def test_chunks_of_attention_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 16 keys in place of 256: a text of three, and a node of a tree past two."""
+    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+    text = [(7 * place * place + 3) % 40 for place in range(36)]
+    rows = TARGET.start(1, 64)
+    assert is_near(TARGET.score(rows, [0], [text], [4])[0], REFERENCE.logits(text)[-4:])
+    TARGET.commit(rows, [0], [34])
+    nodes = TARGET.score(rows, [0], [[5, 6, 7]], [3], [[-1, -1, 1]])[0]
+    assert is_near(nodes[:1], REFERENCE.logits([*text[:34], 5])[-1:])
+    assert is_near(nodes[1:], REFERENCE.logits([*text[:34], 6, 7])[-2:])
+
+
+@pytest.mark.slow
+def test_a_long_text_is_cut_into_passes_and_chunks() -> None:
+    text = [(7 * place * place + 3) % 40 for place in range(300)]
+    rows = TARGET.start(1, 320)
+    logits = TARGET.score(rows, [0], [text], [70])[0]  # more than one pass gives
+    assert is_near(logits, REFERENCE.logits(text)[-70:])
+    TARGET.commit(rows, [0], [255])
+    assert is_near(TARGET.score(rows, [0], [[1, 2]], [2])[0],
+                   REFERENCE.logits([*text[:255], 1, 2])[-2:])  # fmt: skip
+
+
+def test_rows_begin_as_copies_and_are_cut_short() -> None:
+    rows = TARGET.start(3, 64)
+    TARGET.score(rows, [0], [TEXT], [1])
+    TARGET.commit(rows, [0], [len(TEXT)])
+    assert TARGET.copy_prefix(rows, 0, 2, 5) == 5
+    assert TARGET.truncate(rows, 0, 3) == 3
+    assert rows.lengths == [3, 0, 5]
+    logits = TARGET.score(rows, [0, 2], [[8, 8], TEXT[5:7]], [1, 1])
+    assert is_near(logits[0], REFERENCE.logits([*TEXT[:3], 8, 8])[-1:])
+    assert is_near(logits[1], REFERENCE.logits(TEXT[:7])[-1:])
+    TARGET.release(rows, 2)
+    assert rows.lengths == [3, 0, 0]
+    assert TARGET.copy_prefix(rows, 0, 2, 7) == 3  # all there is
+    with pytest.raises(fr.InputError):
+        TARGET.copy_prefix(rows, 0, 2, 3)  # to a row in use
+
+
+def test_what_was_scored_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that grows by one token feeds one token."""
+    fed: list[int] = []
+    run = forward.launch
+
+    def counting(w: Any, shape: Any, *args: Any, **options: Any) -> Any:
+        fed.append(shape.num_tokens)
+        return run(w, shape, *args, **options)
+
+    monkeypatch.setattr("forerun.gpu.storage.launch", counting)
+    rows = TARGET.start(1, 64)
+    for end in (4, 5):
+        logits = TARGET.score(rows, [0], [TEXT[:end]], [1])[0]
+    assert fed == [4, 1]
+    assert is_near(logits, REFERENCE.logits(TEXT[:5])[-1:])
+
+
+def test_watched_states_are_those_of_transformers() -> None:
+    """The embedding, after one of two layers, and what the head reads."""
+    layers, size = [2, 0, 1], DEEP_TARGET.hidden_size
+    exact = DEEP_REFERENCE.states(TEXT)
+    rows = DEEP_TARGET.start(2, 64)
+    DEEP_TARGET.watch(rows, layers)
+    DEEP_TARGET.score(rows, [0], [TEXT], [1])
+    DEEP_TARGET.commit(rows, [0], [6])
+    states = DEEP_TARGET.watched(rows, 0)
+    assert states.shape == (6, 3 * size)
+    for place, layer in enumerate(layers):
+        assert is_near(states[:, place * size : (place + 1) * size], exact[layer, :6])
+    DEEP_TARGET.copy_prefix(rows, 0, 1, 4)
+    DEEP_TARGET.score(rows, [1], [TEXT[4:6]], [1])
+    DEEP_TARGET.commit(rows, [1], [1])
+    assert torch.equal(DEEP_TARGET.watched(rows, 1)[:4], states[:4])  # shown once more
+    assert is_near(DEEP_TARGET.watched(rows, 1)[:, :size], exact[2, :5])
+    with pytest.raises(fr.InputError, match=r"0 \.\. 2"):
+        DEEP_TARGET.watch(rows, [3])
+    with pytest.raises(fr.InputError, match="No hidden states"):
+        TARGET.watched(TARGET.start(1, 64), 0)
+
+
+def test_the_first_layers_score_under_the_models_own_head() -> None:
+    rows = DEEP_TARGET.start(1, 64)
+    DEEP_TARGET.score(rows, [0], [TEXT[:4]], [1])
+    DEEP_TARGET.commit(rows, [0], [4])
+    shallow = DEEP_TARGET.first_layers(rows, 1)
+    logits = shallow.score(shallow.start(1), [0], [TEXT[4:6]], [2])[0]
+    model = Reference(DEEP).model
+    del model.model.layers[1:]
+    ids = torch.tensor([TEXT[:6]])
+    with torch.inference_mode():
+        exact = model(input_ids=ids, use_cache=False).logits[0, 4:]
+    assert is_near(logits, exact)
+    whole = DEEP_TARGET.score(rows, [0], [TEXT[4:7]], [1])[0]  # writes over the drafted keys
+    assert is_near(whole, DEEP_REFERENCE.logits(TEXT[:7])[-1:])
+
+
+def test_storage_grows_and_keeps_what_it_holds() -> None:
+    rows = TARGET.start(6, 40)
+    TARGET.score(rows, [1], [TEXT[:6]], [1])
+    TARGET.commit(rows, [1], [6])
+    before = rows.storage.cache.keys[:, 1, :, :6].clone()
+    rows.storage.grow(9, 300)
+    assert rows.storage.num_rows == 9
+    assert rows.storage.capacity == 512
+    assert rows.storage.cache.cos.shape[0] == 512
+    assert torch.equal(rows.storage.cache.keys[:, 1, :, :6], before)
+    rows.make_room(3, 600)
+    assert (rows.storage.num_rows, rows.storage.capacity >= 600) == (9, True)
+    logits = TARGET.score(rows, [1], [TEXT[6:8]], [1])[0]
+    assert is_near(logits, REFERENCE.logits(TEXT[:8])[-1:])
+
+
+def test_storage_of_rows_that_are_gone_is_used_again() -> None:
+    target = GpuModel(MODEL)
+    rows = target.start(2, 64)
+    target.watch(rows, [0])
+    storage = rows.storage
+    assert target.start(2, 64).storage is not storage  # which is in use
+    del rows
+    gc.collect()
+    again = target.start(1, 200)
+    assert again.storage is storage
+    assert again.lengths == [0]
+    assert storage.layers == ()
+    del again
+    gc.collect()
+    assert target.start(3, 64).storage is not storage  # which has two rows
+    large = target.start(40, 900).storage
+    gc.collect()
+    assert target.start(1, 64).storage is not large  # which is much more than is needed
+
+
+class Other(torch.nn.Module):
+    """A class that is not of the family."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
+        self.config = MODEL.config
+
+
+UNFIT: dict[str, tuple[Any, str]] = {
+    "float32": (lambda: build(dtype=torch.float32), "its weights are float32"),
+    "two dtypes": (lambda: mixed_dtypes(), "float16, float32"),
+    "biases elsewhere": (lambda: build(attention_bias=True), "biases besides"),
+    "biases of the rest": (lambda: build(mlp_bias=True), "biases besides"),
+    "another class": (Other, "it is not one of"),
+    "another activation": (lambda: build(hidden_act="gelu"), "gelu"),
+    "a window": (lambda: build("mistral", sliding_window=8), "window"),
+}
+
+
+def mixed_dtypes() -> Any:
+    model = build()
+    model.model.norm.float()
+    return model
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_does_not_fit_is_refused_with_the_reason(name: str) -> None:
+    make, reason = UNFIT[name]
+    model = make()
+    assert reason in weights.unfit(model)
+    with pytest.raises(fr.UnsupportedError, match="does not fit"):
+        GpuModel(model)
+
+
+def test_without_the_interpreter_a_cuda_device_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert weights.unfit(MODEL) == ""
+    monkeypatch.setattr(weights.triton.knobs.runtime, "interpret", False)
+    assert "CUDA device" in weights.unfit(MODEL)
+
+
+def test_weights_are_stored_once() -> None:
+    """Taken twice, and by transformers."""
+    model = build()
+    exact = Reference(model).logits(TEXT)
+    first, second = weights.take(model), weights.take(model)
+    for one, other in zip(first.layers, second.layers, strict=True):
+        for name in ("qkv", "gate_up", "out", "down", "attention_norm", "mlp_norm"):
+            assert getattr(one, name).data_ptr() == getattr(other, name).data_ptr()
+            assert torch.equal(getattr(one, name), getattr(other, name))
+    layer = model.model.layers[0]
+    begin = first.layers[0].qkv.data_ptr()
+    for module in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+        assert module.weight.data_ptr() == begin
+        begin += module.weight.numel() * module.weight.element_size()
+    assert begin == first.layers[0].qkv.data_ptr() + 2 * first.layers[0].qkv.numel()
+    assert is_near(scored(GpuModel(model), TEXT, 1), exact[-1:])
+    assert is_near(Reference(model).logits(TEXT), exact)

@@ -1,0 +1,168 @@
+"""The lean GPU pass on a CUDA device: a token's logits are the same bits however it is fed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from tiny import Reference, build, error  # noqa: E402
+
+from forerun.gpu.model import GpuModel  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs compiled kernels"),
+]
+DEVICE = "cuda"
+LENGTH, SHORT = 500, 90  # tokens of a text
+SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 5000,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.05,
+}
+ROUNDING = {torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Share of the logits' spread; a wrong mask, position or weight moves them by all of it."""
+
+
+def text_of(seed: int, length: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(SIZES["vocab_size"]) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+def target() -> GpuModel:
+    return GpuModel(build(dtype=torch.bfloat16, device=DEVICE, **SIZES))
+
+
+def fed(
+    target: GpuModel, texts: dict[int, list[int]], sizes: Sequence[int], num_rows: int = 1
+) -> dict[int, Any]:
+    """Logits (N, V) after each token of texts by row, fed in steps of these sizes in turn."""
+    rows = target.start(num_rows, max(map(len, texts.values())))
+    logits: dict[int, list[Any]] = {row: [] for row in texts}
+    for size in cycle(sizes):
+        going = [row for row, text in texts.items() if rows.lengths[row] < len(text)]
+        if not going:
+            break
+        parts = [texts[row][rows.lengths[row] :][:size] for row in going]
+        scored = target.score(rows, going, parts, list(map(len, parts)))
+        target.commit(rows, going, list(map(len, parts)))
+        for index, (row, part) in enumerate(zip(going, parts, strict=True)):
+            logits[row].append(scored[index, : len(part)].clone())
+    return {row: torch.cat(parts) for row, parts in logits.items()}
+
+
+@pytest.fixture(scope="module")
+def one_by_one(target: GpuModel) -> Any:
+    return fed(target, {0: text_of(0, LENGTH)}, [1])[0]
+
+
+def num_differing(ours: Any, theirs: Any) -> int:
+    assert ours.shape == theirs.shape
+    assert not ours.isnan().any()
+    return int((ours != theirs).sum())
+
+
+@pytest.mark.parametrize("sizes", [[6], [1, 3, 16, 7, 60, 2, 128, 40, 17], [64], [500]], ids=str)
+def test_in_steps(target: GpuModel, one_by_one: Any, sizes: list[int]) -> None:
+    assert num_differing(fed(target, {0: text_of(0, LENGTH)}, sizes)[0], one_by_one) == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 32])
+@pytest.mark.parametrize("size", [1, 6])
+def test_beside_others_and_in_any_row(
+    target: GpuModel, one_by_one: Any, num_rows: int, size: int
+) -> None:
+    """Texts of all lengths, one of them in the last row the same as alone in the first."""
+    texts = {row: text_of(row + 1, 3 + 5 * row) for row in range(num_rows - 1)}
+    texts[num_rows - 1] = text_of(0, LENGTH)[:SHORT]
+    logits = fed(target, texts, [size], num_rows)
+    assert num_differing(logits[num_rows - 1], one_by_one[:SHORT]) == 0
+    for row in range(0, num_rows - 1, 5):
+        alone = fed(target, {0: texts[row]}, [4])[0]
+        assert num_differing(logits[row], alone) == 0
+
+
+def test_in_storage_that_grows(target: GpuModel, one_by_one: Any) -> None:
+    """Begun in rows for 40 tokens, with passes captured before and after."""
+    text, rows = text_of(0, LENGTH), target.start(2, 40)
+    assert rows.storage.capacity < LENGTH
+    for begin in range(0, LENGTH, 5):
+        part = text[begin : begin + 5]
+        logits = target.score(rows, [1], [part], [len(part)])[0]
+        target.commit(rows, [1], [len(part)])
+        assert num_differing(logits, one_by_one[begin : begin + 5]) == 0
+    assert rows.storage.capacity >= LENGTH
+
+
+def test_in_a_copy_of_another_row(target: GpuModel, one_by_one: Any) -> None:
+    text, rows = text_of(0, LENGTH), target.start(3, LENGTH)
+    target.score(rows, [2], [text[:300]], [1])
+    target.commit(rows, [2], [300])
+    target.copy_prefix(rows, 2, 0, 270)
+    target.truncate(rows, 2, 200)
+    logits = target.score(rows, [0, 2], [text[270:280], text[200:210]], [10, 10])
+    assert num_differing(logits[0], one_by_one[270:280]) == 0
+    assert num_differing(logits[1], one_by_one[200:210]) == 0
+
+
+@pytest.mark.parametrize("begin", [3, 250, 256, 300])
+def test_in_trees(target: GpuModel, one_by_one: Any, begin: int) -> None:
+    """Before, at and after the edge of a chunk: nodes 1, 3 and 4 go on as the text does."""
+    text, rows = text_of(0, LENGTH), target.start(2, LENGTH)
+    target.score(rows, [1], [text[: begin - 1]], [1])
+    target.commit(rows, [1], [begin - 1])
+    parents = [-1, -1, 0, 1, 3]
+    nodes = [17, text[begin], 18, text[begin + 1], text[begin + 2]]
+    logits = target.score(rows, [1], [[text[begin - 1], *nodes]], [6], [parents])[0]
+    path = [0, 2, 4, 5]
+    assert num_differing(logits[path], one_by_one[begin - 1 : begin + 3]) == 0
+    wrong = fed(target, {0: [*text[:begin], 17, 18]}, [100])[0][-2:]
+    assert num_differing(logits[[1, 3]], wrong) == 0
+    target.commit(rows, [1], [path])
+    after = target.score(rows, [1], [text[begin + 3 : begin + 6]], [3])[0]
+    assert num_differing(after, one_by_one[begin + 3 : begin + 6]) == 0
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"kind": "qwen2"},
+    "qwen3": {"kind": "qwen3"},
+    "float16": {"dtype": torch.float16},
+    **{f"heads of {size}": {"head_dim": size} for size in (80, 96, 128, 256)},
+    "heads of 80 with norms": {"kind": "qwen3", "head_dim": 80},
+    "tied, with three key heads, and sizes no block divides": {
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 459,
+        "intermediate_size": 1001,
+        "vocab_size": 4999,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    how = {"dtype": torch.bfloat16, **SIZES, "num_hidden_layers": 1, **SHAPES[name]}
+    model = build(device=DEVICE, **how)
+    text = [token % how["vocab_size"] for token in text_of(9, SHORT)]
+    logits = fed(GpuModel(model), {0: text}, [1, 5, 20])[0]
+    torch.set_float32_matmul_precision("highest")
+    assert error(logits, Reference(model).logits(text)) < ROUNDING[how["dtype"]]
