@@ -35,10 +35,11 @@ XP = compat.array_namespace(np.empty(0))
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks a tile, so that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "LAW_TILE", 2)
+    """Four segments a tile, so that short rows are shared by several programs too."""
+    monkeypatch.setattr(decide, "law_tile", lambda num_rows, vocab_size: 4)
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (2, 4))
+    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (4, 4))
+    monkeypatch.setattr(decide, "GANG", 2)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
