@@ -1,11 +1,13 @@
 """Verification kernels on a CUDA device: milliseconds a decision, captured in a CUDA graph.
 
     python benchmarks/gpu_kernels.py [--json FILE] [--sweep] [--dtype bfloat16] [--batches 1 8]
+                                     [--rules match ratio]
 
 K = 5, V = 128256.  Every decision of a graph has inputs of its own, together larger than the
 second-level cache, so rows come from memory.  `limit` is the time to read every row once (for
 `match` every target row) at the bandwidth measured by a copy in the same run.  --sweep times other
-tiles: those of `match` change no outcome, those of the others change the order of sums.
+tiles and numbers of warps: no outcome of `match` depends on them, and of the others only warps
+change the order of sums.  Its kernels are compiled beforehand, in one process per setting.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +39,19 @@ RULES = {
     "ratio": decide.decide_ratio,
     "block": decide.decide_block,
 }
+SAMPLES = {"sample target": Purpose.TARGET, "sample draft": Purpose.DRAFT}
+SETTINGS = ((16, 4), (16, 8), (32, 4), (32, 8), (32, 16), (64, 8), (64, 16), (128, 8), (128, 16))
+"""Segments of a tile, and warps: 8 to 64 tokens of a row for each thread."""
 
 
-def rounds(batch: int, dtype: torch.dtype) -> list[Round]:
-    """Inputs that together do not fit the cache; guesses are kept four times out of five."""
+def num_sets(batch: int, dtype: torch.dtype) -> int:
+    """Inputs that together do not fit the cache."""
     size = batch * (2 * LENGTH + 1) * VOCAB_SIZE * dtype.itemsize
-    count = min(MOST_SETS, max(1, -(-ENOUGH_BYTES // size)))
+    return min(MOST_SETS, max(1, -(-ENOUGH_BYTES // size)))
+
+
+def rounds(batch: int, dtype: torch.dtype, count: int) -> list[Round]:
+    """Drafts drawn from laws near the target's, which `ratio` and `block` mostly keep."""
     made = []
     for index in range(count):
         torch.manual_seed(index)
@@ -59,6 +72,31 @@ def rounds(batch: int, dtype: torch.dtype) -> list[Round]:
             )
         )
     return made
+
+
+def raced(made: list[Round]) -> list[Round]:
+    """The same laws with the drafts that shared noise gives, which `match` mostly keeps."""
+    num_sequences = len(made[0].lengths)
+    scratch = Scratch.allocate(num_sequences, 1, VOCAB_SIZE, "cuda")
+    out = Outcome.allocate(num_sequences, "cuda")
+    results = []
+    for one in made:
+        tokens = torch.empty_like(one.tokens)
+        for slot in range(LENGTH):
+            assert one.draft_logits is not None
+            decide.sample(
+                one.draft_logits[:, slot].contiguous(),
+                one.temperature,
+                one.seeds,
+                one.positions + slot,
+                Purpose.TARGET,
+                slot,
+                scratch,
+                out,
+            )
+            tokens[:, slot] = out.extra
+        results.append(replace(one, tokens=tokens))
+    return results
 
 
 def milliseconds(launch: Callable[[Round], None], made: list[Round]) -> float:
@@ -98,65 +136,88 @@ def bandwidth() -> float:
     return 2 * source.numel() / statistics.median(times)
 
 
-def measure(batch: int, dtype: torch.dtype, speed: float, names: list[str]) -> list[dict[str, Any]]:
-    made = rounds(batch, dtype)
-    scratch = Scratch.allocate(batch, LENGTH + 1, VOCAB_SIZE, "cuda")
-    single = Scratch.allocate(batch, 1, VOCAB_SIZE, "cuda")
-    out = Outcome.allocate(batch, "cuda")
-    row_bytes = batch * VOCAB_SIZE * dtype.itemsize
+class Bench:
+    """The rounds of one batch size, and what times their decisions."""
 
-    def sampling(purpose: Purpose) -> Callable[[Round], None]:
-        def launch(one: Round) -> None:
+    def __init__(self, batch: int, dtype: torch.dtype, count: int) -> None:
+        self.batch, self.dtype = batch, dtype
+        self.rounds = rounds(batch, dtype, count)
+        self._firsts = {id(one): one.logits[:, 0].contiguous() for one in self.rounds}
+        self._scratch = Scratch.allocate(batch, LENGTH + 1, VOCAB_SIZE, "cuda")
+        self._single = Scratch.allocate(batch, 1, VOCAB_SIZE, "cuda")
+        self.out = Outcome.allocate(batch, "cuda")
+
+    @cached_property
+    def _raced(self) -> list[Round]:
+        return raced(self.rounds)
+
+    def launch(self, name: str, one: Round) -> None:
+        if name in RULES:
+            RULES[name](one, self._scratch, self.out)
+        else:
             decide.sample(
-                firsts[id(one)],
+                self._firsts[id(one)],
                 one.temperature,
                 one.seeds,
                 one.positions,
-                purpose,
+                SAMPLES[name],
                 0,
-                single,
-                out,
+                self._single,
+                self.out,
             )
 
-        return launch
+    def time(self, name: str, speed: float) -> dict[str, Any]:
+        made = self._raced if name == "match" else self.rounds
+        time = milliseconds(lambda one: self.launch(name, one), made)
+        assert not self.out.fault.any()
+        rows = {"match": LENGTH + 1}.get(name, 2 * LENGTH + 1 if name in RULES else 1)
+        row_bytes = self.batch * VOCAB_SIZE * self.dtype.itemsize
+        return {
+            "what": name,
+            "batch": self.batch,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "ms": round(time, 5),
+            "limit_ms": round(rows * row_bytes / speed * 1000, 5),
+            "accepted": round(float(self.out.accepted.float().mean()), 2),
+        }
 
-    firsts = {id(one): one.logits[:, 0].contiguous() for one in made}
-    launches: dict[str, tuple[Callable[[Round], None], int]] = {
-        name: (
-            lambda one, rule=rule: rule(one, scratch, out),
-            LENGTH + 1 + LENGTH * (name != "match"),
-        )
-        for name, rule in RULES.items()
-    }
-    launches["sample target"] = sampling(Purpose.TARGET), 1
-    launches["sample draft"] = sampling(Purpose.DRAFT), 1
+
+def choose(tile: int, warps: int) -> None:
+    """Take this tile and these warps from now on."""
+    decide.race_tile = lambda num_rows, vocab_size: (tile, warps)  # type: ignore[misc]
+    decide.law_tile = lambda num_rows, vocab_size: tile  # type: ignore[misc]
+    decide.LAW_WARPS = warps
+
+
+def compile_all(tile: int, warps: int, dtype: torch.dtype, names: list[str]) -> None:
+    """Launch every kernel of a setting, as small and as large batches do; Triton caches them."""
+    choose(tile, warps)
+    for decide.AT_ONCE in (0, 10**9):
+        bench = Bench(1, dtype, 1)
+        for name in names:
+            bench.launch(name, bench.rounds[0])
+    torch.cuda.synchronize()
+
+
+def compile_settings(dtype: str, names: list[str]) -> None:
+    """All settings at once, one process each."""
+    options = ["--dtype", dtype, "--rules", *names]
+    workers = [
+        subprocess.Popen([sys.executable, __file__, "--compile", str(tile), str(warps), *options])
+        for tile, warps in SETTINGS
+    ]
+    for worker in workers:
+        assert worker.wait() == 0
+
+
+def sweep(bench: Bench, speed: float, names: list[str]) -> list[dict[str, Any]]:
+    """Other tiles and warps, the fastest first."""
     results = []
-    for name in names:
-        launch, rows = launches[name]
-        time = milliseconds(launch, made)
-        assert not out.fault.any()
-        results.append(
-            {
-                "what": name,
-                "batch": batch,
-                "dtype": str(dtype).removeprefix("torch."),
-                "ms": round(time, 5),
-                "limit_ms": round(rows * row_bytes / speed * 1000, 5),
-                "accepted": round(float(out.accepted.float().mean()), 2),
-            }
-        )
-    return results
-
-
-def sweep(batch: int, dtype: torch.dtype, speed: float) -> list[dict[str, Any]]:
-    """Other tiles and warps."""
-    results = []
-    for tile, warps in ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 8), (32, 16), (64, 16)):
-        decide.race_tile = lambda num_rows, vocab_size, it=(tile, warps): it  # type: ignore[misc]
-        decide.LAW_TILE, decide.LAW_WARPS = tile, warps
+    for tile, warps in SETTINGS:
+        choose(tile, warps)
         settings = {"tile": tile, "warps": warps}
-        results += [found | settings for found in measure(batch, dtype, speed, list(RULES))]
-    return results
+        results += [bench.time(name, speed) | settings for name in names]
+    return sorted(results, key=lambda result: (result["what"], result["batch"], result["ms"]))
 
 
 def main() -> None:
@@ -165,17 +226,28 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--rules", nargs="+", choices=[*RULES, *SAMPLES], default=None)
+    parser.add_argument("--compile", type=int, nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_kernels: no CUDA device, nothing measured")
         return
-    dtype, speed = getattr(torch, asked.dtype), bandwidth()
+    dtype = getattr(torch, asked.dtype)
+    names = asked.rules or [*RULES, *SAMPLES]
+    if asked.compile:
+        compile_all(*asked.compile, dtype, names)
+        return
+    speed = bandwidth()
+    if asked.sweep:
+        compile_settings(asked.dtype, names)
     results: list[dict[str, Any]] = []
     for batch in asked.batches:
+        bench = Bench(batch, dtype, num_sets(batch, dtype))
         if asked.sweep:
-            results += sweep(batch, dtype, speed)
+            results += sweep(bench, speed, names)
         else:
-            results += measure(batch, dtype, speed, [*RULES, "sample target", "sample draft"])
+            results += [bench.time(name, speed) for name in names]
+        del bench
         torch.cuda.empty_cache()
     header = {
         "device": torch.cuda.get_device_name(),

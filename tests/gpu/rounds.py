@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,9 @@ class Example:
             parents,
         )
 
-    def reference(
-        self, rule: str, dtype: Any = torch.float32, *, point: bool = False
-    ) -> tuple[list[int], list[int]]:
+    def reference(self, rule: str, *, point: bool = False) -> tuple[list[int], list[int]]:
         """(accepted, extra) by the rule itself on the same logits in float64, row by row."""
-        target, draft = (part.to(dtype).double().numpy() for part in (self.target, self.draft))
+        target, draft = (part.double().numpy() for part in (self.target, self.draft))
         accepted, extra = [], []
         for row, temperature in enumerate(self.temperatures):
             tokens, options = (
@@ -92,6 +90,7 @@ def example(
     rng = np.random.default_rng([seed, num_rows, draft_length, vocab_size])
     target = rng.normal(0, 2.5, (num_rows, draft_length + 1, vocab_size)).astype(np.float32)
     draft = target[:, :-1] + near * rng.normal(size=(num_rows, draft_length, vocab_size))
+    draft = draft.astype(np.float32)
     heat = [temperatures[row % len(temperatures)] for row in range(num_rows)]
     tokens = np.zeros((num_rows, draft_length), dtype=np.int64)
     for row in range(num_rows):
@@ -102,7 +101,7 @@ def example(
     ]
     return Example(
         torch.tensor(target),
-        torch.tensor(draft.astype(np.float32)),
+        torch.tensor(draft),
         torch.tensor(tokens),
         lengths,
         heat,
@@ -110,6 +109,17 @@ def example(
         [row * (2**32 + 5) for row in range(num_rows)],
         tree,
     )
+
+
+def rounded(made: Example, dtype: torch.dtype) -> Example:
+    """The example with logits of another precision.  At temperature 0 the draft is the likeliest
+    token of the rounded logits: every other has probability 0."""
+    target, draft = (part.to(dtype).float() for part in (made.target, made.draft))
+    tokens = made.tokens.clone()
+    for row, temperature in enumerate(made.temperatures):
+        if temperature == 0.0:
+            tokens[row] = torch.tensor(draft[row].numpy().argmax(axis=-1))
+    return replace(made, target=target, draft=draft, tokens=tokens)
 
 
 def launch(rule: str, made: Round, scratch: Scratch | None = None) -> Outcome:

@@ -15,13 +15,13 @@ pytest.importorskip("triton")
 import array_api_compat as compat  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from rounds import decided, example, launch  # noqa: E402
+from rounds import decided, example, launch, rounded  # noqa: E402
 
 from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
-from forerun.gpu.scratch import Outcome, Scratch  # noqa: E402
+from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
 pytestmark = [
@@ -35,10 +35,11 @@ XP = compat.array_namespace(np.empty(0))
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks a tile, so that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "LAW_TILE", 2)
+    """Four segments a tile, so that short rows are shared by several programs too."""
+    monkeypatch.setattr(decide, "law_tile", lambda num_rows, vocab_size: 4)
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (2, 4))
+    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (4, 4))
+    monkeypatch.setattr(decide, "GANG", 2)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
@@ -60,10 +61,10 @@ def test_a_vocabulary_within_a_block(rule: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
     """The reference judges the rounded logits."""
-    made = example(3, 2, 1, 300, temperatures=(0.8,))
+    made = rounded(example(3, 2, 1, 300, temperatures=(0.8, 0.0), ragged=False), dtype)
     rule = {torch.bfloat16: "match", torch.float16: "ratio"}[dtype]
     out = launch(rule, made.round(dtype, "cpu", law=rule != "match"))
-    assert decided(out) == made.reference(rule, dtype)
+    assert decided(out) == made.reference(rule)
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
@@ -141,6 +142,7 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     assert first == second == made.reference(rule)
     assert not scratch.counts.any()
     assert not scratch.finished.any()
+    assert (scratch.keys == LOWEST_KEY).all()
 
 
 def test_a_block_whose_bound_is_tight_is_opened() -> None:
@@ -171,6 +173,14 @@ def test_a_block_whose_bound_is_tight_is_opened() -> None:
     )
     out = launch("match", made.round(torch.float32, "cpu"))
     assert decided(out)[1] == winner[tightest].tolist()
+
+
+def test_greedy_ties_go_to_the_lowest_id_of_all_tiles() -> None:
+    """Three tiles; -0 and 0 are equal."""
+    made = example(12, 1, 0, 1100, temperatures=(0.0,))
+    made.target.fill_(-1.0)
+    made.target[0, 0, [600, 700, 1050]] = torch.tensor([-0.0, 0.0, 0.0])
+    assert decided(launch("match", made.round(torch.float32, "cpu")))[1] == [600]
 
 
 @triton.jit

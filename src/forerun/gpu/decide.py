@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.addresses import Purpose
-from forerun.arrays import BLOCK
 from forerun.gpu.kernels.racing import match_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
-from forerun.gpu.scratch import LawScratch, Outcome, Scratch, Tensor, num_blocks, padded
+from forerun.gpu.scratch import SEGMENT, LawScratch, Outcome, Scratch, Tensor, num_segments, padded
 
-LAW_TILE = 16
-"""Blocks of a tile where weights are summed: the order of sums depends on it (docs/gpu.md)."""
 LAW_WARPS = 8
+"""Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
 MANY_PROGRAMS = 4096
 AT_ONCE = 1024
 """About as many programs run at once; of more, the later ones may find that a guess was refused."""
+GANG = 8
+"""Segments that a program of `match` opens at a time."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
 
@@ -68,7 +68,7 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         made.seeds,
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
-        scratch.maxima,
+        scratch.keys,
         scratch.counts,
         scratch.finished,
         scratch.limits,
@@ -81,8 +81,8 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         num_sequences,
         num_rows,
         V=vocab_size,
-        BLOCKS=num_blocks(vocab_size),
         TILE=tile,
+        GANG=min(tile, GANG),
         ROWS=padded(num_rows),
         TREE=made.parents is not None,
         SKIP=num_programs > AT_ONCE,
@@ -145,7 +145,8 @@ def _launch_ratios(
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, LAW_TILE)
+    tile = law_tile(num_sequences * num_rows, vocab_size)
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile)
     ratio_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
@@ -156,7 +157,7 @@ def _launch_ratios(
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
         scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
-        scratch.maxima,
+        laws.maxima,
         laws.sums,
         laws.draft_maxima,
         laws.draft_sums,
@@ -180,8 +181,8 @@ def _launch_ratios(
         PURPOSE=int(purpose),
         RULE=rule,
         V=vocab_size,
-        BLOCKS=num_blocks(vocab_size),
-        TILE=LAW_TILE,
+        SEGMENTS=num_segments(vocab_size),
+        TILE=tile,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         SKIP=num_programs > AT_ONCE,
@@ -200,7 +201,8 @@ def _launch_residuals(
     num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
-    residual_kernel[(num_sequences * num_slots * num_tiles(vocab_size, LAW_TILE),)](
+    tile = law_tile(num_sequences * num_slots, vocab_size)
+    residual_kernel[(num_sequences * num_slots * num_tiles(vocab_size, tile),)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
         made.tokens,
@@ -210,7 +212,7 @@ def _launch_residuals(
         scratch.nothing if made.thresholds is None else made.thresholds,
         scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
         made.lengths,
-        scratch.maxima,
+        laws.maxima,
         laws.sums,
         laws.owed,
         laws.laws,
@@ -226,8 +228,9 @@ def _launch_residuals(
         num_slots,
         BLOCKWISE=rule == BLOCKWISE,
         V=vocab_size,
-        BLOCKS=num_blocks(vocab_size),
-        TILE=LAW_TILE,
+        SEGMENTS=num_segments(vocab_size),
+        TILE=tile,
+        ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
         num_warps=LAW_WARPS,
@@ -237,13 +240,18 @@ def _launch_residuals(
 
 def num_tiles(vocab_size: int, tile: int) -> int:
     """Programs that share a row."""
-    return -(-vocab_size // (tile * BLOCK))
+    return -(-vocab_size // (tile * SEGMENT))
+
+
+def law_tile(num_rows: int, vocab_size: int) -> int:
+    """Segments of a tile where weights are summed: small where rows are few, so that they fill the
+    device.  One warp sums a segment, so no sum depends on the tile."""
+    return 32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64
 
 
 def race_tile(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Blocks of a tile of `match`, and warps for it: small where rows are few, so that they fill
-    the device.  The winner of a race does not depend on it."""
-    for tile, num_warps in ((8, 4), (16, 8)):
+    """Segments of a tile of `match`, and warps for it.  The winner of a race depends on neither."""
+    for tile, num_warps in ((16, 4), (32, 8)):
         if num_rows * num_tiles(vocab_size, tile) <= MANY_PROGRAMS:
             return tile, num_warps
-    return 32, 8
+    return 64, 8

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from forerun.arrays import BLOCK
-
 Tensor = Any
 """A torch tensor; its shape and type stand beside its name."""
 
 FAR = 1 << 30
 """Past every slot: what `limits` holds between launches."""
-FEWEST_BLOCKS = 16
+LOWEST_KEY = -(2**63 - 1)
+"""Below the key of every token: what `keys` holds between launches."""
+SEGMENT = 128
+"""Tokens whose weights are summed together."""
+FEWEST_SEGMENTS = 16
 
 
 def padded(count: int) -> int:
@@ -22,9 +24,9 @@ def padded(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def num_blocks(vocab_size: int) -> int:
-    """Blocks of a row in scratch memory: a power of two."""
-    return max(FEWEST_BLOCKS, padded(-(-vocab_size // BLOCK)))
+def num_segments(vocab_size: int) -> int:
+    """Segments of a row in scratch memory: a power of two."""
+    return max(FEWEST_SEGMENTS, padded(-(-vocab_size // SEGMENT)))
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Scratch:
     num_sequences: int
     num_rows: int
     vocab_size: int
-    maxima: Tensor  # (B, N, BLOCKS) float32
+    keys: Tensor  # (B, N) int64: LOWEST_KEY between launches
     counts: Tensor  # (B, N) int32: zero between launches
     finished: Tensor  # (B,) int32: zero between launches
     limits: Tensor  # (B,) int32: FAR between launches
@@ -79,13 +81,13 @@ class Scratch:
         for_match_only: bool = False,
     ) -> Scratch:
         """for_match_only: leave out what only `ratio`, `block` and draws need."""
-        rows, blocks = (num_sequences, num_rows), num_blocks(vocab_size)
+        rows = num_sequences, num_rows
         integers = {"dtype": torch.int32, "device": device}
         return cls(
             num_sequences,
             num_rows,
             vocab_size,
-            torch.zeros((*rows, blocks), device=device),
+            torch.full(rows, LOWEST_KEY, dtype=torch.int64, device=device),
             torch.zeros(rows, **integers),
             torch.zeros(num_sequences, **integers),
             torch.full((num_sequences,), FAR, **integers),
@@ -93,7 +95,7 @@ class Scratch:
             torch.zeros(rows, **integers),
             torch.zeros(1, device=device),
             torch.zeros(num_sequences, **integers),
-            None if for_match_only else LawScratch.allocate(rows, blocks, device),
+            None if for_match_only else LawScratch.allocate(rows, num_segments(vocab_size), device),
         )
 
 
@@ -101,10 +103,11 @@ class Scratch:
 class LawScratch:
     """What the rules that divide by a draft law need besides."""
 
-    sums: Tensor  # (B, N, BLOCKS) float32
-    draft_maxima: Tensor  # (B, N, BLOCKS) float32
-    draft_sums: Tensor  # (B, N, BLOCKS) float32
-    owed: Tensor  # (B, N, BLOCKS) float32
+    maxima: Tensor  # (B, N, SEGMENTS) float32
+    sums: Tensor  # (B, N, SEGMENTS) float32
+    draft_maxima: Tensor  # (B, N, SEGMENTS) float32
+    draft_sums: Tensor  # (B, N, SEGMENTS) float32
+    owed: Tensor  # (B, N, SEGMENTS) float32
     laws: Tensor  # (B, N, 4) float32
     likeliests: Tensor  # (B, N) int32
     ratios: Tensor  # (B, N) float32
@@ -113,12 +116,13 @@ class LawScratch:
     planned: Tensor  # (B,) int32
 
     @classmethod
-    def allocate(cls, rows: tuple[int, int], blocks: int, device: Any) -> LawScratch:
+    def allocate(cls, rows: tuple[int, int], segments: int, device: Any) -> LawScratch:
         return cls(
-            torch.zeros((*rows, blocks), device=device),
-            torch.zeros((*rows, blocks), device=device),
-            torch.zeros((*rows, blocks), device=device),
-            torch.zeros((*rows, blocks), device=device),
+            torch.zeros((*rows, segments), device=device),
+            torch.zeros((*rows, segments), device=device),
+            torch.zeros((*rows, segments), device=device),
+            torch.zeros((*rows, segments), device=device),
+            torch.zeros((*rows, segments), device=device),
             torch.zeros((*rows, 4), device=device),
             torch.zeros(rows, dtype=torch.int32, device=device),
             torch.zeros(rows, device=device),

@@ -11,6 +11,9 @@ import triton.language as tl
 from triton.language.random import philox_impl
 
 BLOCK = tl.constexpr(256)
+"""Tokens that share a minimum of noise."""
+SEGMENT = tl.constexpr(128)
+"""Tokens that are reduced together: float32 logits that one warp reads at once."""
 FAR = tl.constexpr(1 << 30)
 """Past every token, block, node and slot."""
 
@@ -138,14 +141,3 @@ def limit_now(limit):
     """A number that other programs may be changing, the same for all warps of this one: a plain
     load, done by each warp, could differ between them and part their ways."""
     return tl.atomic_add(limit, 0, sem="relaxed", scope="gpu")
-
-
-@triton.jit
-def likeliest(row, maxima, best, threshold, V: tl.constexpr, BLOCKS: tl.constexpr):
-    """The lowest id among the tokens whose logit is the largest, `best`; maxima (BLOCKS,)."""
-    blocks = tl.arange(0, BLOCKS)
-    block = tl.min(tl.where(maxima == best, blocks, FAR), axis=0)
-    block = tl.minimum(block, BLOCKS - 1)  # a row of NaN has none
-    tokens = block * BLOCK + tl.arange(0, BLOCK)
-    values = load_values(row, tokens, tokens < V, threshold)
-    return tl.minimum(tl.min(tl.where(values == best, tokens, FAR), axis=0), V - 1)

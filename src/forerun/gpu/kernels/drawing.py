@@ -1,13 +1,13 @@
-"""Inverse-CDF draws in two levels, blocks of 256 tokens first, then lanes (`forerun.noise.draw`).
+"""Inverse-CDF draws in two levels, segments of 128 tokens first, then tokens.
 
-Sums within a block are float32, running sums over blocks and lanes float64.  A weight of 0 is
+Sums within a segment are float32, running sums over segments and tokens float64.  A weight of 0 is
 never drawn, whatever rounding does to a running sum.
 """
 
 import triton
 import triton.language as tl
 
-from forerun.gpu.kernels.arithmetic import BLOCK, LOG2_E, load_values
+from forerun.gpu.kernels.arithmetic import FAR, LOG2_E, SEGMENT, load_values
 
 
 @triton.jit
@@ -18,15 +18,15 @@ def power(value, best, rate):
 
 @triton.jit
 def summarise(values, rate):
-    """The largest logit of each row of values (R, 256), and the sum of weights relative to it."""
+    """The largest logit of each row of values (R, 128), and the sum of weights relative to it."""
     largest = tl.max(values, axis=1)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     return largest, tl.sum(power(values, base[:, None], rate), axis=1)
 
 
 @triton.jit
-def block_sums(maxima, sums, best, rate):
-    """The sums of blocks (BLOCKS,) relative to the largest logit of the row."""
+def segment_sums(maxima, sums, best, rate):
+    """The sums of segments (SEGMENTS,) relative to the largest logit of the row."""
     return sums * power(maxima, best, rate)
 
 
@@ -51,13 +51,24 @@ def total_of(weights):
 
 @triton.jit
 def draw_law(
-    row, maxima, sums, best, rate, threshold, number, V: tl.constexpr, BLOCKS: tl.constexpr
+    row, maxima, sums, best, rate, threshold, number, V: tl.constexpr, SEGMENTS: tl.constexpr
 ):
-    """A token of softmax(row) from one number in (0, 1); maxima and sums (BLOCKS,)."""
-    weights = block_sums(maxima, sums, best, rate)
+    """A token of softmax(row) from one number in (0, 1); maxima and sums (SEGMENTS,)."""
+    weights = segment_sums(maxima, sums, best, rate)
     aim = number * total_of(weights)
-    block, before = pick(weights, aim, BLOCKS)
-    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    segment, before = pick(weights, aim, SEGMENTS)
+    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
     values = load_values(row, tokens, tokens < V, threshold)
-    lane, _ = pick(power(values, best, rate), aim - before, BLOCK)
-    return block * BLOCK + lane
+    lane, _ = pick(power(values, best, rate), aim - before, SEGMENT)
+    return segment * SEGMENT + lane
+
+
+@triton.jit
+def likeliest(row, maxima, best, threshold, V: tl.constexpr, SEGMENTS: tl.constexpr):
+    """The lowest id among the tokens whose logit is the largest, `best`; maxima (SEGMENTS,)."""
+    segments = tl.arange(0, SEGMENTS)
+    segment = tl.min(tl.where(maxima == best, segments, FAR), axis=0)
+    segment = tl.minimum(segment, SEGMENTS - 1)  # a row of NaN has none
+    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
+    values = load_values(row, tokens, tokens < V, threshold)
+    return tl.minimum(tl.min(tl.where(values == best, tokens, FAR), axis=0), V - 1)

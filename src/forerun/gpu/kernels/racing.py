@@ -1,8 +1,10 @@
 """`match`: one launch in which every row of every sequence is raced, and the draft compared.
 
-Programs first reduce tiles of a row to the largest logit of every block of 256 tokens: that is all
-the reading of the row.  Whoever finishes a row last races it: blocks that cannot hold the winner
-are never opened.  Whoever finishes a sequence last says how far its draft was right.
+A row is cut into tiles, one program each.  A program races its tile: segments of 128 tokens that
+cannot hold the row's winner are not opened.  A race is decided by whole numbers, the keys of its
+tokens, so the winner of a row is one atomic maximum over its tiles, in any order.  The last program
+of a row compares the winner with the draft, and the last row of a sequence says how far the draft
+was right.
 """
 
 import triton
@@ -11,58 +13,167 @@ import triton.language as tl
 from forerun.gpu.kernels.arithmetic import (
     BLOCK,
     FAR,
+    SEGMENT,
+    TARGET,
     arrive,
     block_noise,
+    exponential,
     finite,
     inverse,
     lane_noise,
-    likeliest,
     limit_now,
     load_values,
     logarithm,
+    words,
 )
 from forerun.gpu.kernels.faults import TARGET_ROW, fault_at, outside
 
+HIGHEST = tl.constexpr(2**63 - 1)
+"""The key of a row with NaN or +inf."""
+LOWEST = tl.constexpr(-(2**63 - 1))
+"""The key of nothing: `keys` between launches, and tokens of probability 0."""
+TOKEN_BITS = tl.constexpr(2**20 - 1)
+SLACK = tl.constexpr(1e-4)
+"""Above the rounding error of a logarithm, so that a bound cannot exclude the winner."""
+
 
 @triton.jit
-def _score(value, best, rate, noise):
-    """The logarithm of a token's speed, the likeliest token's weight being 1."""
-    return (value - best) * rate - logarithm(noise)
+def _ordered(score):
+    """The bits of float64 scores as whole numbers in the same order, the lowest 20 bits set."""
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int64, bitcast=True)  # -0 equals 0
+    return tl.where(bits >= 0, bits, bits ^ HIGHEST) | TOKEN_BITS
 
 
 @triton.jit
-def race(row, maxima, best, rate, threshold, seed, position, V: tl.constexpr, BLOCKS: tl.constexpr):
-    """The winner of a row's race: the token of the largest score, the lowest id on ties.
+def _key(value, score, token):
+    """A larger key wins: the larger score, or the lower id where scores agree in 44 bits."""
+    return tl.where(finite(value), _ordered(score) - token, LOWEST)
 
-    maxima: (BLOCKS,) the largest logit of every block; best: the largest of them.
+
+@triton.jit
+def _score(value, rate, noise):
+    """The logarithm of a token's speed in float64; the product is exact."""
+    return value.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
+
+
+@triton.jit
+def _noisy_key(values, rate, noise, tokens):
+    return _key(values, _score(values, rate, noise), tokens)
+
+
+@triton.jit
+def _guess_keys(row, guesses, threshold, rate, seed, position, V: tl.constexpr):
+    """Keys of any tokens (N,); of tokens outside the vocabulary the lowest."""
+    inside = (guesses >= 0) & (guesses < V)
+    tokens = tl.where(inside, guesses, 0).to(tl.int32)
+    values = load_values(row, tokens, inside, threshold)
+    minimum, lane = block_noise(seed, position, tokens // BLOCK)
+    return _noisy_key(values, rate, lane_noise(seed, position, tokens, minimum, lane), tokens)
+
+
+@triton.jit
+def _lane_keys(row, tokens, inside, bits, minimum, lane, threshold, rate):
+    """Keys of tokens whose words are known: every fourth token of some segments."""
+    values = load_values(row, tokens, inside, threshold)
+    noise = tl.where((tokens & 255) == lane, minimum, minimum + exponential(bits))
+    return _noisy_key(values, rate, noise, tokens)
+
+
+@triton.jit
+def _open(row, segment, exists, minimum, lane, threshold, rate, seed, position, V: tl.constexpr):
+    """The largest key of segments (G,), of those that exist; minimum, lane: of their blocks."""
+    quads = segment[:, None] * (SEGMENT // 4) + tl.arange(0, SEGMENT // 4)[None, :]
+    first, second, third, fourth = words(seed, position, quads, TARGET)
+    low, which = minimum[:, None], lane[:, None]
+    tokens = quads * 4
+    inside = exists[:, None] & (tokens < V)
+    keys = _lane_keys(row, tokens, inside, first, low, which, threshold, rate)
+    inside = exists[:, None] & (tokens + 1 < V)
+    more = _lane_keys(row, tokens + 1, inside, second, low, which, threshold, rate)
+    keys = tl.maximum(keys, more)
+    inside = exists[:, None] & (tokens + 2 < V)
+    more = _lane_keys(row, tokens + 2, inside, third, low, which, threshold, rate)
+    keys = tl.maximum(keys, more)
+    inside = exists[:, None] & (tokens + 3 < V)
+    more = _lane_keys(row, tokens + 3, inside, fourth, low, which, threshold, rate)
+    keys = tl.maximum(keys, more)
+    return tl.max(tl.max(keys, axis=1), axis=0)
+
+
+@triton.jit
+def _race(
+    row,
+    values,
+    segments,
+    guesses,
+    cell,
+    threshold,
+    rate,
+    seed,
+    position,
+    V: tl.constexpr,
+    TILE: tl.constexpr,
+    GANG: tl.constexpr,
+    GUESSED: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """(the largest key of a tile, a key of the row that it must reach to matter).
+
+    values: (TILE, 128) logits of segments (TILE,); NaN was replaced by +inf.
+    guesses: drafted tokens for this row.  Often one of them is the winner, and then its key
+        excludes nearly every segment.
+    cell: the largest key of the row so far.
     """
-    blocks = tl.arange(0, BLOCKS)
-    minimum, lane = block_noise(seed, position, blocks)
-    fastest = blocks * BLOCK + lane
-    values = load_values(row, fastest, fastest < V, threshold)
-    scores = _score(values, best, rate, minimum)
-    score = tl.max(scores, axis=0)
-    token = tl.min(tl.where(scores == score, fastest, FAR), axis=0)
-    bounds = _score(maxima, best, rate, minimum)  # no token of the block has a larger score
-    top = tl.max(bounds, axis=0)
-    # The slack is above the rounding of a score, so that it cannot leave out the winner.
-    while (top > float("-inf")) & (top + 1e-4 + 1e-5 * tl.abs(top) >= score):
-        block = tl.min(tl.where(bounds == top, blocks, FAR), axis=0)
-        here = blocks == block
-        least = tl.sum(tl.where(here, minimum, 0.0), axis=0)
-        which = tl.sum(tl.where(here, lane, 0), axis=0)
-        tokens = block * BLOCK + tl.arange(0, BLOCK)
-        inner = load_values(row, tokens, tokens < V, threshold)
-        noise = lane_noise(seed, position, tokens, least, which)
-        times = _score(inner, best, rate, noise)
-        leader = tl.max(times, axis=0)
-        winner = tl.min(tl.where(times == leader, tokens, FAR), axis=0)
-        wins = (leader > score) | ((leader == score) & (winner < token))
-        token = tl.where(wins, winner, token)
-        score = tl.where(wins, leader, score)
-        bounds = tl.where(here, float("-inf"), bounds)
-        top = tl.max(bounds, axis=0)
-    return token
+    best = tl.full((), LOWEST, tl.int64)
+    bar = best
+    if GUESSED:
+        keys = _guess_keys(row, guesses, threshold, rate, seed, position, V)
+        bar = tl.max(keys, axis=0)
+        begin = tl.min(segments, axis=0) * SEGMENT
+        is_here = (guesses >= begin) & (guesses < begin + TILE * SEGMENT)
+        best = tl.max(tl.where(is_here, keys, LOWEST), axis=0)
+    block = segments // (BLOCK // SEGMENT)
+    minimum, lane = block_noise(seed, position, block)
+    fastest = block * BLOCK + lane
+    keys = _noisy_key(load_values(row, fastest, fastest < V, threshold), rate, minimum, fastest)
+    best = tl.maximum(best, tl.max(keys, axis=0))
+    if SHARED:  # tell the other tiles of the row early, and hear from them
+        bar = tl.maximum(bar, tl.atomic_max(cell, best, sem="relaxed", scope="gpu"))
+    largest = tl.max(values, axis=1)
+    bounds = _ordered(_score(largest, rate, minimum) + SLACK)  # no key of the segment is larger
+    bounds = tl.where(largest > float("-inf"), bounds, LOWEST)
+    is_open = (bounds > tl.maximum(best, bar)).to(tl.int32)
+    while tl.max(is_open, axis=0) > 0:
+        rank = tl.cumsum(is_open, axis=0) * is_open  # 1, 2, ... for open segments, 0 for others
+        chosen = rank[None, :] == tl.arange(0, GANG)[:, None] + 1  # (GANG, TILE)
+        leader = _open(
+            row,
+            tl.sum(tl.where(chosen, segments[None, :], 0), axis=1),
+            tl.sum(chosen.to(tl.int32), axis=1) > 0,
+            tl.sum(tl.where(chosen, minimum[None, :], 0.0), axis=1),
+            tl.sum(tl.where(chosen, lane[None, :], 0), axis=1),
+            threshold,
+            rate,
+            seed,
+            position,
+            V,
+        )
+        best = tl.maximum(best, leader)
+        is_open = ((rank > GANG) & (bounds > tl.maximum(best, bar))).to(tl.int32)
+    return tl.where(tl.max(largest, axis=0) == float("inf"), HIGHEST, best), bar
+
+
+@triton.jit
+def _likeliest(row, values, segments, threshold, V: tl.constexpr):
+    """The key of the largest logit of a tile, at temperature 0."""
+    largest = tl.max(values, axis=1)
+    top = tl.max(largest, axis=0)
+    segment = tl.min(tl.where(largest == top, segments, FAR), axis=0)
+    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
+    inner = load_values(row, tokens, tokens < V, threshold)
+    token = tl.min(tl.where(inner == top, tokens, FAR), axis=0)
+    key = _key(top, top.to(tl.float64), token)
+    return tl.where(top == float("inf"), HIGHEST, key)
 
 
 @triton.jit
@@ -75,6 +186,42 @@ def _depth(parents, node):
     return depth
 
 
+@triton.jit
+def _conclude(
+    tokens,
+    parents,
+    length,
+    sampled,
+    faults,
+    limit,
+    ROWS: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """(row reached, tokens accepted, fault) of a sequence whose rows are all decided."""
+    reached = 0
+    accepted = 0
+    if TREE:
+        slots = tl.arange(0, ROWS)
+        inside = slots < length
+        guesses = tl.load(tokens + slots, mask=inside, other=0)
+        above = tl.load(parents + slots, mask=inside, other=-2)
+        fault = 0
+        going_on = True
+        while going_on:
+            fault = tl.load(faults + reached, cache_modifier=".cg")
+            token = tl.load(sampled + reached, cache_modifier=".cg")
+            hits = inside & (above == reached - 1) & (guesses == token)
+            child = tl.min(tl.where(hits, slots, FAR), axis=0)
+            going_on = (child < FAR) & (fault == 0)
+            reached = tl.where(going_on, child + 1, reached)
+            accepted += going_on.to(tl.int32)
+    else:
+        reached = tl.load(limit, volatile=True)
+        accepted = reached
+        fault = tl.load(faults + reached, cache_modifier=".cg")
+    return reached, accepted, fault
+
+
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def match_kernel(
     logits,  # (B, N, V)
@@ -85,7 +232,7 @@ def match_kernel(
     seeds,  # (B,) int64
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
-    maxima,  # (B, N, BLOCKS) float32
+    keys,  # (B, N) int64, LOWEST before and after
     counts,  # (B, N) int32, zero before and after
     finished,  # (B,) int32, zero before and after
     limits,  # (B,) int32, FAR before and after: no row past it matters
@@ -98,103 +245,95 @@ def match_kernel(
     num_sequences,
     num_rows,
     V: tl.constexpr,
-    BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
+    GANG: tl.constexpr,  # segments that are opened at a time
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
-    SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
+    SKIP: tl.constexpr,  # many programs: it pays to look for refusals and for keys of other tiles
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
+    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     index = pid // TILES // num_sequences  # rows of all sequences in turn: refusals come early
     length = tl.load(lengths + sequence)
-    place = sequence * num_rows + index
-    row = logits + place.to(tl.int64) * V
-    wanted = index <= length
+    first = sequence * num_rows
+    place = first + index
+    slots = tl.arange(0, ROWS)
+    nodes = sequence * (num_rows - 1) + slots
+    inside = slots < length
+    is_read = index <= length
     if SKIP and not TREE:
-        wanted = wanted & (index <= limit_now(limits + sequence))
-    if wanted:
+        is_read = is_read & (index <= limit_now(limits + sequence))
+    if is_read:
+        row = logits + place.to(tl.int64) * V
         threshold = float("-inf")
         if TRUNCATED:
             threshold = tl.load(thresholds + place)
-        blocks = tile * TILE + tl.arange(0, TILE)
-        columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        segments = tile * TILE + tl.arange(0, TILE)
+        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
         values = load_values(row, columns, columns < V, threshold)
-        largest = tl.max(values, axis=1)
-        has_nan = tl.max((values != values).to(tl.int32), axis=1) > 0
-        largest = tl.where(has_nan, float("nan"), largest)
-        tl.store(maxima + place * BLOCKS + blocks, largest, mask=blocks < BLOCKS)
-        if arrive(counts + place) == TILES - 1:
-            every = tl.arange(0, BLOCKS)
-            known = tl.load(
-                maxima + place * BLOCKS + every,
-                mask=every < TILES * TILE,
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            best = tl.max(known, axis=0)
-            is_broken = tl.max((known != known).to(tl.int32), axis=0) > 0
-            fault = tl.where(is_broken | (finite(best) == 0), fault_at(index, TARGET_ROW), 0)
-            token = index * 0
-            if fault == 0:
-                temperature = tl.load(temperatures + sequence)
-                if temperature == 0.0:
-                    token = likeliest(row, known, best, threshold, V, BLOCKS)
-                else:
-                    depth = index
-                    if TREE:
-                        depth = _depth(parents + sequence * (num_rows - 1), index - 1)
-                    token = race(
-                        row,
-                        known,
-                        best,
-                        inverse(temperature),
-                        threshold,
-                        tl.load(seeds + sequence),
-                        tl.load(positions + sequence) + depth,
-                        V,
-                        BLOCKS,
-                    )
-            is_refused = (index == length) | (fault != 0)
-            if index < length:
-                guess = tl.load(tokens + sequence * (num_rows - 1) + index)
-                is_refused = is_refused | (guess != token)
-            tl.store(sampled + place, token.to(tl.int64))
-            tl.store(faults + place, fault)
-            if not TREE and is_refused:
-                tl.atomic_min(limits + sequence, index)
-    if arrive(finished + sequence) == num_rows * TILES - 1:
-        first = sequence * num_rows
-        reached = 0
-        accepted = 0
-        fault = 0
-        slots = tl.arange(0, ROWS)
-        nodes = sequence * (num_rows - 1) + slots
-        inside = slots < length
-        guesses = tl.load(tokens + nodes, mask=inside, other=0)
-        if TREE:
-            above = tl.load(parents + nodes, mask=inside, other=-2)
-            going_on = True
-            while going_on:
-                fault = tl.load(faults + first + reached, cache_modifier=".cg")
-                token = tl.load(sampled + first + reached, cache_modifier=".cg")
-                hits = inside & (above == reached - 1) & (guesses == token)
-                child = tl.min(tl.where(hits, slots, FAR), axis=0)
-                going_on = (child < FAR) & (fault == 0)
-                reached = tl.where(going_on, child + 1, reached)
-                accepted += going_on.to(tl.int32)
+        values = tl.where(values != values, float("inf"), values)
+        temperature = tl.load(temperatures + sequence)
+        cell = keys + place
+        if temperature == 0.0:
+            key = _likeliest(row, values, segments, threshold, V)
+            bar = key
         else:
-            reached = tl.load(limits + sequence, volatile=True)
-            accepted = reached
-            fault = tl.load(faults + first + reached, cache_modifier=".cg")
-        tl.store(out_reached + sequence, reached)
-        tl.store(out_accepted + sequence, accepted)
-        tl.store(out_extra + sequence, tl.load(sampled + first + reached, cache_modifier=".cg"))
-        tl.store(out_fault + sequence, outside(guesses, slots, fault, V))
-        tl.debug_barrier()  # every warp has read its limit
-        tl.store(limits + sequence, FAR)
-        tl.store(finished + sequence, 0)
-        tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)
+            depth = index
+            follows = slots == index
+            if TREE:
+                depth = _depth(parents + sequence * (num_rows - 1), index - 1)
+                follows = tl.load(parents + nodes, mask=inside, other=-2) == index - 1
+            key, bar = _race(
+                row,
+                values,
+                segments,
+                tl.load(tokens + nodes, mask=inside & follows, other=-1),
+                cell,
+                threshold,
+                inverse(temperature),
+                tl.load(seeds + sequence),
+                tl.load(positions + sequence) + depth,
+                V,
+                TILE,
+                GANG,
+                ROWS > 1,
+                SKIP,
+            )
+        if (key >= bar) & (key > LOWEST):
+            tl.atomic_max(cell, key, sem="relaxed", scope="gpu")
+    if arrive(counts + place) == TILES - 1:  # the last of a row; it may be past a refusal
+        key = tl.atomic_xchg(keys + place, LOWEST, sem="relaxed", scope="gpu")
+        is_broken = (key == HIGHEST) | (key == LOWEST)
+        token = tl.where(is_broken, 0, TOKEN_BITS - (key & TOKEN_BITS))
+        is_refused = (index == length) | is_broken
+        if index < length:
+            guess = tl.load(tokens + sequence * (num_rows - 1) + index)
+            is_refused = is_refused | (guess != token)
+        tl.store(sampled + place, token)
+        tl.store(faults + place, tl.where(is_broken, fault_at(index, TARGET_ROW), 0))
+        if not TREE and is_refused:
+            tl.atomic_min(limits + sequence, index)
+        if arrive(finished + sequence) == num_rows - 1:
+            draft = sequence * (num_rows - 1)
+            reached, accepted, fault = _conclude(
+                tokens + draft,
+                parents + draft,
+                length,
+                sampled + first,
+                faults + first,
+                limits + sequence,
+                ROWS,
+                TREE,
+            )
+            guesses = tl.load(tokens + nodes, mask=inside, other=0)
+            tl.store(out_reached + sequence, reached)
+            tl.store(out_accepted + sequence, accepted)
+            tl.store(out_extra + sequence, tl.load(sampled + first + reached, cache_modifier=".cg"))
+            tl.store(out_fault + sequence, outside(guesses, slots, fault, V))
+            tl.debug_barrier()  # every warp has read its limit
+            tl.store(limits + sequence, FAR)
+            tl.store(finished + sequence, 0)
+            tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

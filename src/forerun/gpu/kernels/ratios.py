@@ -1,7 +1,7 @@
 """The first of two launches of `ratio` and `block`, and all of `sample`.
 
 Every target and draft row is read once and reduced to the largest logit and the sum of weights of
-each block of 256 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
+each segment of 128 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
 of the drafted token.  Whoever finishes a sequence last throws the coins.  Where all guesses are
 kept (and at temperature 0 always) the extra token is drawn at once, and the second launch has
 nothing to do for the sequence.
@@ -12,17 +12,16 @@ import triton.language as tl
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
-    BLOCK,
     FAR,
+    SEGMENT,
     arrive,
     finite,
     inverse,
-    likeliest,
     limit_now,
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import block_sums, draw_law, power, summarise
+from forerun.gpu.kernels.drawing import draw_law, likeliest, power, segment_sums, summarise
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 RATIO = tl.constexpr(0)
@@ -31,33 +30,31 @@ SAMPLE = tl.constexpr(2)
 
 
 @triton.jit
-def _read_tile(row, threshold, rate, maxima, sums, tile, V: tl.constexpr, TILE: tl.constexpr):
-    """Reduce one tile of a row to maxima and sums of its blocks, both written."""
-    blocks = tile * TILE + tl.arange(0, TILE)
-    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    largest, total = summarise(load_values(row, columns, columns < V, threshold), rate)
-    inside = blocks * BLOCK < V
-    tl.store(maxima + blocks, largest, mask=inside)
-    tl.store(sums + blocks, total, mask=inside)
+def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
+    """Write maxima and sums of segments (TILE,) with logits (TILE, 128)."""
+    largest, total = summarise(values, rate)
+    inside = segments * SEGMENT < V
+    tl.store(maxima + segments, largest, mask=inside)
+    tl.store(sums + segments, total, mask=inside)
 
 
 @triton.jit
 def _gather(
-    row, threshold, rate, maxima, sums, token, greedy, V: tl.constexpr, BLOCKS: tl.constexpr
+    row, threshold, rate, maxima, sums, token, greedy, V: tl.constexpr, SEGMENTS: tl.constexpr
 ):
     """(largest logit, total weight, likeliest token, probability of a token) of a row."""
-    blocks = tl.arange(0, BLOCKS)
-    inside = blocks * BLOCK < V
-    largest = tl.load(maxima + blocks, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(sums + blocks, mask=inside, other=0.0, cache_modifier=".cg")
+    segments = tl.arange(0, SEGMENTS)
+    inside = segments * SEGMENT < V
+    largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
     best = tl.max(largest, axis=0)
-    mass = tl.sum(block_sums(largest, total, best, rate), axis=0)
+    mass = tl.sum(segment_sums(largest, total, best, rate), axis=0)
     value = tl.load(row + token).to(tl.float32)
     value = tl.where(value < threshold, float("-inf"), value)
     chance = tl.div_rn(power(value, best, rate), mass)
     top = 0
     if greedy:
-        top = likeliest(row, largest, best, threshold, V, BLOCKS)
+        top = likeliest(row, largest, best, threshold, V, SEGMENTS)
         chance = (top == token).to(tl.float32)
     return best, mass, top, chance
 
@@ -79,10 +76,10 @@ def ratio_kernel(
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
     draft_thresholds,  # (B, N - 1) float32, if truncated
-    maxima,  # (B, N, BLOCKS) float32
-    sums,  # (B, N, BLOCKS) float32
-    draft_maxima,  # (B, N, BLOCKS) float32
-    draft_sums,  # (B, N, BLOCKS) float32
+    maxima,  # (B, N, SEGMENTS) float32
+    sums,  # (B, N, SEGMENTS) float32
+    draft_maxima,  # (B, N, SEGMENTS) float32
+    draft_sums,  # (B, N, SEGMENTS) float32
     laws,  # (B, N, 4) float32: largest logit and mass, of target and draft
     likeliests,  # (B, N) int32
     counts,  # (B, N) int32, zero before and after
@@ -103,14 +100,14 @@ def ratio_kernel(
     PURPOSE: tl.constexpr,  # of that number
     RULE: tl.constexpr,
     V: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
+    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
@@ -125,37 +122,36 @@ def ratio_kernel(
     drafted = sequence * (num_rows - 1) + index
     row = logits + place.to(tl.int64) * V
     draft_row = draft_logits + drafted.to(tl.int64) * V
-    wanted = index <= length
+    is_read = index <= length
+    has_law = (index < length) & (not POINT)
     if SKIP and RULE == RATIO:
-        wanted = wanted & (index <= limit_now(limits + sequence))
-    if wanted:
-        threshold = float("-inf")
-        draft_threshold = float("-inf")
-        if TRUNCATED:
-            threshold = tl.load(thresholds + place)
-            draft_threshold = tl.load(draft_thresholds + drafted, mask=index < length, other=0.0)
-        start = place * BLOCKS
-        _read_tile(row, threshold, rate, maxima + start, sums + start, tile, V, TILE)
-        if not POINT and index < length:
-            _read_tile(
-                draft_row,
-                draft_threshold,
-                rate,
-                draft_maxima + start,
-                draft_sums + start,
-                tile,
-                V,
-                TILE,
-            )
-        if arrive(counts + place) == TILES - 1:
+        is_read = is_read & (index <= limit_now(limits + sequence))
+    threshold = float("-inf")
+    draft_threshold = float("-inf")
+    if TRUNCATED:
+        threshold = tl.load(thresholds + place)
+        draft_threshold = tl.load(draft_thresholds + drafted, mask=has_law, other=0.0)
+    start = place * SEGMENTS
+    if is_read:
+        segments = tile * TILE + tl.arange(0, TILE)
+        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+        inside = columns < V
+        values = load_values(row, columns, inside, threshold)
+        if not POINT:  # both rows are asked for before either is reduced
+            guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+        _write_tile(values, rate, maxima + start, sums + start, segments, V)
+        if not POINT and has_law:
+            _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
+    if arrive(counts + place) == TILES - 1:
+        if is_read:  # by all programs, or the slot is past a refusal
             token = tl.load(tokens + drafted, mask=index < length, other=0)
             token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
             best, mass, top, chance = _gather(
-                row, threshold, rate, maxima + start, sums + start, token, greedy, V, BLOCKS
+                row, threshold, rate, maxima + start, sums + start, token, greedy, V, SEGMENTS
             )
             fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
-            if not POINT and index < length:
+            if not POINT and has_law:
                 draft_best, draft_mass, _, draft_chance = _gather(
                     draft_row,
                     draft_threshold,
@@ -165,7 +161,7 @@ def ratio_kernel(
                     token,
                     greedy,
                     V,
-                    BLOCKS,
+                    SEGMENTS,
                 )
                 if (fault == 0) & ((draft_chance > 0.0) == 0):
                     fault = fault_at(index, IMPOSSIBLE)
@@ -185,66 +181,68 @@ def ratio_kernel(
                 )
                 if (index == length) | (fault != 0) | (is_kept == 0):
                     tl.atomic_min(limits + sequence, index)
-    if arrive(finished + sequence) == num_rows * TILES - 1:
-        first = sequence * num_rows
-        fault = 0
-        kept = 0
-        if RULE == RATIO:
-            kept = tl.load(limits + sequence, volatile=True)
-            tl.store(scales + first + kept, 1.0)
-        if RULE == BLOCKWISE:
-            survival = 1.0
-            tl.store(scales + first, 1.0)
-            count = 0
-            while count < length:
-                wrong = tl.load(faults + first + count, cache_modifier=".cg")
-                fault = tl.where(fault == 0, wrong, fault)
-                ratio = tl.load(ratios + first + count, cache_modifier=".cg")
-                survival = tl.minimum(survival * ratio, 1.0)
-                count += 1
-                hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(tl.float64)
-                sure = hopeful & ((count == length) | (survival >= 1.0))
-                kept = tl.where(sure, count, kept)
-                tl.store(scales + first + count, survival)
-                tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-        wrong = tl.load(faults + first + kept, cache_modifier=".cg")
-        fault = tl.where(fault == 0, wrong, fault)
-        slots = tl.arange(0, ROWS)
-        guesses = tl.load(tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0)
-        fault = outside(guesses, slots, fault, V)
-        plan = kept
-        if greedy | (kept == length) | (fault != 0):
-            plan = -1
-            extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
-            if (fault == 0) & (greedy == 0):
-                last = first + kept
-                blocks = tl.arange(0, BLOCKS)
-                inside = blocks * BLOCK < V
-                at = last * BLOCKS + blocks
-                largest = tl.load(
-                    maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
-                )
-                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
-                threshold = float("-inf")
-                if TRUNCATED:
-                    threshold = tl.load(thresholds + last)
-                extra = draw_law(
-                    logits + last.to(tl.int64) * V,
-                    largest,
-                    total,
-                    tl.load(laws + last * 4, cache_modifier=".cg"),
-                    rate,
-                    threshold,
-                    unit(seed, position, slot, PURPOSE),
-                    V,
-                    BLOCKS,
-                )
-            tl.store(out_extra + sequence, extra.to(tl.int64))
-        tl.store(planned + sequence, plan)
-        tl.store(out_reached + sequence, kept)
-        tl.store(out_accepted + sequence, kept)
-        tl.store(out_fault + sequence, fault)
-        tl.debug_barrier()  # every warp has read its limit
-        tl.store(limits + sequence, FAR)
-        tl.store(finished + sequence, 0)
-        tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)
+        if arrive(finished + sequence) == num_rows - 1:
+            first = sequence * num_rows
+            fault = 0
+            kept = 0
+            if RULE == RATIO:
+                kept = tl.load(limits + sequence, volatile=True)
+                tl.store(scales + first + kept, 1.0)
+            if RULE == BLOCKWISE:
+                survival = 1.0
+                tl.store(scales + first, 1.0)
+                count = 0
+                while count < length:
+                    wrong = tl.load(faults + first + count, cache_modifier=".cg")
+                    fault = tl.where(fault == 0, wrong, fault)
+                    ratio = tl.load(ratios + first + count, cache_modifier=".cg")
+                    survival = tl.minimum(survival * ratio, 1.0)
+                    count += 1
+                    hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(tl.float64)
+                    sure = hopeful & ((count == length) | (survival >= 1.0))
+                    kept = tl.where(sure, count, kept)
+                    tl.store(scales + first + count, survival)
+                    tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
+            wrong = tl.load(faults + first + kept, cache_modifier=".cg")
+            fault = tl.where(fault == 0, wrong, fault)
+            slots = tl.arange(0, ROWS)
+            guesses = tl.load(
+                tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
+            )
+            fault = outside(guesses, slots, fault, V)
+            plan = kept
+            if greedy | (kept == length) | (fault != 0):
+                plan = -1
+                extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
+                if (fault == 0) & (greedy == 0):
+                    last = first + kept
+                    every = tl.arange(0, SEGMENTS)
+                    inside = every * SEGMENT < V
+                    at = last * SEGMENTS + every
+                    largest = tl.load(
+                        maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
+                    )
+                    total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+                    threshold = float("-inf")
+                    if TRUNCATED:
+                        threshold = tl.load(thresholds + last)
+                    extra = draw_law(
+                        logits + last.to(tl.int64) * V,
+                        largest,
+                        total,
+                        tl.load(laws + last * 4, cache_modifier=".cg"),
+                        rate,
+                        threshold,
+                        unit(seed, position, slot, PURPOSE),
+                        V,
+                        SEGMENTS,
+                    )
+                tl.store(out_extra + sequence, extra.to(tl.int64))
+            tl.store(planned + sequence, plan)
+            tl.store(out_reached + sequence, kept)
+            tl.store(out_accepted + sequence, kept)
+            tl.store(out_fault + sequence, fault)
+            tl.debug_barrier()  # every warp has read its limit
+            tl.store(limits + sequence, FAR)
+            tl.store(finished + sequence, 0)
+            tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

@@ -1,6 +1,6 @@
 """The second launch of `ratio` and `block`: what the target's row still owes, and a draw from it.
 
-(scale * p - q)+ is summed over blocks at every slot where the round may end.  Whoever finishes a
+(scale * p - q)+ is summed over segments at every slot where the round may end.  Whoever finishes a
 sequence last throws the second coins of `block`, for which these sums are the Z of its slots, and
 draws the extra token.
 """
@@ -10,8 +10,8 @@ import triton.language as tl
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
-    BLOCK,
     RESIDUAL,
+    SEGMENT,
     arrive,
     inverse,
     load_values,
@@ -56,9 +56,9 @@ def residual_kernel(
     thresholds,  # (B, N) float32, if truncated
     draft_thresholds,  # (B, N - 1) float32, if truncated
     lengths,  # (B,) int32
-    maxima,  # (B, N, BLOCKS) float32
-    sums,  # (B, N, BLOCKS) float32
-    owed,  # (B, num_slots, BLOCKS) float32
+    maxima,  # (B, N, SEGMENTS) float32
+    sums,  # (B, N, SEGMENTS) float32
+    owed,  # (B, num_slots, SEGMENTS) float32
     laws,  # (B, N, 4) float32
     scales,  # (B, N) float32
     tested,  # (B, N) int32
@@ -72,65 +72,67 @@ def residual_kernel(
     num_slots,  # slots that are summed: 1 for `ratio`, N - 1 for `block`
     BLOCKWISE: tl.constexpr,
     V: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
     TILE: tl.constexpr,
+    ROWS: tl.constexpr,
     POINT: tl.constexpr,
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * BLOCK - 1) // (TILE * BLOCK)
+    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     column = pid // TILES // num_sequences  # of `owed`
     plan = tl.load(planned + sequence)
-    if plan >= 0:
-        first = sequence * num_rows
+    first = sequence * num_rows
+    slot = plan
+    is_summed = plan >= 0
+    num_summed = 1
+    if BLOCKWISE:
+        slot = column
+        slots = tl.arange(0, ROWS)
+        after = (slots > plan) & (slots < tl.load(lengths + sequence))
+        is_tested = tl.load(tested + first + slots, mask=after, other=0)
+        num_summed += tl.sum(is_tested, axis=0)
+        is_here = (slots == slot) & ((slots == plan) | (is_tested != 0))
+        is_summed = is_summed & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
+    if is_summed:
         rate = inverse(tl.load(temperatures + sequence))
-        slot = plan
-        wanted = True
-        if BLOCKWISE:
-            slot = column
-            length = tl.load(lengths + sequence)
-            is_tested = tl.load(
-                tested + first + slot, mask=(slot > plan) & (slot < length), other=0
-            )
-            wanted = (slot == plan) | (is_tested != 0)
-        if wanted:
-            threshold = float("-inf")
-            draft_threshold = float("-inf")
-            if TRUNCATED:
-                threshold = tl.load(thresholds + first + slot)
-                draft_threshold = tl.load(draft_thresholds + sequence * (num_rows - 1) + slot)
-            blocks = tile * TILE + tl.arange(0, TILE)
-            columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-            guess = sequence * (num_rows - 1) + slot
-            weights = _owed(
-                logits + (first + slot).to(tl.int64) * V,
-                draft_logits + guess.to(tl.int64) * V,
-                tl.load(tokens + guess),
-                columns,
-                columns < V,
-                threshold,
-                draft_threshold,
-                rate,
-                laws + (first + slot) * 4,
-                tl.load(scales + first + slot),
-                POINT,
-            )
-            at = (sequence * num_slots + column) * BLOCKS + blocks
-            tl.store(owed + at, tl.sum(weights, axis=1), mask=blocks * BLOCK < V)
-        if arrive(finished + sequence) == num_slots * TILES - 1:
+        threshold = float("-inf")
+        draft_threshold = float("-inf")
+        if TRUNCATED:
+            threshold = tl.load(thresholds + first + slot)
+            draft_threshold = tl.load(draft_thresholds + sequence * (num_rows - 1) + slot)
+        segments = tile * TILE + tl.arange(0, TILE)
+        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+        guess = sequence * (num_rows - 1) + slot
+        weights = _owed(
+            logits + (first + slot).to(tl.int64) * V,
+            draft_logits + guess.to(tl.int64) * V,
+            tl.load(tokens + guess),
+            columns,
+            columns < V,
+            threshold,
+            draft_threshold,
+            rate,
+            laws + (first + slot) * 4,
+            tl.load(scales + first + slot),
+            POINT,
+        )
+        mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
+        tl.store(mine, tl.sum(weights, axis=1), mask=segments * SEGMENT < V)
+        if arrive(finished + sequence) == num_summed * TILES - 1:
             seed = tl.load(seeds + sequence)
             position = tl.load(positions + sequence)
-            every = tl.arange(0, BLOCKS)
-            inside = every * BLOCK < V
+            every = tl.arange(0, SEGMENTS)
+            inside = every * SEGMENT < V
             kept = plan
             if BLOCKWISE:
                 length = tl.load(lengths + sequence)
                 slot = plan + 1
                 while slot < length:  # the last one that passes is kept
                     if tl.load(tested + first + slot) != 0:
-                        at = (sequence * num_slots + slot) * BLOCKS + every
+                        at = (sequence * num_slots + slot) * SEGMENTS + every
                         parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
                         missing = total_of(parts).to(tl.float32)  # Z
                         left = tl.load(scales + first + slot)
@@ -142,7 +144,7 @@ def residual_kernel(
             column = 0
             if BLOCKWISE:
                 column = kept
-            at = (sequence * num_slots + column) * BLOCKS + every
+            at = (sequence * num_slots + column) * SEGMENTS + every
             parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
             total = total_of(parts)
             last = first + kept
@@ -155,9 +157,9 @@ def residual_kernel(
             row = logits + last.to(tl.int64) * V
             if total > 0.0:
                 aim = number * total
-                block, before = pick(parts, aim, BLOCKS)
-                lanes = block * BLOCK + tl.arange(0, BLOCK)
-                weights = _owed(
+                segment, before = pick(parts, aim, SEGMENTS)
+                lanes = segment * SEGMENT + tl.arange(0, SEGMENT)
+                left_over = _owed(
                     row,
                     draft_logits + guess.to(tl.int64) * V,
                     tl.load(tokens + guess),
@@ -170,10 +172,10 @@ def residual_kernel(
                     tl.load(scales + last),
                     POINT,
                 )
-                lane, _ = pick(weights, aim - before, BLOCK)
-                extra = block * BLOCK + lane
+                lane, _ = pick(left_over, aim - before, SEGMENT)
+                extra = segment * SEGMENT + lane
             else:  # rounding left nothing: the target's own law stands in
-                at = last * BLOCKS + every
+                at = last * SEGMENTS + every
                 extra = draw_law(
                     row,
                     tl.load(maxima + at, mask=inside, other=float("-inf")),
@@ -183,7 +185,7 @@ def residual_kernel(
                     threshold,
                     number,
                     V,
-                    BLOCKS,
+                    SEGMENTS,
                 )
             tl.store(out_reached + sequence, kept)
             tl.store(out_accepted + sequence, kept)
