@@ -139,8 +139,8 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
 
 
 def test_a_segment_whose_bound_is_tight_is_opened() -> None:
-    """Races, out of 1,000, in which the bound of the winner's segment is less than a factor of 3 before the
-    fastest tokens of the blocks, which are timed without opening a segment."""
+    """Races, out of 1,000, in which the fastest tokens of the blocks, timed without opening a
+    segment, nearly exclude the winner's: its bound is earlier by a factor of less than 3."""
     count, size = 1_000, 512
     weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
     key = noise.seed_key(XP, [1], None)
