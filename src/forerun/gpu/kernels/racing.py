@@ -313,7 +313,7 @@ def match_kernel(
         tl.store(sampled + place, token)
         tl.store(faults + place, tl.where(is_broken, fault_at(index, TARGET_ROW), 0))
         if not TREE and is_refused:
-            tl.atomic_min(limits + sequence, index)
+            tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if arrive(finished + sequence) == num_rows - 1:
             draft = sequence * (num_rows - 1)
             reached, accepted, fault = _conclude(
