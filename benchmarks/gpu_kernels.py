@@ -40,8 +40,10 @@ RULES = {
     "block": decide.decide_block,
 }
 SAMPLES = {"sample target": Purpose.TARGET, "sample draft": Purpose.DRAFT}
-SETTINGS = ((16, 4), (16, 8), (32, 4), (32, 8), (32, 16), (64, 8), (64, 16), (128, 8), (128, 16))
+TILES = ((16, 4), (16, 8), (32, 4), (32, 8), (32, 16), (64, 8), (64, 16), (128, 8), (128, 16))
 """Segments of a tile, and warps: 8 to 64 tokens of a row for each thread."""
+SETTINGS = [(*tile, registers) for tile in TILES for registers in (255, 64)]
+"""With the most registers of a thread, which only `match` minds."""
 
 
 def num_sets(batch: int, dtype: torch.dtype) -> int:
@@ -182,20 +184,27 @@ class Bench:
         }
 
 
-def choose(tile: int, warps: int) -> None:
-    """Take this tile and these warps from now on."""
-    decide.race_tile = lambda num_rows, vocab_size: (tile, warps)  # type: ignore[misc]
+def choose(tile: int, warps: int, registers: int) -> None:
+    """Take this setting from now on."""
+    race_tile = decide.RaceTile(tile, warps, registers)
+    decide.race_tile = lambda num_rows, vocab_size: race_tile  # type: ignore[misc]
     decide.law_tile = lambda num_rows, vocab_size: tile  # type: ignore[misc]
     decide.LAW_WARPS = warps
 
 
-def compile_all(tile: int, warps: int, dtype: torch.dtype, names: list[str]) -> None:
+def is_new(name: str, registers: int) -> bool:
+    """Whether the setting differs for this kernel from the one with all registers."""
+    return registers == 255 or name in ("match", "sample target")
+
+
+def compile_all(setting: tuple[int, int, int], dtype: torch.dtype, names: list[str]) -> None:
     """Launch every kernel of a setting, as small and as large batches do; Triton caches them."""
-    choose(tile, warps)
+    choose(*setting)
     for decide.AT_ONCE in (0, 10**9):
         bench = Bench(1, dtype, 1)
         for name in names:
-            bench.launch(name, bench.rounds[0])
+            if is_new(name, setting[2]):
+                bench.launch(name, bench.rounds[0])
     torch.cuda.synchronize()
 
 
@@ -203,8 +212,8 @@ def compile_settings(dtype: str, names: list[str]) -> None:
     """All settings at once, one process each."""
     options = ["--dtype", dtype, "--rules", *names]
     workers = [
-        subprocess.Popen([sys.executable, __file__, "--compile", str(tile), str(warps), *options])
-        for tile, warps in SETTINGS
+        subprocess.Popen([sys.executable, __file__, "--compile", *map(str, setting), *options])
+        for setting in SETTINGS
     ]
     for worker in workers:
         assert worker.wait() == 0
@@ -213,10 +222,11 @@ def compile_settings(dtype: str, names: list[str]) -> None:
 def sweep(bench: Bench, speed: float, names: list[str]) -> list[dict[str, Any]]:
     """Other tiles and warps, the fastest first."""
     results = []
-    for tile, warps in SETTINGS:
-        choose(tile, warps)
-        settings = {"tile": tile, "warps": warps}
-        results += [bench.time(name, speed) | settings for name in names]
+    for setting in SETTINGS:
+        choose(*setting)
+        labels = dict(zip(("tile", "warps", "registers"), setting, strict=True))
+        chosen = [name for name in names if is_new(name, setting[2])]
+        results += [bench.time(name, speed) | labels for name in chosen]
     return sorted(results, key=lambda result: (result["what"], result["batch"], result["ms"]))
 
 
@@ -227,7 +237,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--rules", nargs="+", choices=[*RULES, *SAMPLES], default=None)
-    parser.add_argument("--compile", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", type=int, nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_kernels: no CUDA device, nothing measured")
@@ -235,7 +245,7 @@ def main() -> None:
     dtype = getattr(torch, asked.dtype)
     names = asked.rules or [*RULES, *SAMPLES]
     if asked.compile:
-        compile_all(*asked.compile, dtype, names)
+        compile_all(tuple(asked.compile), dtype, names)
         return
     speed = bandwidth()
     if asked.sweep:
@@ -256,11 +266,13 @@ def main() -> None:
         "bytes_a_second": speed,
     }
     print(header)
-    for found in results:
-        tile = f" tile {found['tile']:>2} warps {found['warps']:>2}" if asked.sweep else ""
+    for result in results:
+        setting = ""
+        if asked.sweep:
+            setting = " tile {tile:>3} warps {warps:>2} registers {registers:>3}".format(**result)
         print(
-            f"{found['what']:>14} batch {found['batch']:>3}{tile}: {found['ms']:.4f} ms"
-            f" (limit {found['limit_ms']:.4f}), {found['accepted']} kept"
+            f"{result['what']:>14} batch {result['batch']:>3}{setting}: {result['ms']:.4f} ms"
+            f" (limit {result['limit_ms']:.4f}), {result['accepted']} kept"
         )
     if asked.json:
         asked.json.write_text(json.dumps(header | {"results": results}, indent=1) + "\n")

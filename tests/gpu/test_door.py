@@ -22,10 +22,10 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
 ]
-LAWS = example(11, 2, 2, 300, temperatures=(1.0,), ragged=False, near=0.3)
-LENGTHS = [2, 1]
+LAWS = example(11, 2, 1, 300, temperatures=(1.0,), ragged=False, near=0.3)
+LENGTHS = [1, 0]
 TOKENS = LAWS.tokens.clone()
-TOKENS[1, 1] = -5  # does not count
+TOKENS[1, 0] = -5  # does not count
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ BROKEN = {
     "+Inf in a target row": ("match", {"target": changed(LAWS.target, (0, 0, 7), INF)}),
     "nothing finite": ("match", {"target": changed(LAWS.target, (0, 0), -INF)}),
     "NaN in a target row of ratio": ("ratio", {"target": changed(LAWS.target, (1, 0, 2), NAN)}),
-    "NaN in a draft row": ("ratio", {"draft": changed(LAWS.draft, (1, 0, 5), NAN)}),
-    "NaN in a draft row of block": ("block", {"draft": changed(LAWS.draft, (0, 1, 5), NAN)}),
+    "NaN in a draft row": ("ratio", {"draft": changed(LAWS.draft, (0, 0, 5), NAN)}),
+    "NaN in a draft row of block": ("block", {"draft": changed(LAWS.draft, (0, 0, 5), NAN)}),
     "an impossible token": (
         "ratio",
-        {"draft": changed(LAWS.draft, (1, 0, int(LAWS.tokens[1, 0])), -INF)},
+        {"draft": changed(LAWS.draft, (0, 0, int(LAWS.tokens[0, 0])), -INF)},
     ),
-    "a token outside": ("match", {"tokens": changed(TOKENS, (0, 1), 300)}),
+    "a token outside": ("match", {"tokens": changed(TOKENS, (0, 0), 300)}),
 }
 
 

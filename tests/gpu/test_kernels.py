@@ -38,24 +38,17 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four segments a tile, so that short rows are shared by several programs too."""
     monkeypatch.setattr(decide, "law_tile", lambda num_rows, vocab_size: 4)
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: (4, 4))
+    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: decide.RaceTile(4, 4))
     monkeypatch.setattr(decide, "GANG", 2)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_chains_end_as_the_rule_says(rule: str) -> None:
     """Rows of three temperatures and ragged lengths, a vocabulary that fills no block."""
-    made = example(1, 6, 3, 600)
+    made = example(1, 3, 2, 600, temperatures=(0.7, 0.0, 1.0))
     out = launch(rule, made.round(torch.float32, "cpu", law=rule != "match"))
     assert decided(out) == made.reference(rule)
     assert out.reached.tolist() == out.accepted.tolist()
-
-
-@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
-def test_a_vocabulary_within_a_block(rule: str) -> None:
-    made = example(2, 2, 2, 7, temperatures=(1.3,), ragged=False)
-    out = launch(rule, made.round(torch.float32, "cpu", law=rule != "match"))
-    assert decided(out) == made.reference(rule)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -69,35 +62,35 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_point_drafts(rule: str) -> None:
-    made = example(4, 3, 2, 300, temperatures=(1.0, 0.5), near=0.3)
+    made = example(4, 2, 2, 300, temperatures=(1.0, 0.5), near=0.3)
     out = launch(rule, made.round(torch.float32, "cpu", point=True, law=True))
     assert decided(out) == made.reference(rule, point=True)
 
 
 def test_block_keeps_part_of_a_draft_by_its_second_coins() -> None:
-    """Rows, out of 200, that keep two of three guesses; for the first of them p - q, not scaled
+    """Rows, out of 100, that keep two of three guesses; for the first of them p - q, not scaled
     by the survival, would draw another token."""
-    made = example(10, 200, 3, 20, temperatures=(1.0,), ragged=False, near=1.5)
+    made = example(14, 100, 3, 20, temperatures=(1.0,), ragged=False, near=1.5)
     accepted, extra = made.reference("block")
     owed = (torch.softmax(made.target[:, 2], -1) - torch.softmax(made.draft[:, 2], -1)).numpy()
     key, positions = noise.seed_key(XP, made.seeds, None), np.array(made.positions)
     unit = noise.coin(XP, key, positions, [0], Purpose.RESIDUAL)[:, 0]
     unscaled = noise.draw(XP, np.maximum(owed, 0.0), unit)
-    some = [row for row in range(200) if accepted[row] == 2]
-    some = sorted(some, key=lambda row: extra[row] == unscaled[row])[:3]
+    some = [row for row in range(100) if accepted[row] == 2]
+    some = sorted(some, key=lambda row: extra[row] == unscaled[row])[:2]
     assert extra[some[0]] != unscaled[some[0]]
     chosen = replace(
         made,
         target=made.target[some],
         draft=made.draft[some],
         tokens=made.tokens[some],
-        lengths=[3] * 3,
-        temperatures=[1.0] * 3,
+        lengths=[3] * 2,
+        temperatures=[1.0] * 2,
         seeds=[made.seeds[row] for row in some],
         positions=[made.positions[row] for row in some],
     )
     out = launch("block", chosen.round(torch.float32, "cpu", law=True))
-    assert decided(out) == ([2] * 3, [extra[row] for row in some])
+    assert decided(out) == ([2] * 2, [extra[row] for row in some])
 
 
 def test_match_on_trees() -> None:
@@ -108,7 +101,7 @@ def test_match_on_trees() -> None:
     tokens = made.tokens.clone()
     tokens[:, 1] = torch.tensor(first)
     tokens[1, 0] = first[1]
-    made = replace(made, tokens=tokens, lengths=[3, 3, 1])
+    made = replace(made, tokens=tokens, lengths=[3, 2, 1])
     out = launch("match", made.round(torch.float32, "cpu"))
     assert decided(out) == made.reference("match")
     assert out.reached.tolist() == [2, 1, 0]
@@ -116,7 +109,7 @@ def test_match_on_trees() -> None:
 
 def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
     """The token at a position is that of a round without guesses, at the bits of its row alone."""
-    made = example(6, 3, 1, 300, temperatures=(0.9,), ragged=False, near=0.2)
+    made = example(40, 2, 1, 300, temperatures=(0.9,), ragged=False, near=0.2)
     accepted, extra = decided(launch("match", made.round(torch.float32, "cpu")))
     assert len(set(accepted)) > 1
     for row, (count, token) in enumerate(zip(accepted, extra, strict=True)):
@@ -134,9 +127,9 @@ def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
-    """Counters are left as they were found."""
-    made = example(7, 2, 1, 300, temperatures=(1.0,))
-    scratch = Scratch.allocate(2, 2, 300, "cpu")
+    """Counters are left as they were found.  The vocabulary does not fill a segment."""
+    made = example(7, 1, 1, 7, temperatures=(1.3,))
+    scratch = Scratch.allocate(1, 2, 7, "cpu")
     on_device = made.round(torch.float32, "cpu", law=rule != "match")
     first, second = (decided(launch(rule, on_device, scratch)) for _ in range(2))
     assert first == second == made.reference(rule)
@@ -145,9 +138,9 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     assert (scratch.keys == LOWEST_KEY).all()
 
 
-def test_a_block_whose_bound_is_tight_is_opened() -> None:
-    """Races, out of 1,000, whose winner is nearest to its block's bound, and in no other way seen:
-    neither the fastest of its block nor in the block that is opened first."""
+def test_a_segment_whose_bound_is_tight_is_opened() -> None:
+    """Races, out of 1,000, in which the fastest tokens of the blocks, timed without opening a
+    segment, nearly exclude the winner's: its bound is earlier by a factor of less than 3."""
     count, size = 1_000, 512
     weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
     key = noise.seed_key(XP, [1], None)
@@ -158,17 +151,17 @@ def test_a_block_whose_bound_is_tight_is_opened() -> None:
     times /= weights
     winner, rows = times.argmin(axis=1), np.arange(count)
     minimum, lane = noise.block_minima(XP, np.repeat(key, count, axis=2), positions, size)
-    bounds = minimum / weights.reshape(2, -1).max(axis=1)
-    block = winner // 256
-    hidden = (winner % 256 != lane[rows, block]) & (bounds.argmin(axis=1) != block)
-    margin = np.where(hidden, bounds[rows, block] / times[rows, winner], 0.0)
-    tightest = np.argsort(-margin)[:3]
-    assert (margin[tightest] > 0.2).all()
-    made = example(9, 3, 0, size, temperatures=(1.0,))
+    bounds = np.repeat(minimum, 2, axis=1) / weights.reshape(4, -1).max(axis=1)
+    known = np.min([times[rows, lane[:, block] + 256 * block] for block in (0, 1)], axis=0)
+    is_hidden = known > times[rows, winner]
+    margin = np.where(is_hidden, bounds[rows, winner // 128] / known, 0.0)
+    tightest = np.argsort(-margin)[:2]
+    assert (margin[tightest] > 0.35).all()
+    made = example(9, 2, 0, size, temperatures=(1.0,))
     made = replace(
         made,
-        target=torch.tensor(np.log(weights), dtype=torch.float32).expand(3, 1, size).contiguous(),
-        seeds=[1] * 3,
+        target=torch.tensor(np.log(weights), dtype=torch.float32).expand(2, 1, size).contiguous(),
+        seeds=[1] * 2,
         positions=positions[tightest].tolist(),
     )
     out = launch("match", made.round(torch.float32, "cpu"))
@@ -179,7 +172,7 @@ def test_greedy_ties_go_to_the_lowest_id_of_all_tiles() -> None:
     """Three tiles; -0 and 0 are equal."""
     made = example(12, 1, 0, 1100, temperatures=(0.0,))
     made.target.fill_(-1.0)
-    made.target[0, 0, [600, 700, 1050]] = torch.tensor([-0.0, 0.0, 0.0])
+    made.target[0, 0, [600, 1050]] = torch.tensor([-0.0, 0.0])
     assert decided(launch("match", made.round(torch.float32, "cpu")))[1] == [600]
 
 
@@ -203,9 +196,9 @@ def test_exponentials_are_precise_at_both_ends() -> None:
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
 def test_samples_are_those_of_the_host(purpose: Purpose) -> None:
     """Races as plain sampling does, draws as `forerun.drafters.model` does, at the same address."""
-    made = example(8, 3, 0, 600, temperatures=(1.0, 0.6))
+    made = example(8, 2, 0, 600, temperatures=(1.0, 0.6))
     on_device = made.round(torch.float32, "cpu")
-    scratch, out = Scratch.allocate(3, 1, 600, "cpu"), Outcome.allocate(3, "cpu")
+    scratch, out = Scratch.allocate(2, 1, 600, "cpu"), Outcome.allocate(2, "cpu")
     slot = 6
     decide.sample(
         on_device.logits[:, 0],

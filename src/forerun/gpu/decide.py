@@ -8,7 +8,7 @@ All of it can be captured in a CUDA graph: make a `Round` of the tensors that th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.addresses import Purpose
 from forerun.gpu.kernels.racing import match_kernel
@@ -57,8 +57,8 @@ class Round:
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`match` on chains and trees, in one launch."""
     num_sequences, num_rows, vocab_size = made.logits.shape
-    tile, num_warps = race_tile(num_sequences * num_rows, vocab_size)
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile)
+    tile = race_tile(num_sequences * num_rows, vocab_size)
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile.segments)
     match_kernel[(num_programs,)](
         made.logits,
         made.tokens,
@@ -81,13 +81,14 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         num_sequences,
         num_rows,
         V=vocab_size,
-        TILE=tile,
-        GANG=min(tile, GANG),
+        TILE=tile.segments,
+        GANG=min(tile.segments, GANG),
         ROWS=padded(num_rows),
         TREE=made.parents is not None,
         SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
-        num_warps=num_warps,
+        num_warps=tile.num_warps,
+        maxnreg=tile.most_registers,
         **OPTIONS,
     )
 
@@ -249,9 +250,16 @@ def law_tile(num_rows: int, vocab_size: int) -> int:
     return 32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64
 
 
-def race_tile(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Segments of a tile of `match`, and warps for it.  The winner of a race depends on neither."""
-    for tile, num_warps in ((16, 4), (32, 8)):
-        if num_rows * num_tiles(vocab_size, tile) <= MANY_PROGRAMS:
-            return tile, num_warps
-    return 64, 8
+class RaceTile(NamedTuple):
+    """How `match` is cut into programs.  The winner of a race does not depend on it."""
+
+    segments: int
+    num_warps: int
+    most_registers: int | None = None  # of a thread: fewer, so that more programs run at once
+
+
+def race_tile(num_rows: int, vocab_size: int) -> RaceTile:
+    """Small tiles where rows are few, so that they fill the device."""
+    if num_rows * num_tiles(vocab_size, 16) <= MANY_PROGRAMS:
+        return RaceTile(16, 4)
+    return RaceTile(32, 8, 64)

@@ -72,31 +72,28 @@ def _guess_keys(row, guesses, threshold, rate, seed, position, V: tl.constexpr):
 
 
 @triton.jit
-def _lane_keys(row, tokens, inside, bits, minimum, lane, threshold, rate):
-    """Keys of tokens whose words are known: every fourth token of some segments."""
-    values = load_values(row, tokens, inside, threshold)
-    noise = tl.where((tokens & 255) == lane, minimum, minimum + exponential(bits))
-    return _noisy_key(values, rate, noise, tokens)
-
-
-@triton.jit
-def _open(row, segment, exists, minimum, lane, threshold, rate, seed, position, V: tl.constexpr):
-    """The largest key of segments (G,), of those that exist; minimum, lane: of their blocks."""
+def _open(
+    row,
+    segment,
+    exists,
+    minimum,
+    lane,
+    threshold,
+    rate,
+    seed,
+    position,
+    V: tl.constexpr,
+    GANG: tl.constexpr,
+):
+    """The largest key of segments (GANG,), of those that exist; minimum, lane: of their blocks."""
     quads = segment[:, None] * (SEGMENT // 4) + tl.arange(0, SEGMENT // 4)[None, :]
     first, second, third, fourth = words(seed, position, quads, TARGET)
-    low, which = minimum[:, None], lane[:, None]
-    tokens = quads * 4
-    inside = exists[:, None] & (tokens < V)
-    keys = _lane_keys(row, tokens, inside, first, low, which, threshold, rate)
-    inside = exists[:, None] & (tokens + 1 < V)
-    more = _lane_keys(row, tokens + 1, inside, second, low, which, threshold, rate)
-    keys = tl.maximum(keys, more)
-    inside = exists[:, None] & (tokens + 2 < V)
-    more = _lane_keys(row, tokens + 2, inside, third, low, which, threshold, rate)
-    keys = tl.maximum(keys, more)
-    inside = exists[:, None] & (tokens + 3 < V)
-    more = _lane_keys(row, tokens + 3, inside, fourth, low, which, threshold, rate)
-    keys = tl.maximum(keys, more)
+    bits = tl.join(tl.join(first, third), tl.join(second, fourth))  # the four words of every quad
+    rest = exponential(tl.reshape(bits, (GANG, SEGMENT)))
+    tokens = segment[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+    values = load_values(row, tokens, exists[:, None] & (tokens < V), threshold)
+    noise = tl.where((tokens & 255) == lane[:, None], minimum[:, None], minimum[:, None] + rest)
+    keys = _noisy_key(values, rate, noise, tokens)
     return tl.max(tl.max(keys, axis=1), axis=0)
 
 
@@ -157,6 +154,7 @@ def _race(
             seed,
             position,
             V,
+            GANG,
         )
         best = tl.maximum(best, leader)
         is_open = ((rank > GANG) & (bounds > tl.maximum(best, bar))).to(tl.int32)
@@ -315,7 +313,7 @@ def match_kernel(
         tl.store(sampled + place, token)
         tl.store(faults + place, tl.where(is_broken, fault_at(index, TARGET_ROW), 0))
         if not TREE and is_refused:
-            tl.atomic_min(limits + sequence, index)
+            tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if arrive(finished + sequence) == num_rows - 1:
             draft = sequence * (num_rows - 1)
             reached, accepted, fault = _conclude(

@@ -180,7 +180,7 @@ def ratio_kernel(
                     tl.float64
                 )
                 if (index == length) | (fault != 0) | (is_kept == 0):
-                    tl.atomic_min(limits + sequence, index)
+                    tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if arrive(finished + sequence) == num_rows - 1:
             first = sequence * num_rows
             fault = 0

@@ -36,11 +36,12 @@ def _owed(
 ):
     """(scale * p - q)+ at some columns; law: largest logit and mass of target and draft, (4,)."""
     values = load_values(row, columns, inside, threshold)
-    target = power(values, tl.load(law), rate) * tl.div_rn(1.0, tl.load(law + 1))
     if POINT:
         drawn = (columns == token).to(tl.float32)
-    else:
+    else:  # both rows are asked for before either is used
         guessed = load_values(draft_row, columns, inside, draft_threshold)
+    target = power(values, tl.load(law), rate) * tl.div_rn(1.0, tl.load(law + 1))
+    if not POINT:
         drawn = power(guessed, tl.load(law + 2), rate) * tl.div_rn(1.0, tl.load(law + 3))
     return tl.maximum(scale * target - drawn, 0.0)
 
