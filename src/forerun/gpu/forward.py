@@ -7,7 +7,7 @@ CUDA graph and replayed with other tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from forerun.gpu.kernels.layers import (
     head,
     queries_keys_values,
 )
-from forerun.gpu.tiles import tile
+from forerun.gpu.tiles import TILES, tile
 from forerun.gpu.weights import Weights
 
 MOST_TOKENS = 128  # in one pass
@@ -33,6 +33,8 @@ DEPENDENT = (9, 0)  # compute capability from which kernels can overlap in a gra
 PER_SEGMENT = 16  # tokens of a segment of attention at most
 CHUNK = 256  # keys of a chunk of attention; another number gives other bits
 BLOCK_KEYS = 32  # keys of one product within a chunk; another number gives other bits
+LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
+RESERVED = 2048  # bytes of it that tiles leave alone
 ATTENTION_WARPS, ATTENTION_STAGES = 4, 3
 
 
@@ -156,6 +158,15 @@ def padded_segment(weights: Weights, per_segment: int) -> int:
     return int(max(fewest, triton.next_power_of_2(per_segment)))
 
 
+@cache
+def shared_memory(device: Any) -> int:
+    """Bytes of it that the tiles of a program may take."""
+    if device.type != "cuda":
+        return LARGE
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", SMALL) - RESERVED
+
+
 def num_chunks(length: int) -> int:
     """Chunks of attention for texts of this length, in buckets."""
     return int(triton.next_power_of_2(max(1, -(-length // CHUNK))))
@@ -187,14 +198,14 @@ def launch(
     capacity = cache.keys.shape[3]
     heads = w.num_heads + 2 * w.num_key_heads
     half = w.head_size // 2
-    partials = scratch.squares.shape[1]
+    partials, memory = scratch.squares.shape[1], shared_memory(w.head.device)
     x, middle, normed, squares = scratch.x, scratch.middle, scratch.normed, scratch.squares
     total = shape.num_layers or len(w.layers)
     norms = [layer.attention_norm for layer in w.layers[:total]] + [w.norm]
 
     def add(kernel: str, source: Any, matrix: Any, residual: Any, norm: Any, result: Any) -> None:
         out, depth = matrix.shape
-        how = tile(kernel, rows, depth)
+        how = tile(kernel, rows, depth, memory)
         add_product[(-(-out // how.columns),)](
             source, matrix, residual, norm, result, normed, squares, m, out, K=depth, P=partials,
             BN=how.columns, BK=how.depth, MP=rows, MASKED=out % how.columns != 0,
@@ -209,10 +220,10 @@ def launch(
         if number in layers:
             watched[:m].view(m, len(layers), -1)[:, layers.index(number)] = x[:m]
         keys, values = cache.keys[number], cache.values[number]
-        how = tile("qkv", rows, hidden)
-        columns = max(16, min(how.columns, int(triton.next_power_of_2(half))))
-        if layer.head_norms is not None:
-            columns = max(16, int(triton.next_power_of_2(half)))  # a whole head
+        columns = max(16, int(triton.next_power_of_2(half)))  # a whole head
+        if layer.head_norms is None:
+            columns = min(columns, TILES["qkv"][rows].columns)
+        how = tile("qkv", rows, hidden, memory, columns)
         queries_keys_values[(heads * -(-half // columns),)](
             normed, squares, layer.qkv, layer.bias, layer.head_norms, scratch.queries, keys,
             values, cache.cos, cache.sin, inputs.rows, inputs.slots, inputs.positions, m, capacity,
@@ -231,7 +242,7 @@ def launch(
             num_stages=ATTENTION_STAGES, **pdl,
         )  # fmt: skip
         add("out", scratch.mixed, layer.out, x, layer.mlp_norm, middle)
-        how = tile("gate_up", rows, hidden)
+        how = tile("gate_up", rows, hidden, memory)
         gate_up[(-(-w.inner // how.columns),)](
             normed, squares, layer.gate_up, scratch.inner, m, w.inner, w.eps, K=hidden, P=partials,
             BN=how.columns, BK=how.depth, MP=rows, MASKED=w.inner % how.columns != 0,
@@ -246,7 +257,7 @@ def launch(
     if count == 0:
         return
     few = max(FEWEST, int(triton.next_power_of_2(count)))
-    how = tile("head", few, hidden)
+    how = tile("head", few, hidden, memory)
     head[(-(-vocab // how.columns),)](
         normed, squares, w.head, logits, inputs.picked, count, vocab, w.eps, K=hidden, P=partials,
         BN=how.columns, BK=how.depth, MP=few, MASKED=vocab % how.columns != 0, num_warps=how.warps,

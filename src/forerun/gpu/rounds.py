@@ -151,7 +151,7 @@ class CapturedRound:
             self._queue()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._target.pool):
+        with torch.cuda.graph(self._graph):
             self._queue()
         self.lanes.rows.copy_(rows)
 

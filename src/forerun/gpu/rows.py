@@ -68,7 +68,8 @@ class GpuRows:
         self.make_room(max(rows) + 1, max(line.slot for line in lines) + 1)
         vocab = self.storage.weights.head.shape[0]
         size, device = (len(rows) * width, vocab), self.storage.cache.keys.device
-        logits = torch.empty(size, dtype=torch.float32, device=device)
+        make = torch.empty if min(num_logits) == width else torch.zeros  # no row is left undefined
+        logits = make(size, dtype=torch.float32, device=device)
         for part in _passes(lines):
             self._pass(part, logits)
         for row, feed in zip(rows, fed, strict=True):

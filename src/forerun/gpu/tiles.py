@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+BYTES = 2  # of a weight
+SHORTEST = 32  # steps
+FEWEST_STAGES = 3
+
 
 class Tile(NamedTuple):
     """BN output columns per program, in steps of BK inputs."""
@@ -54,11 +58,27 @@ TILES: dict[str, dict[int, Tile]] = {
 """By kernel, then by tokens of the pass, padded."""
 
 
-def tile(kernel: str, num_tokens: int, depth: int) -> Tile:
-    """The tile of a product with so many inputs per row: a shorter step where it divides them,
-    which spares the masks."""
+PAIRED = ("qkv", "gate_up")
+"""Kernels that read two matrices at once."""
+
+
+def tile(
+    kernel: str, num_tokens: int, depth: int, memory: int, num_columns: int | None = None
+) -> Tile:
+    """The tile of a product with so many inputs per row, which fits the shared memory of a program.
+
+    num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
+    """
     chosen = TILES[kernel][num_tokens]
-    for step in (chosen.depth, 128, 64, 32):
+    if num_columns is not None:
+        chosen = chosen._replace(columns=num_columns)
+    width = chosen.columns * (2 if kernel in PAIRED else 1) + num_tokens
+    while chosen.stages * width * chosen.depth * BYTES > memory and chosen.depth > SHORTEST:
+        if chosen.stages > FEWEST_STAGES:
+            chosen = chosen._replace(stages=chosen.stages - 1)
+        else:
+            chosen = chosen._replace(depth=chosen.depth // 2)
+    for step in (chosen.depth, 128, 64, SHORTEST):
         if step <= chosen.depth and depth % step == 0:
             return chosen._replace(depth=step)
     return chosen._replace(depth=min(chosen.depth, 64))
