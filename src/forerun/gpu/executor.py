@@ -133,13 +133,11 @@ class Captured:
         length = self._draft_length(asked, flight.round.shape.num_lanes)
         shape = flight.round.shape
         needs = num_chunks(max(lengths) + MARGIN)
-        if bool(length) and not shape.draft_length:  # the drafter may have fallen behind
-            return None
         if needs != shape.num_chunks or max(lengths) + MARGIN > self._state.storage.capacity:
             return None
         drafts, made = self._draft_rows() if length else None, flight.round
         if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
-            return None
+            return None  # keys have moved, or a drafter that paused may have fallen behind
         if length != shape.draft_length:
             made = self._round(shape._replace(draft_length=length, draws=drafts is not None),
                                made.lanes, drafts)  # fmt: skip
