@@ -191,7 +191,8 @@ class Captured:
         height = max((len(draft.tokens) for draft in proposals), default=0)
         middle = begin + (end - begin) * self._draft_share(height)
         laws: Any = CapturedLaws(faults)
-        drafted_all = Drafted(proposals, height if plan.drafts.asked else None)
+        was_asked = any(results[span.request.number][1] for span in plan.answering)
+        drafted_all = Drafted(proposals, height if was_asked else None)
         return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
 
     def _launch_missing(self, plan: RoundPlan) -> Flight | None:
