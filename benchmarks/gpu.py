@@ -40,13 +40,14 @@ class Bench:
         self.target, self.draft = GpuModel(self.pair.target), GpuModel(self.pair.draft)
         self.results: dict[str, Any] = {}
         self.bandwidth = bandwidth()
-        weights = self.target._weights, self.draft._weights
+        self.weights = self.target._weights
+        weights = self.weights, self.draft._weights
         self.bytes = [one.num_bytes for one in weights]
         print(f"{self.target}, {self.bandwidth / 1e12:.2f} TB/s", flush=True)
 
     def limit(self, length: int = 0, context: int = 0, batch: int = 1) -> float:
         """Milliseconds to read what a round reads at least."""
-        weights = self.target._weights
+        weights = self.weights
         keys = 2 * len(weights.layers) * weights.num_key_heads * weights.head_size * 2
         total = self.bytes[0] + length * self.bytes[1] + batch * context * keys
         return 1e3 * total / self.bandwidth

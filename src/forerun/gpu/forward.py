@@ -217,8 +217,8 @@ def launch(
         KP=triton.next_power_of_2(hidden), P=partials, num_warps=4, **pdl,
     )  # fmt: skip
     for number, layer in enumerate(w.layers[:total]):
-        if number in layers:
-            watched[:m].view(m, len(layers), -1)[:, layers.index(number)] = x[:m]
+        for place in (at for at, layer in enumerate(layers) if layer == number):
+            watched[:m, place * hidden : (place + 1) * hidden] = x[:m]
         keys, values = cache.keys[number], cache.values[number]
         columns = max(16, int(triton.next_power_of_2(half)))  # a whole head
         if layer.head_norms is None:
@@ -249,8 +249,8 @@ def launch(
             num_warps=how.warps, num_stages=how.stages, **pdl,
         )  # fmt: skip
         add("down", scratch.inner, layer.down, middle, norms[number + 1], x)
-    if total in layers:
-        states = watched[:, layers.index(total) * hidden :]
+    for place in (at for at, layer in enumerate(layers) if layer == total):
+        states = watched[:, place * hidden :]
         final_norm[(m,)](x, w.norm, states, watched.shape[1], w.eps, K=hidden,
                          KP=triton.next_power_of_2(hidden), num_warps=4)  # fmt: skip
     count = shape.num_logits
