@@ -3,7 +3,7 @@
 Every answer must be JSON of the schema, or be cut by the limit, and every way of speculating must
 give the tokens of plain decoding.  What forced tokens are good for is counted in tokens per round.
 
-    python benchmarks/grammar.py [--requests 100]
+    python benchmarks/grammar.py [--requests 100] [--drafters forced suffix]
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--drafters", nargs="+", help="those of them to run (default: all)")
     args = parser.parse_args()
     target = fr.load(args.target, dtype="float32")
     texts = [prompt.text for prompt in prompts.own()]
@@ -70,6 +71,8 @@ def main() -> None:
         "heads": fr.drafters.Heads(),
         "heads, tree of 12": fr.drafters.Heads(),
     }
+    if args.drafters:
+        drafters = {name: drafters[name] for name in args.drafters}
     kinds = {
         "any white space": fr.grammars.json_schema(SCHEMA),
         "fixed separators": fr.grammars.json_schema(SCHEMA, separators=(", ", ": ")),
