@@ -98,10 +98,10 @@ def test_on_a_table(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "recycling",
         "model",
-        "mixed",
         "early exit",
+        pytest.param("recycling", marks=pytest.mark.slow),  # these two run on tables by default
+        pytest.param("mixed", marks=pytest.mark.slow),
         pytest.param("quantized", marks=pytest.mark.slow),  # a `Model` of a copy that it makes
     ],
 )
