@@ -138,14 +138,14 @@ def main() -> None:
 
 def run(target: Any, chats: Any, is_forced: bool, **how: Any) -> list[fr.Generation]:
     """Answers to all prompts, with or without forced tokens in the drafts."""
-    from forerun.engine import generate
+    from forerun.engine import intake
 
-    usual = generate.Cursor
-    generate.Cursor = usual if is_forced else Unforced  # type: ignore[misc]
+    usual = intake.Cursor
+    intake.Cursor = usual if is_forced else Unforced  # type: ignore[misc]
     try:
         return list(fr.generate(target, chats, **how))
     finally:
-        generate.Cursor = usual  # type: ignore[misc]
+        intake.Cursor = usual  # type: ignore[misc]
 
 
 def state(answer: fr.Generation) -> str:

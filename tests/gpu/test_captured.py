@@ -17,11 +17,12 @@ from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
-from forerun.drafters import Model, NGram  # noqa: E402
+from forerun.drafters import Forced, Model, NGram  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
+from forerun.gpu.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.sampled_steps import LazyRows, SampledSteps  # noqa: E402
 
@@ -132,6 +133,13 @@ def test_sampling_options(sampling: fr.Sampling) -> None:
     assert texts(generate(sampling=sampling, drafter=NGram(min_n=1), draft_length=2)) == alone
 
 
+def test_a_top_k_beyond_32_bits_keeps_everything() -> None:
+    lanes = Lanes(1, torch.device("cpu"))
+    options = fr.Sampling(top_k=10**10)
+    lanes.put([Lane(0, 1, 2, 3, 4, 5, 6, 1.0, 1.0, options)], [0])
+    assert lanes.top_k.tolist() == [2**31 - 1]
+
+
 def test_which_rounds_are_captured() -> None:
     """All that are decided by a rule with kernels, and drafted on the device or not at all."""
 
@@ -140,6 +148,7 @@ def test_which_rounds_are_captured() -> None:
 
     assert kind() is kind(Model(DRAFT)) is kind(Model(DRAFT, temperature=0.5)) is Captured
     assert kind(Model(DRAFT), "ratio") is kind(Model(DRAFT), "block") is Captured
+    assert kind(Forced(Model(DRAFT))) is Captured  # as `AsyncEngine` has it
     assert kind(NGram()) is kind(Model(DRAFT), tree=4) is kind(Model(MODEL)) is SampledSteps
     assert kind(Model(DRAFT, temperature=0.5), "ratio") is SampledSteps
     assert kind(rule="typical", drafter=Model(DRAFT)) is SampledSteps

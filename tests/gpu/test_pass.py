@@ -309,3 +309,37 @@ def test_weights_are_stored_once() -> None:
     assert begin == first.layers[0].qkv.data_ptr() + 2 * first.layers[0].qkv.numel()
     assert is_near(scored(GpuModel(model), TEXT, 1), exact[-1:])
     assert is_near(Reference(model).logits(TEXT), exact)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_weights_that_change_in_place_change_the_pass(kind: str) -> None:
+    """Biases and head norms are views like the matrices: a model that is trained between two calls
+    is not run with what it was."""
+    model = build(kind)
+    target = GpuModel(model)
+    before = target.score(target.start(1, 8), [0], [[3, 4]], [1]).clone()
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        (attention.q_norm.weight if kind == "qwen3" else attention.q_proj.bias).add_(1.0)
+    scored = target.score(target.start(1, 8), [0], [[3, 4]], [1])[0, 0]
+    assert not torch.equal(scored, before[0, 0])
+    expected = Reference(model).logits([3, 4])[-1]
+    assert (scored - expected).norm() < 0.02 * expected.norm()
+
+
+def test_weights_that_were_replaced_are_taken_anew() -> None:
+    model = build()
+    first = GpuModel(model)
+    assert GpuModel(model)._weights is first._weights
+    norm = model.model.layers[0].input_layernorm
+    norm.weight = torch.nn.Parameter(norm.weight.detach() + 1)
+    assert GpuModel(model)._weights is not first._weights
+
+
+def test_a_model_wrapped_in_inference_mode_can_be_trained() -> None:
+    model = build()
+    with torch.inference_mode():
+        GpuModel(model)
+    model.float()
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad is not None

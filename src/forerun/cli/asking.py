@@ -37,7 +37,7 @@ def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
     )
     parser.add_argument("--max-new-tokens", metavar="N", type=int, default=64, help="(default: 64)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "float64"))
 
 

@@ -91,7 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
     )
-    models.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: cpu)")
+    models.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
     models.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16", "float64"),

@@ -15,6 +15,8 @@ from forerun.rules.base import Rule
 from forerun.types import Draft, Drawn
 
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+OLDEST = (8, 0)
+"""Compute capability of devices that the kernels are for."""
 MOST_TOKENS = 2**20
 """A larger vocabulary has more blocks than one program can hold."""
 
@@ -36,6 +38,16 @@ def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) ->
 def are_on() -> bool:
     """Whether kernels can be used at all: Triton is there, and FORERUN_KERNELS is not 0."""
     return os.environ.get("FORERUN_KERNELS", "1") != "0" and _has_triton()
+
+
+def can_decide(model: Any, vocab_size: int) -> bool:
+    """Whether the tokens of a torch model can be sampled by kernels where it computes."""
+    import torch
+
+    device = model.device
+    if device.type != "cuda" or torch.version.hip is not None or not are_on():
+        return False
+    return vocab_size <= MOST_TOKENS and torch.cuda.get_device_capability(device) >= OLDEST
 
 
 def is_on_device(table: Any) -> bool:

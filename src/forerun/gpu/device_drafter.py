@@ -29,7 +29,8 @@ class DeviceDrafter:
         """The rows of the model, numbered like those of the target; None without a drafter."""
         if self.drafting.drafter is None:
             return None
-        rows: GpuRows = self.drafting.state.rows
+        state = self.drafting.state
+        rows: GpuRows = getattr(state, "inner", state).rows  # of a drafter within `Forced`, too
         return rows
 
     def free(self, spans: Sequence[Span]) -> None:
@@ -59,7 +60,13 @@ class DeviceDrafter:
         limits = plan.drafts.limits
         if self.drafting.drafter is None or not limits:
             return [0] * len(indices)
-        return [0 if (limit := limits[index]) is None else limit.budget for index in indices]
+        abandoned = self.drafting.abandoned
+        return [
+            0
+            if (limit := limits[index]) is None or plan.answering[index].row in abandoned
+            else limit.budget
+            for index in indices
+        ]
 
     def can_read(self, length: int) -> bool:
         """Whether a text of this length fits the model's context."""

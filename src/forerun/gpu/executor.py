@@ -69,6 +69,10 @@ class Captured:
         self._last_result = 0.0
         self._next_asked: list[int] = []
 
+    @property
+    def device(self) -> Any:
+        return self._state.storage.weights.head.device
+
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
@@ -146,6 +150,8 @@ class Captured:
         if room > self._state.storage.capacity:
             return None
         made, drafts = flight.round, self._drafter.rows if length else None
+        if drafts is not None and room > drafts.storage.capacity:
+            return None
         if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
             return None  # keys have moved, or a drafter that paused may have fallen behind
         if length != shape.draft_length:

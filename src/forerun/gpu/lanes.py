@@ -11,6 +11,9 @@ import torch
 
 from forerun.sampling import Sampling
 
+MOST = 2**31 - 1
+"""Of a 32-bit number; a larger top_k keeps everything, too."""
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -54,7 +57,7 @@ class Lanes:
             options = lane.sampling
             narrow[:, index] = (
                 lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
-                options.top_k or 0,
+                min(options.top_k or 0, MOST),
             )  # fmt: skip
             wide[:, index] = lane.output, lane.seed
             real[:, index] = lane.temperature, lane.draft_temperature, options.top_p, options.min_p

@@ -15,9 +15,9 @@ from forerun.gpu.forward import MOST_TOKENS
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
-from forerun.gpu.weights import Weights, take, unfit
+from forerun.gpu.weights import Weights, places, take, unfit
 from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
-from forerun.models.findings import Findings, findings_of
+from forerun.models.findings import LOCK, Findings, findings_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
@@ -32,13 +32,13 @@ class DevicePass:
     """What wrappers of one model share; it holds no reference to the model."""
 
     weights: Weights
-    head: int  # where the head's weights were when they were taken
+    places: tuple[int, ...]  # where the parameters lie of which these are views
     idle: list[Storage] = field(default_factory=list)  # of engines that are gone
     reproduces: bool | None = None  # the model; None: not tried yet
 
     def is_of(self, model: Any) -> bool:
         """Whether the model still has these weights."""
-        return bool(self.head == model.lm_head.weight.data_ptr())
+        return self.places == places(model)
 
 
 class GpuModel:
@@ -59,7 +59,8 @@ class GpuModel:
                 )
             )
         if self.findings.device_pass is None or not self.findings.device_pass.is_of(model):
-            self.findings.device_pass = DevicePass(take(model), model.lm_head.weight.data_ptr())
+            weights = take(model)
+            self.findings.device_pass = DevicePass(weights, places(model))
         self._pass: DevicePass = self.findings.device_pass
         self._weights = self._pass.weights
         self.model = model
@@ -76,6 +77,10 @@ class GpuModel:
         return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
 
     @property
+    def device(self) -> Any:
+        return self._weights.head.device
+
+    @property
     def identity(self) -> Findings:
         """The key of what is learned about the model; equal for wrappers of one model."""
         return self.findings
@@ -83,7 +88,7 @@ class GpuModel:
     @property
     def pass_name(self) -> str:
         """Which pass runs, for people to read."""
-        return f"lean GPU pass, {self.compute_dtype}, {self.model.device}"
+        return f"lean GPU pass, {self.compute_dtype}, {self.device}"
 
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
@@ -116,7 +121,7 @@ class GpuModel:
     @inference
     def fresh(self, text: Sequence[int]) -> Any:
         """Logits (V,) after a text from scratch, from transformers, whose weights these are."""
-        ids = torch.tensor([list(text)], device=self.model.device)
+        ids = torch.tensor([list(text)], device=self.device)
         return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
 
     @inference
@@ -155,11 +160,14 @@ class GpuModel:
     def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
         """Captured rounds, where there is no drafter or it is a model on this device too, and where
         all rows fit one pass."""
+        from forerun.drafters.forced import Forced
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
         from forerun.gpu.sampled_steps import SampledSteps
 
         drafter, num_rows = drafting.drafter, len(state.lengths)
+        if type(drafter) is Forced:  # requests with a grammar are answered on the host
+            drafter = drafter.inner
         if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
@@ -169,7 +177,7 @@ class GpuModel:
             is_chain
             and isinstance(other, GpuModel)
             and other.vocab_size == self.vocab_size
-            and other.model.device == self.model.device
+            and other.device == self.device
             and not (rule.needs_draft_probs and drafter.temperature is not None)
         ):
             heat, context = drafter.temperature, other.max_context
@@ -178,17 +186,26 @@ class GpuModel:
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:
         """Storage of an engine that is gone, where it fits, or new storage."""
-        for storage in self._pass.idle:
-            wanted = num_rows * capacity
-            enough = storage.num_rows >= num_rows and storage.capacity >= capacity
-            if enough and storage.num_rows * storage.capacity <= SPARE * max(wanted, 2048):
-                self._pass.idle.remove(storage)
-                storage.watch(())
-                return storage
-        self._pass.idle.clear()
+        needed, idle = num_rows * capacity, self._pass.idle
+        with LOCK:
+            for index in reversed(range(len(idle))):
+                storage = idle[index]
+                enough = storage.num_rows >= num_rows and storage.capacity >= capacity
+                if enough and storage.num_rows * storage.capacity <= SPARE * max(needed, 2048):
+                    del idle[index]
+                    break
+            else:
+                storage = None
+                while idle:
+                    idle.pop().close()
+        if storage is not None:
+            if self.device.type == "cuda":  # its last round may still run on another stream
+                torch.cuda.synchronize(self.device)
+            storage.watch(())
+            return storage
         rows = first_rows(self._weights, num_rows, capacity)
         rotary, half = self.model.model.rotary_emb, self._weights.head_size // 2
-        angles = partial(_angles, rotary, half, self.model.device)  # holds no whole model
+        angles = partial(_angles, rotary, half, self.device)  # holds no whole model
         return Storage(self._weights, angles, rows, capacity)
 
 
@@ -202,4 +219,5 @@ def _angles(rotary: Any, half: int, device: Any, slots: int) -> tuple[Any, Any]:
 
 def _keep(idle: list[Storage], storage: Storage) -> None:
     """The rows of an engine are gone: the next one may have its storage."""
-    idle[:] = [storage]
+    with LOCK:
+        idle[:] = [*idle[-1:], storage]

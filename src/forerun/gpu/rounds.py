@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from forerun.addresses import Purpose
+from forerun.capturing import captured
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, launch
 from forerun.gpu.kernels.lanes import (
@@ -145,15 +146,11 @@ class CapturedRound:
         capture it."""
         rows = self.lanes.rows.clone()
         self.lanes.rows.fill_(-1)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        try:
             self._queue()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._queue()
-        self.lanes.rows.copy_(rows)
+            self._graph, _ = captured(self._queue, rows.device)
+        finally:
+            self.lanes.rows.copy_(rows)
 
     def _queue(self) -> None:
         shape, lanes = self.shape, self.lanes

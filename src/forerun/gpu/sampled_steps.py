@@ -24,7 +24,7 @@ from forerun.engine.walk import walk
 from forerun.gpu.decide import sample
 from forerun.gpu.inference import inference
 from forerun.gpu.joining import fault_of, needs_host
-from forerun.gpu.lanes import cuts_law
+from forerun.gpu.lanes import MOST, cuts_law
 from forerun.gpu.scratch import Outcome, Scratch
 from forerun.gpu.truncation import find_thresholds
 from forerun.models.base import LanguageModel
@@ -39,6 +39,11 @@ class SampledSteps(Stepwise):
         super().__init__(target, state, drafting, rule)
         self._is_on_host: Sequence[bool] = ()
         self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
+
+    @property
+    def device(self) -> Any:
+        target: Any = self.target
+        return target.model.device
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
@@ -99,7 +104,9 @@ class SampledSteps(Stepwise):
         """The smallest logit that each row keeps."""
         num_slots, device = len(flat) // len(requests), flat.device
         options = [request.sampling for request in requests]
-        counts = np.repeat(np.array([one.top_k or 0 for one in options], np.int32), num_slots)
+        counts = np.repeat(
+            np.array([min(one.top_k or 0, MOST) for one in options], np.int32), num_slots
+        )
         shares = np.array([(one.top_p, one.min_p) for one in options], np.float32)
         top_p, min_p = torch.from_numpy(np.repeat(shares, num_slots, axis=0).T.copy()).to(device)
         cuts = torch.empty((len(flat), 1), device=device)

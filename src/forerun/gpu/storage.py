@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from forerun.capturing import captured
 from forerun.errors import ForerunError, explain
 from forerun.gpu.forward import (
     CHUNK,
@@ -56,9 +57,7 @@ class CapturedPass:
         """The pass over what stands in `inputs`; logits (num_logits, V), until the next pass."""
         self._num_runs += 1
         if self._num_runs == 2 and self.inputs.packed.is_cuda:  # the first has compiled the kernels
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self.queue()
+            self._graph, _ = captured(self.queue, self.inputs.packed.device)
         if self._graph is None:
             self.queue()
         else:
@@ -111,6 +110,11 @@ class Storage:
             self.layers, self._passes = layers, {}
             width = len(layers) * self.weights.hidden
             self.watched = self.scratch.x.new_empty((MOST_TOKENS, width)) if layers else None
+
+    def close(self) -> None:
+        """Forget what was captured; its memory is free at once, without waiting for the garbage
+        collector to find the cycle."""
+        self._passes, self.rounds, self.lanes = {}, {}, {}
 
     def grow(self, num_rows: int, capacity: int) -> None:
         """Make room, and copy what there is."""

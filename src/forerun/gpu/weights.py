@@ -6,6 +6,7 @@ weights are stored once and the model goes on working.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +70,8 @@ def unfit(model: Any) -> str:
     place = places.pop()
     if places or (place.type != "cuda" and not triton.knobs.runtime.interpret):
         return "its weights are not all on one CUDA device"
+    if torch.version.hip is not None:
+        return "the pass is for NVIDIA devices"
     if place.type == "cuda" and (has := torch.cuda.get_device_capability(place)) < OLDEST:
         return f"the GPU is too old: compute capability {has}, where {OLDEST} is needed"
     if reason := why_other_shape(model):
@@ -81,6 +84,16 @@ def unfit(model: Any) -> str:
 
 def take(model: Any) -> Weights:
     """The weights of a model that fits."""
+    with torch.inference_mode(False), torch.no_grad():  # the model may be trained afterwards
+        return _take(model)
+
+
+def places(model: Any) -> tuple[int, ...]:
+    """Where the parameters of a model lie: other places are other weights."""
+    return tuple(parameter.data_ptr() for parameter in model.parameters())
+
+
+def _take(model: Any) -> Weights:
     layers = model.model.layers
     attention, mlp = layers[0].self_attn, layers[0].mlp
     size = attention.head_dim
@@ -106,32 +119,33 @@ def _layer(layer: Any) -> Layer:
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     bias = None
     if projections[0].bias is not None:
-        bias = torch.cat([module.bias.data for module in projections])
+        bias = _fused([module.bias for module in projections])
     norms = None
     if hasattr(attention, "q_norm"):
-        norms = torch.stack([attention.q_norm.weight.data, attention.k_norm.weight.data])
+        norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
     return Layer(
-        qkv=_fused(projections),
+        qkv=_fused([module.weight for module in projections]),
         bias=bias,
         head_norms=norms,
         out=attention.o_proj.weight.data.contiguous(),
-        gate_up=_fused((mlp.gate_proj, mlp.up_proj)),
+        gate_up=_fused([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight.data.contiguous(),
         attention_norm=layer.input_layernorm.weight.data,
         mlp_norm=layer.post_attention_layernorm.weight.data,
     )
 
 
-def _fused(modules: tuple[Any, ...]) -> Any:
-    """The matrices of several modules as one, of which theirs become views."""
-    parts = [module.weight.data for module in modules]
-    rows, width = [len(part) for part in parts], parts[0].shape[1]
+def _fused(parameters: Sequence[Any]) -> Any:
+    """Several parameters as one tensor along their first axis, of which they become views."""
+    parts = [parameter.data for parameter in parameters]
+    sizes = [len(part) for part in parts]
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
     starts = [part.data_ptr() for part in parts]
     shares = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     if shares and starts[1:] == ends[:-1] and all(part.is_contiguous() for part in parts):
-        return parts[0].as_strided((sum(rows), width), (width, 1))  # fused before
+        shape = (sum(sizes), *parts[0].shape[1:])  # fused before
+        return parts[0].as_strided(shape, parts[0].stride())
     whole = torch.cat(parts)
-    for module, part in zip(modules, whole.split(rows), strict=True):
-        module.weight.data = part
+    for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+        parameter.data = part
     return whole

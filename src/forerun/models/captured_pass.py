@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from forerun.capturing import captured
 from forerun.errors import warn
 from forerun.models.attention import LayerKind, attention_mask
 from forerun.models.forward import Forward
@@ -20,7 +21,7 @@ from forerun.models.ragged_cache import Placement, RaggedCache
 
 MOST_TOKENS = 32  # of a row in a captured pass
 KEYS = 256  # the unit by which the keys of a captured pass grow
-MOST_GRAPHS = 64
+MOST_GRAPHS = 16
 WARM_UP = 2  # passes of a size before it is captured
 
 
@@ -38,7 +39,7 @@ class CapturedPasses:
         self._cache = cache
         self._kinds = kinds
         self._made: dict[Any, _CapturedPass] = {}
-        self._storage = 0  # where the keys of the first layer were when these were captured
+        self._storage: Any = None  # the keys of the first layer when these were captured
 
     def run(self, ids: Any, positions: Any, place: Placement, trees: Any) -> Any:
         """Logits (R, N, V) of a pass; they are overwritten by the next one of that size.
@@ -74,6 +75,7 @@ class CapturedPasses:
             made.capture()
         except Exception as error:  # of a model that reads a number back, or allocates
             self.why_not = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            self._made.clear()
             warn(f"Passes are not captured as CUDA graphs: {self.why_not}. The text is the same.")
 
     def _grow(self, place: Placement) -> None:
@@ -83,8 +85,8 @@ class CapturedPasses:
                 self._cache.placement = place
                 layer.lazy_initialization(layer.keys, layer.values)
         first = self._cache.layers[0]
-        storage = first.keys.data_ptr() if first.is_initialized else 0
-        if storage != self._storage:
+        storage = first.keys if first.is_initialized else None
+        if storage is not self._storage:
             self._made.clear()
             self._storage = storage
 
@@ -119,11 +121,8 @@ class _CapturedPass:
         return self._logits
 
     def capture(self) -> None:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._logits = self._call(self._ids, self._positions, self._place, self._mask)
-        self.graph = graph
+        inputs = self._ids, self._positions, self._place, self._mask
+        self.graph, self._logits = captured(lambda: self._call(*inputs), self._ids.device)
 
 
 def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, Any, Any, Any]:

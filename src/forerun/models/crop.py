@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -209,7 +210,8 @@ class CropRows:
         end = max(part.slot for part in parts) + width
         chosen = rows[:, 0].contiguous() if run is None else run
         place = Placement(chosen, 0, end - width, end, rows[:, :1], slots)
-        logits = captured.run(ids, positions, place, trees)
+        with torch.cuda.device(self._device) if ids.is_cuda else nullcontext():
+            logits = captured.run(ids, positions, place, trees)
         most = max(part.num_logits for part in parts)
         index = [
             [min(len(part) - part.num_logits + j, len(part) - 1) for j in range(most)]

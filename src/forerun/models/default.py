@@ -27,9 +27,10 @@ def default_model(
     In float32 on a CPU and in bfloat16 on a GPU, unless told otherwise.
     """
     huggingface_model()
-    device = usual_device() if device is None else device
+    if device is None and quantize is None and dtype in (None, "bfloat16", "float16"):
+        device = usual_device()
     if dtype is None:
-        dtype = "bfloat16" if str(device).startswith("cuda") else "float32"
+        dtype = "bfloat16" if _has_bfloat16(device) else "float32"
     try:
         return load(NAME, device, dtype, lean=lean, quantize=quantize)
     except InputError as error:
@@ -41,3 +42,12 @@ def default_model(
         )
         wrong = "The default model is not installed, and the Hugging Face hub did not serve it."
         raise MissingExtraError(explain(wrong, NAME, cure)) from error
+
+
+def _has_bfloat16(device: Any) -> bool:
+    """Whether a device is a GPU that computes in bfloat16."""
+    if not str(device).startswith("cuda"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))

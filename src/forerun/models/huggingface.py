@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from forerun.errors import InputError, UnsupportedError, explain
-from forerun.gpu.choice import are_on
+from forerun.gpu.choice import can_decide
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
@@ -91,7 +91,7 @@ class HuggingFaceModel:
 
     def executor(self, state: Any, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
         """On a GPU `match` is decided there; elsewhere rounds are executed on the host."""
-        if not self.on_gpu or self._forward.dtype is torch.float64 or not are_on():
+        if self._forward.dtype is torch.float64 or not can_decide(self.model, self.vocab_size):
             return None
         from forerun.gpu.sampled_steps import SampledSteps
 

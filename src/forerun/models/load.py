@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.errors import InputError, MissingExtraError, explain, warn
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
@@ -42,6 +42,7 @@ def load(
     """
     check_pass(lean, quantize)
     wrapper = huggingface_model()
+    import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,10 +70,16 @@ def load(
                 "weights and tokenizer.",
             )
         ) from error
-    if device is None and "device_map" not in from_pretrained_kwargs:
-        device = usual_device()
     if device is not None:
         model = model.to(device)
+    elif (
+        "device_map" not in from_pretrained_kwargs
+        and quantize is None
+        and not (
+            lean is True and model.dtype is torch.float32  # the lean pass for float32 is the CPU's
+        )
+    ):
+        model = on_usual_device(model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
     chosen: HuggingFaceModel | LeanModel | GpuModel = with_pass(loaded, lean, quantize)
@@ -105,6 +112,20 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
             "To load one by name, use forerun.load(name).",
         )
     )
+
+
+def on_usual_device(model: Any) -> Any:
+    """The model on the GPU where there is one that has room for it."""
+    device = usual_device()
+    if device is None:
+        return model
+    import torch
+
+    try:
+        return model.to(device)
+    except torch.cuda.OutOfMemoryError:
+        warn("The model stays on the CPU: the GPU has no room for it. device= chooses.")
+        return model.to("cpu")
 
 
 def usual_device() -> str | None:
