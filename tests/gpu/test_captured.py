@@ -24,7 +24,9 @@ from forerun.engine.request import Request  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.rows import GpuRows  # noqa: E402
 from forerun.gpu.sampled_steps import LazyRows, SampledSteps  # noqa: E402
+from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -356,3 +358,19 @@ def test_a_round_is_made_anew_when_storage_has_grown(whose: str) -> None:
     assert executor._flight.round is not old
     finish(engine)
     assert request.output == alone(PROMPTS[0], 8)
+
+
+def test_a_drafter_without_memory_costs_its_drafts_alone(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room = GpuRows.make_room
+
+    def refuse(self: GpuRows, num_rows: int, longest: int) -> None:
+        if self.storage.weights is DRAFT._weights:
+            raise DeviceMemoryError("no memory")
+        make_room(self, num_rows, longest)
+
+    monkeypatch.setattr(GpuRows, "make_room", refuse)
+    answers = generate(drafter=Model(DRAFT), draft_length=2)
+    assert texts(answers) == plain
+    assert all("no memory" in answer.stats.notes[0] for answer in answers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
 from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import DeviceMemoryError
 from forerun.gpu.weights import Weights
 
 
@@ -44,9 +45,16 @@ class DeviceDrafter:
 
     def catch_up(
         self, rows: GpuRows, spans: Sequence[Span], texts: Sequence[Sequence[int]], room: int
-    ) -> None:
-        """Store all but the last two tokens of each text, which the first draft step feeds."""
-        rows.make_room(max(span.row for span in spans) + 1, room)
+    ) -> bool:
+        """Store all but the last two tokens of each text, which the first draft step feeds.
+
+        Where there is no memory for that, the requests go on without drafts, and it is False.
+        """
+        try:
+            rows.make_room(max(span.row for span in spans) + 1, room)
+        except DeviceMemoryError as error:
+            self.drafting.give_up(error, {span.row: span.request for span in spans})
+            return False
         rows.feed(
             [
                 (span.row, stored, text[stored:-2])
@@ -54,6 +62,7 @@ class DeviceDrafter:
                 if (stored := rows.lengths[span.row]) < len(text) - 2
             ]
         )
+        return True
 
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
         """How far to draft for the answered spans of these indices."""

@@ -275,8 +275,8 @@ class Captured:
         num_rows = max(span.row for span in spans) + 1
         self._state.make_room(num_rows, longest)
         drafts = self._drafter.rows if length else None
-        if drafts is not None:
-            self._drafter.catch_up(drafts, spans, texts, longest)
+        if drafts is not None and not self._drafter.catch_up(drafts, spans, texts, longest):
+            drafts, length, asked = None, 0, [0] * len(asked)
         lanes = self._lanes(num_lanes, is_late)
         shape = RoundShape(
             num_lanes,
