@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=("batch_8",), help="measure this part, keep the rest")
     args = parser.parse_args()
-    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct", lean=False)  # the same passes
+    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct", "cpu", lean=False)  # the same passes
     size = args.max_new_tokens
     prompts = [encode(target, text) for _, text in read(args.prompts, args.per_group)]
     theirs_draft = truncated(target.model, DRAFT_LAYERS)

@@ -58,8 +58,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--drafters", nargs="+", help="those of them to run (default: all)")
+    parser.add_argument("--kinds", nargs="+", help="those of the grammars to run (default: both)")
     args = parser.parse_args()
-    target = fr.load(args.target, dtype="float32")
+    target = fr.load(args.target, "cpu", "float32")
     texts = [prompt.text for prompt in prompts.own()]
     chats = [
         [{"role": "user", "content": QUESTION + texts[index % len(texts)]}]
@@ -77,6 +78,8 @@ def main() -> None:
         "any white space": fr.grammars.json_schema(SCHEMA),
         "fixed separators": fr.grammars.json_schema(SCHEMA, separators=(", ", ": ")),
     }
+    if args.kinds:
+        kinds = {name: kinds[name] for name in args.kinds}
     rows, is_right = [], True
     for kind, grammar in kinds.items():
         samplings = [
