@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-SLOWER = 1.6  # times a usual round that a round with part of a prompt may take
+SLOWER = 1.45  # times a usual round that a round with part of a prompt may take
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
