@@ -397,7 +397,8 @@ def test_pacing_settles_on_what_fits() -> None:
     assert max(parts) <= parts[-1] + 1
     pacing.learn(10.0, 0)  # one interruption
     assert pacing.num_tokens() == pytest.approx(parts[-1], abs=1)
-    assert paced(Pacing(), 0.002, 0.0005, 40)[-1] == pytest.approx(8, abs=1)
+    left = ((SLOWER - 1) * 0.010 - 0.002) / 0.0005
+    assert FIRST <= paced(Pacing(), 0.002, 0.0005, 40)[-1] <= left + 1  # a fixed cost: rather less
 
 
 def test_where_short_parts_cost_as_much_as_long_ones_they_are_long() -> None:
@@ -422,7 +423,8 @@ def test_parts_shrink_as_the_context_grows() -> None:
             pacing.learn(rounds[-1], parts[-1])
         assert max(rounds) < 2 * 0.010
         assert max(parts) > 3 * parts[-2]
-        assert sum(rounds) / len(rounds) > 1.4 * 0.010  # no room is left unused
+        usual_use = 1 + (SLOWER - 1) * 2 / 3
+        assert sum(rounds) / len(rounds) > usual_use * 0.010  # little room is left unused
 
 
 def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
