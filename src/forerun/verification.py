@@ -98,9 +98,8 @@ def verify(
     """
     rule = rules.get(rule)
     by_kernels = covers(draft, target_logits, rule, check)
-    trial = prepare(
-        draft, target_probs, target_logits, temperature, rule, check, read=not by_kernels
-    )
+    tables = target_probs, target_logits
+    trial = prepare(draft, *tables, temperature, rule, check, read=not by_kernels)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
     seed = secrets.randbits(63) if seed is None else seed
     seeds = _row_seeds(seed, num_rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import random
 from collections import Counter
 from itertools import product
@@ -17,7 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402
-from tiny import build, noisy_copy  # noqa: E402
+from tiny import MIDDLING, ON_DEVICE, build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
@@ -29,23 +28,9 @@ from forerun.engine.seats import WORTH_TAKING  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs compiled kernels"),
-]
+pytestmark = ON_DEVICE
 DEVICE = "cuda"
-SIZES: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 5000,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.05,
-}
+SIZES = MIDDLING
 NUM_PROMPTS, NUM_NEW = 8, 90
 Pair = tuple[GpuModel, GpuModel]
 

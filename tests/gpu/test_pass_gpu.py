@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from itertools import cycle
@@ -14,28 +13,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from tiny import Reference, build, error  # noqa: E402
+from tiny import MIDDLING, ON_DEVICE, Reference, build, error  # noqa: E402
 
 from forerun.gpu.model import GpuModel  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs compiled kernels"),
-]
+pytestmark = ON_DEVICE
 DEVICE = "cuda"
 LENGTH, SHORT = 500, 90  # tokens of a text
-SIZES: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 5000,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.05,
-}
+SIZES = MIDDLING
 ROUNDING = {torch.float16: 0.02, torch.bfloat16: 0.1}
 """Share of the logits' spread; a wrong mask, position or weight moves them by all of it."""
 

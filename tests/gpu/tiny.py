@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+ON_DEVICE = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="needs compiled kernels"),
+]
+"""Marks of tests that run on a GPU."""
+
+MIDDLING: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 5000,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.05,
+}
+"""Sizes of a model for a GPU."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": 40,

@@ -7,6 +7,7 @@ where they read them, and the faults they report come back with the result in on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -52,7 +53,8 @@ def decide(
         draft_logits,
         parents,
     )
-    LAUNCHES[rule.name](made, scratch, out)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        LAUNCHES[rule.name](made, scratch, out)
     faults = out.fault.tolist()
     if any(faults):
         raise complaint(trial, faults)

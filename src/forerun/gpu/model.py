@@ -10,13 +10,21 @@ from typing import Any
 
 import torch
 
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.errors import UnsupportedError, explain
 from forerun.gpu.forward import MOST_TOKENS
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
 from forerun.gpu.weights import Weights, places, take, unfit
-from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
+from forerun.models.base import (
+    Kept,
+    Parents,
+    check_copy,
+    check_layers,
+    check_score,
+    check_truncate,
+    check_watched,
+)
 from forerun.models.findings import LOCK, Findings, findings_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
@@ -136,16 +144,11 @@ class GpuModel:
     @inference
     def watch(self, state: GpuRows, layers: Sequence[int]) -> None:
         """Keep hidden states of what is scored from now on; 0 is the embedding."""
-        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
-            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
-            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        check_layers(layers, self.num_layers)
         state.watch(layers)
 
     def watched(self, state: GpuRows, row: int) -> Any:
-        if not state.layers:
-            wrong = "No hidden states were kept."
-            cure = "Call `watch` with the layers wanted before the row is scored."
-            raise InputError(explain(wrong, f"row {row}", cure))
+        check_watched(bool(state.layers), row)
         return state.kept[row]
 
     def first_layers(self, state: GpuRows, num_layers: int) -> FirstLayers:

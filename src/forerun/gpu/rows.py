@@ -1,8 +1,6 @@
 """Rows of the lean GPU pass: the verbs of `LanguageModel` without the checks.
 
-Tokens of all rows are put behind each other and cut into passes of at most `MOST_TOKENS`.  Nodes of
-a tree are stored one after the other like text; a commit moves those of the path that is kept to
-where the text goes on.
+Tokens of all rows are put behind each other and cut into passes of at most `MOST_TOKENS`.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ import torch
 
 from forerun.gpu.forward import MOST_LOGITS, MOST_TOKENS, PER_SEGMENT, PassShape, num_chunks
 from forerun.gpu.storage import FIRST_CAPACITY, Storage
-from forerun.models.base import Kept, Parents, room
+from forerun.models.base import Parents, room
 from forerun.models.feed import Feed, feeds
 from forerun.models.history import History
+from forerun.models.path_rows import PathRows
 
 
 class Line(NamedTuple):
@@ -33,17 +32,13 @@ class Line(NamedTuple):
     place: int  # of its logits among all that are asked for, or -1
 
 
-class GpuRows:
+class GpuRows(PathRows):
     """Rows of one model."""
 
     def __init__(self, storage: Storage, num_rows: int, capacity: int) -> None:
-        self.lengths = [0] * num_rows
-        self.kept: list[Any] = [None] * num_rows  # hidden states of the last commit
+        super().__init__(num_rows)
         self.storage = storage
         self._capacity = capacity
-        self._history: History | None = None
-        self._seen: list[Any] = [None] * num_rows  # hidden states since the last commit
-        self._fed = [Feed()] * num_rows  # since the last commit
         self._num_layers = 0  # that a pass runs; 0: all
 
     @property
@@ -91,23 +86,6 @@ class GpuRows:
         for some in _passes(lines):
             self._pass(some, None)
 
-    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
-        paths = [self._fed[row].path(row, keeps) for row, keeps in zip(rows, kept, strict=True)]
-        for row, path in zip(rows, paths, strict=True):
-            if not isinstance(path, range):
-                self._gather(row, np.asarray(path, np.int64))
-            if self._history is not None:
-                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
-            self.forget(row)
-            self.lengths[row] += len(path)
-
-    def release(self, row: int) -> None:
-        self.lengths[row] = 0
-        self.kept[row] = None
-        if self._history is not None:
-            self._history.release(row)
-        self.forget(row)
-
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Copy the keys and values of the first tokens of `source` to an empty row."""
         length = min(length, self.lengths[source])
@@ -115,9 +93,6 @@ class GpuRows:
         for part in (self.storage.cache.keys, self.storage.cache.values):
             part[:, row, :, :length] = part[:, source, :, :length]
         return self._set_prefix(source, row, length)
-
-    def truncate(self, row: int, length: int) -> int:
-        return self._set_prefix(row, row, min(length, self.lengths[row]))
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep states from now on; what was scored unwatched cannot be built on."""
@@ -134,7 +109,6 @@ class GpuRows:
         return other
 
     def forget(self, row: int, known: int = 0) -> None:
-        """Of what was scored since the last commit, only the first `known` tokens still count."""
         self._fed[row] = Feed()
         if self._history is not None:
             seen = self._seen[row]
@@ -151,24 +125,14 @@ class GpuRows:
                 longest = room(storage.capacity, longest, self._capacity or FIRST_CAPACITY)
             storage.grow(num_rows, longest)
 
-    def _set_prefix(self, source: int, row: int, length: int) -> int:
-        self.lengths[row] = length
-        self.kept[row] = None
-        if self._history is not None:
-            self._history.copy(source, row, length)
-        self.forget(row)
-        return length
+    def _move(self, row: int, sources: Any, targets: Any) -> None:
+        device = self.storage.cache.keys.device
+        source, target = (torch.from_numpy(slots).to(device) for slots in (sources, targets))
+        for part in (self.storage.cache.keys, self.storage.cache.values):
+            part[:, row, :, target] = part[:, row, :, source]
 
-    def _gather(self, row: int, path: Any) -> None:
-        """Move the keys and values of a path to the end of the row's text."""
-        new = self.lengths[row] + np.arange(len(path))
-        old = self.lengths[row] + path
-        is_moved = old != new
-        if is_moved.any():
-            device = self.storage.cache.keys.device
-            source, target = (torch.from_numpy(at[is_moved]).to(device) for at in (old, new))
-            for part in (self.storage.cache.keys, self.storage.cache.values):
-                part[:, row, :, target] = part[:, row, :, source]
+    def _cut(self, row: int, length: int) -> None:
+        """A row has its storage for good."""
 
     def _pass(self, lines: Sequence[Line], logits: Any) -> None:
         """Fill in the logits that some lines ask for, and note the states of all."""

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.errors import InputError, explain
 from forerun.lean.crew import Crew
 from forerun.lean.linear import Floats
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.lean.weights import take, unfit
-from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
+from forerun.models.base import (
+    Kept,
+    Parents,
+    check_copy,
+    check_layers,
+    check_score,
+    check_truncate,
+    check_watched,
+)
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.rounded import Bits
@@ -98,16 +105,11 @@ class LeanModel:
 
         0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
         """
-        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
-            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
-            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        check_layers(layers, self.num_layers)
         state.watch(layers)
 
     def watched(self, state: LeanRows, row: int) -> Any:
-        if not state.layers:
-            wrong = "No hidden states were kept."
-            cure = "Call `watch` with the layers wanted before the row is scored."
-            raise InputError(explain(wrong, f"row {row}", cure))
+        check_watched(bool(state.layers), row)
         kept = state.kept[row]
         return None if kept is None else torch.from_numpy(kept)
 

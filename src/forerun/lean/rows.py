@@ -1,8 +1,4 @@
-"""Rows of the lean pass: a length for each row, over keys and values in pages.
-
-Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
-kept to where the text goes on.
-"""
+"""Rows of the lean pass: a length for each row, over keys and values in pages."""
 
 from __future__ import annotations
 
@@ -18,9 +14,10 @@ from forerun.lean.linear import Floats, make_limbs
 from forerun.lean.pages import Page, Pages, Rotary
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import TOKENS
-from forerun.models.base import Kept, Parents
+from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds
 from forerun.models.history import History
+from forerun.models.path_rows import PathRows
 
 
 class Beginning(NamedTuple):
@@ -35,16 +32,13 @@ class Beginning(NamedTuple):
         return sum(page.numbers.nbytes for page in self.pages) + self.states.nbytes
 
 
-class LeanRows:
+class LeanRows(PathRows):
     """Rows of one model; the verbs of `LanguageModel` without the checks."""
 
     def __init__(self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int) -> None:
-        self.lengths = [0] * num_rows
+        super().__init__(num_rows)
         self.layers: tuple[int, ...] = ()  # whose states are kept
-        self.kept: list[Floats | None] = [None] * num_rows  # those of the last commit
-        self._seen = [np.empty((0, 0), np.float32)] * num_rows  # those since the last commit
-        self._history: History | None = None  # states of all commits, where they are kept
-        self._fed = [Feed()] * num_rows  # since the last commit
+        self._seen = [np.empty((0, 0), np.float32)] * num_rows
         self._weights = weights
         self._crew = crew
         self._pages = Pages(len(weights.head_norms), num_rows, weights.heads, rotary)
@@ -78,34 +72,11 @@ class LeanRows:
             self._fed[row] = feed
         return torch.from_numpy(logits.reshape(len(rows), width, vocab))
 
-    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
-        paths = [self._fed[row].path(row, part) for row, part in zip(rows, kept, strict=True)]
-        for row, path in zip(rows, paths, strict=True):
-            if not isinstance(path, range):
-                self._gather(row, np.asarray(path, np.int64))
-            if self._history is not None:
-                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
-            self.forget(row)
-            self.lengths[row] += len(path)
-
-    def release(self, row: int) -> None:
-        self.lengths[row] = 0
-        self._pages.cut(row, 0)
-        self.kept[row] = None
-        if self._history is not None:
-            self._history.release(row)
-        self.forget(row)
-
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Let an empty row share the pages that hold the first tokens of `source`."""
         length = min(length, self.lengths[source])
         self._pages.share(self._pages.of_row(source, length), row)
         return self._set_prefix(source, row, length)
-
-    def truncate(self, row: int, length: int) -> int:
-        length = min(length, self.lengths[row])
-        self._pages.cut(row, length)
-        return self._set_prefix(row, row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep states from now on; what was scored unwatched cannot be built on."""
@@ -116,7 +87,6 @@ class LeanRows:
             self.forget(row)
 
     def forget(self, row: int, known: int = 0) -> None:
-        """Of what was scored since the last commit, only the first `known` tokens still count."""
         self._fed[row] = Feed()
         self._seen[row] = self._seen[row][:known]
 
@@ -139,28 +109,17 @@ class LeanRows:
         """Of a token's states."""
         return len(self.layers) * int(self._weights.embedding.shape[1])
 
-    def _set_prefix(self, source: int, row: int, length: int) -> int:
-        """The pages of `row` hold the first `length` tokens of `source`; forget the rest."""
-        self.lengths[row] = length
-        self.kept[row] = None
-        if self._history is not None:
-            self._history.copy(source, row, length)
-        self.forget(row)
-        return length
-
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
         """Put the states of a score behind those of the tokens it built on."""
         ends = np.cumsum([len(lot.slots) for lot in lots])
         for lot, part in zip(lots, np.split(states, ends[:-1]), strict=True):
             self._seen[lot.row] = np.concatenate([self._seen[lot.row], part])
 
-    def _gather(self, row: int, path: Any) -> None:
-        """Move the keys and values of a path to the end of the row's text."""
-        new = self.lengths[row] + np.arange(len(path))
-        old = self.lengths[row] + path
-        is_moved = old != new
-        if is_moved.any():
-            self._pages.move(row, old[is_moved], new[is_moved])
+    def _move(self, row: int, sources: Any, targets: Any) -> None:
+        self._pages.move(row, sources, targets)
+
+    def _cut(self, row: int, length: int) -> None:
+        self._pages.cut(row, length)
 
     def _pass(self, plan: Plan, logits: Floats) -> Floats:
         """Fill in logits; the hidden states of the pass's tokens, where they are watched."""

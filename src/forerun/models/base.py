@@ -226,6 +226,20 @@ def check_copy(lengths: Sequence[int], source: int, row: int, length: int) -> No
         raise InputError(explain(wrong, received, "Release the row first."))
 
 
+def check_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Refuse layers that a model does not have, or none at all."""
+    if not layers or not all(0 <= layer <= num_layers for layer in layers):
+        wrong = f"The layers to watch must lie in 0 .. {num_layers}."
+        raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+
+
+def check_watched(is_watched: bool, row: int) -> None:
+    """Refuse to show hidden states that nobody asked to keep."""
+    if not is_watched:
+        cure = "Call `watch` with the layers wanted before the row is scored."
+        raise InputError(explain("No hidden states were kept.", f"row {row}", cure))
+
+
 def room(stored: int, needed: int, hint: int) -> int:
     """How much to allocate: at least what is needed and twice what there is, but not more than the
     hint as long as the hint is enough."""

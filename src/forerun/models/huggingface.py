@@ -18,7 +18,15 @@ from forerun.errors import InputError, UnsupportedError, explain
 from forerun.gpu.choice import can_decide
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
-from forerun.models.base import Kept, Parents, check_copy, check_score, check_truncate
+from forerun.models.base import (
+    Kept,
+    Parents,
+    check_copy,
+    check_layers,
+    check_score,
+    check_truncate,
+    check_watched,
+)
 from forerun.models.crop import CropRows
 from forerun.models.findings import LOCK, Findings
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
@@ -154,17 +162,13 @@ class HuggingFaceModel:
             wrong += "and one vector per token and layer."
             received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
             raise UnsupportedError(explain(wrong, received, "Use a drafter that needs none."))
-        if not layers or not all(0 <= layer <= self.num_layers for layer in layers):
-            wrong = f"The layers to watch must lie in 0 .. {self.num_layers}."
-            raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
+        check_layers(layers, self.num_layers)
         state.watch_layers(layers)
 
     def watched(self, state: Rows, row: int) -> Any:
-        if not isinstance(state, CropRows) or state.watch is None:
-            wrong = "No hidden states were kept."
-            cure = "Call `watch` with the layers wanted before the row is scored."
-            raise InputError(explain(wrong, f"row {row}", cure))
-        return state.watch.kept(row)
+        watch = state.watch if isinstance(state, CropRows) else None
+        check_watched(watch is not None, row)
+        return watch and watch.kept(row)
 
     def first_layers(self, state: Rows, num_layers: int) -> FirstLayers:
         """The first layers with the model's own head, scoring on the given rows."""

@@ -1,0 +1,83 @@
+"""What the rows of the lean passes have in common, whatever they store keys and values in.
+
+Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
+kept to where the text goes on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.models.base import Kept
+from forerun.models.feed import Feed
+from forerun.models.history import History
+
+
+class PathRows(ABC):
+    """Rows that keep a path of what was scored, or the beginning of another row.
+
+    lengths: tokens stored per row.  kept: hidden states of the last commit, by row.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.lengths = [0] * num_rows
+        self.kept: list[Any] = [None] * num_rows
+        self._history: History | None = None  # hidden states of all commits, where they are kept
+        self._seen: list[Any] = [None] * num_rows  # hidden states since the last commit
+        self._fed = [Feed()] * num_rows  # since the last commit
+
+    @abstractmethod
+    def forget(self, row: int, known: int = 0) -> None:
+        """Of what was scored since the last commit, only the first `known` tokens still count."""
+
+    @abstractmethod
+    def _move(self, row: int, sources: Any, targets: Any) -> None:
+        """Copy keys and values within a row: from slots (M,) to slots (M,)."""
+
+    @abstractmethod
+    def _cut(self, row: int, length: int) -> None:
+        """Nothing past the first `length` tokens of a row is needed any more."""
+
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        paths = [self._fed[row].path(row, keeps) for row, keeps in zip(rows, kept, strict=True)]
+        for row, path in zip(rows, paths, strict=True):
+            if not isinstance(path, range):
+                self._gather(row, np.asarray(path, np.int64))
+            if self._history is not None:
+                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
+            self.forget(row)
+            self.lengths[row] += len(path)
+
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+        self._cut(row, 0)
+        self.kept[row] = None
+        if self._history is not None:
+            self._history.release(row)
+        self.forget(row)
+
+    def truncate(self, row: int, length: int) -> int:
+        length = min(length, self.lengths[row])
+        self._cut(row, length)
+        return self._set_prefix(row, row, length)
+
+    def _set_prefix(self, source: int, row: int, length: int) -> int:
+        """`row` stores the first `length` tokens of `source`; forget the rest."""
+        self.lengths[row] = length
+        self.kept[row] = None
+        if self._history is not None:
+            self._history.copy(source, row, length)
+        self.forget(row)
+        return length
+
+    def _gather(self, row: int, path: Any) -> None:
+        """Move the keys and values of a path to the end of the row's text."""
+        new = self.lengths[row] + np.arange(len(path))
+        old = self.lengths[row] + path
+        is_moved = old != new
+        if is_moved.any():
+            self._move(row, old[is_moved], new[is_moved])
