@@ -1,0 +1,38 @@
+"""Errors as clients see them: OpenAI's shape, and nothing of our insides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP status; `code` is for programs and `message` for people."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.param = param
+        self.kind = kind
+        self.retry_after = retry_after  # seconds, for the header of the same name
+
+    def body(self) -> dict[str, Any]:
+        """The JSON that OpenAI's clients read."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
