@@ -143,3 +143,79 @@ def test_only_so_many_owners_are_remembered_and_the_oldest_idle_go() -> None:
     assert kept[1] == ["a text"]
     kept.assign(1, "owner 0")
     assert kept[1] == []
+
+
+# --- what rows store ----------------------------------------------------------------------------
+
+HISTORY = [(7 * place + place**2) % 60 for place in range(80)]
+
+
+def test_a_beginning_is_taken_over_by_its_owner_only() -> None:
+    engine = engine_of(None, num_rows=3, target=TARGET)
+    ask(engine, "A", HISTORY, count=4)
+    finish(engine)
+    other = ask(engine, "B", [*HISTORY, 5], count=4)
+    finish(engine)
+    own = ask(engine, "A", [*HISTORY, 5], count=4)
+    finish(engine)
+    assert (other.stats.num_reused, own.stats.num_reused) == (0, len(HISTORY))
+    assert other.output == own.output
+
+
+def test_a_busy_row_serves_its_owner_only() -> None:
+    engine = engine_of(None, num_rows=3, target=TARGET)
+    ask(engine, "A", HISTORY, count=30)
+    engine.step()
+    other, own = ask(engine, "B", HISTORY, count=4), ask(engine, "A", HISTORY, count=4)
+    engine.step()
+    assert (other.stats.num_reused, own.stats.num_reused) == (0, len(HISTORY) - 1)
+
+
+def test_nobody_waits_for_what_another_owner_reads() -> None:
+    engine = engine_of(None, num_rows=3, target=TARGET)
+    first, other, own = (ask(engine, owner, HISTORY, count=4) for owner in "ABA")
+    engine.step()
+    assert engine.running == [first, other]
+    engine.step()
+    assert own in engine.running
+    assert own.stats.num_reused == len(HISTORY) - 1
+
+
+def test_what_is_resumed_is_no_part_of_the_prompt_that_is_reused() -> None:
+    engine = engine_of(None, num_rows=1, target=TARGET)
+    first = ask(engine, "A", HISTORY, count=8)
+    finish(engine)
+    again = ask(engine, "A", HISTORY, count=8, given=first.output[:5])
+    finish(engine)
+    assert again.output == first.output
+    assert again.stats.num_reused == len(HISTORY)
+
+
+# --- who gets a row -----------------------------------------------------------------------------
+
+
+def test_fifty_requests_of_one_owner_delay_another_by_one_row_at_most() -> None:
+    engine = engine_of(None, num_rows=2)
+    many = [ask(engine, "A", count=3 + number % 2) for number in range(50)]
+    engine.step()
+    assert engine.running == many[:2]
+    single = ask(engine, "B", count=3)
+    while not any(request.finish_reason for request in many):
+        engine.step()
+        assert single not in engine.running
+    engine.step()
+    assert single in engine.running
+    finish(engine)
+    assert all(request.finish_reason == "length" for request in many)
+
+
+def test_rows_are_shared_evenly_then_by_arrival() -> None:
+    engine = engine_of(None, num_rows=4)
+    requests = [ask(engine, owner, count=3) for owner in "AAAABBC"]
+    engine.step()
+    assert engine.running == [requests[0], requests[4], requests[6], requests[1]]
+    urgent = ask(engine, "A", count=3, priority=1)
+    while any(request.finish_reason is None for request in requests[:2]):
+        engine.step()
+    engine.step()
+    assert engine.running[0] is urgent, "priority comes first"
