@@ -88,11 +88,13 @@ class Worker:
             self._new.clear()
         for answer in unheard:
             request = answer.request
-            if self.failure is None:
+            if request.finish_reason is not None:
+                pass  # it ended in the very round in which the engine failed
+            elif self.failure is None:
                 request.finish_reason = "cancelled"
             else:
                 request.fail(f"with the engine: {self.failure!r}.", self.failure)
-            self._end(answer)
+            self._end(answer, request.num_output - len(request.given) - answer.num_told)
 
     def _take_in(self) -> bool:
         """Wait for something to do; false when the engine is to end."""
