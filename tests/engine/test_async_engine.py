@@ -347,3 +347,19 @@ def test_pieces_add_up_where_the_engine_fails_after_a_round_was_decided() -> Non
     assert [token for piece in told for token in piece.tokens] == partial.tokens[1:]
     assert {piece.finish_reason for piece in told[:-1]} == {None}
     assert told[-1].tokens
+
+
+def test_nobody_waits_for_a_thread_that_died_of_something_unusual() -> None:
+    class Panic(BaseException):
+        """Like those of libraries in Rust."""
+
+    class Panicking(TableModel):
+        def score(self, *args: Any) -> Any:
+            raise Panic("unreachable")
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        with pytest.raises(fr.GenerationError, match="unreachable"):
+            await engine.submit([1], **HOW)
+        assert "Panic" in str(engine.failure)
+
+    run(work, Panicking(7, 2, TABLE.table))

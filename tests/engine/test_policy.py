@@ -15,6 +15,7 @@ from drafting import Quiet
 import forerun as fr
 from clocks import StillClock
 from forerun.drafters import Guess
+from forerun.engine import policy as policy_module
 from forerun.engine.curve import Curve
 from forerun.engine.policy import POLICIES, Choice, PayingPolicy, policy_key
 from forerun.engine.proposal import Drafted, Proposal
@@ -443,3 +444,21 @@ def test_one_after_the_other_the_same_seed_begins_anew() -> None:
     matched = known(1, "match")
     assert known(1, "match") is matched
     assert matched.rounds > 0
+
+
+def test_seeds_are_forgotten_with_all_that_was_learned_also_under_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server is never idle, and must not remember every seed it has met."""
+    monkeypatch.setattr(policy_module, "MOST_SEEDS", 10)
+    policy, sampled = PayingPolicy(has_coins=True), SimpleNamespace(temperature=1.0)
+    policy.enter(0, SimpleNamespace(seed=-1, sampling=sampled))  # type: ignore[arg-type]
+    for seed in range(95):
+        before = policy.known
+        policy.enter(1, SimpleNamespace(seed=seed, sampling=sampled))  # type: ignore[arg-type]
+        policy.leave(1)
+        assert len(policy.known.seeds) <= 10
+        assert policy.known is before or policy.known.rounds == 0
+        policy.known.rounds += 1
+    policy.enter(1, SimpleNamespace(seed=-1, sampling=sampled))  # type: ignore[arg-type]
+    assert policy._repeated == {0, 1}, "who is there is not forgotten"

@@ -76,8 +76,9 @@ class Worker:
             while self._take_in():
                 for request, gained in self._engine.step():
                     self._report(request, gained)
-        except Exception as error:  # of the model itself: nobody's request can go on
-            self.failure = error
+        except BaseException as error:  # of the model: nobody's request can go on
+            # A panic in Rust, say of a tokenizer, is no `Exception`: it must not go unheard.
+            self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
         try:
             self._engine.close()
         except Exception as error:
