@@ -44,7 +44,7 @@ def answer_of(stats: Stats, reason: str = "stop") -> Generation:
 
 def values(metrics: Metrics) -> dict[str, float]:
     """Samples by name and labels, without the prefix."""
-    text = metrics.expose()[0].decode()
+    text = metrics.exposition()[0].decode()
     return {
         sample.name.removeprefix("forerun:")
         + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
@@ -195,7 +195,7 @@ def test_stats_of_the_last_seconds(metrics: Metrics, clock: StillClock) -> None:
     metrics.watch(Desk())
     idle = {"tokens_per_second": 0, "acceptance_rate": None, "mean_draft_length": None}
     busy = {"running": 3, "waiting": 2, "batch_rows": 4}
-    assert metrics.stats() == idle | busy
+    assert metrics.summary() == idle | busy
     metrics.received("a", "/v1/completions")
     stats = stats_of((0, 0))
     metrics.piece("a", 0, piece_of(1), stats)
@@ -205,16 +205,16 @@ def test_stats_of_the_last_seconds(metrics: Metrics, clock: StillClock) -> None:
         stats.count_seconds(1.0, 4.0, 3.0, 2.0)
         metrics.piece("a", 0, piece_of(3), stats)
     shown = {"tokens_per_second": 13 / 2, "acceptance_rate": 0.5, "mean_draft_length": 16 / 5}
-    assert metrics.stats() == pytest.approx(shown | busy)
+    assert metrics.summary() == pytest.approx(shown | busy)
     clock.pass_by(10)
-    assert metrics.stats() == idle | busy
+    assert metrics.summary() == idle | busy
 
 
 @pytest.mark.parametrize("accept", ["", "text/plain", PROMETHEUS])
 def test_both_formats_can_be_read(metrics: Metrics, accept: str) -> None:
     metrics.received("a", "/v1/completions", 'a "quoted" name\n')
     metrics.ended("a", [answer_of(stats_of((4, 2)))])
-    body, content_type = metrics.expose(accept)
+    body, content_type = metrics.exposition(accept)
     is_open = "openmetrics" in accept
     assert content_type.startswith("application/openmetrics-text" if is_open else "text/plain")
     families = {

@@ -8,7 +8,7 @@ id is never a label.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ class _Visit:
 class Metrics:
     """Told by the desk what happens; says it to Prometheus and to the page.
 
-    All methods but `expose` and `stats` are for one thread, that of the event loop.
+    All methods but `exposition` and `summary` are for one thread, that of the event loop.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Metrics:
         if stats is not None:
             self._count_rounds(record, stats)
 
-    def ended(self, request_id: str, answers: list[Generation]) -> None:
+    def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
         """A request has its answers, whole or cut short."""
         visit = self._visits.pop(request_id, None)
         if visit is None:
@@ -221,14 +221,14 @@ class Metrics:
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
-    def expose(self, accept: str = "") -> tuple[bytes, str]:
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """All of it, and its content type: OpenMetrics where the Accept header asks for it."""
         if "application/openmetrics-text" in accept:
             # Its default escaping turns the colons of sample names into underscores.
             return openmetrics.generate_latest(self.registry, ALLOWUTF8), OPEN_METRICS
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
-    def stats(self) -> dict[str, float | int | None]:
+    def summary(self) -> dict[str, float | int | None]:
         """The last seconds in a few numbers."""
         busy = self._busy
         return {
