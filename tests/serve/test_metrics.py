@@ -96,10 +96,24 @@ def test_rounds_are_counted_once_while_an_answer_goes_on(metrics: Metrics) -> No
 
 
 def test_an_answer_that_went_on_in_another_engine_counts_both(metrics: Metrics) -> None:
+    """Its last stats are of both, and have a round more."""
     metrics.received("a", "/v1/completions")
     metrics.piece("a", 0, piece_of(3), stats_of((4, 2)))
-    metrics.ended("a", [answer_of(stats_of((5, 5)))])
-    assert values(metrics)["spec_decode_num_draft_tokens_total"] == 9
+    metrics.piece("a", 0, piece_of(6), stats_of((5, 5)))
+    metrics.ended("a", [answer_of(stats_of((4, 2), (5, 5), (3, 0)))])
+    seen = values(metrics)
+    assert seen["spec_decode_num_draft_tokens_total"] == 12
+    assert seen["spec_decode_num_accepted_tokens_total"] == 7
+
+
+def test_an_aborted_answer_keeps_what_was_counted(metrics: Metrics) -> None:
+    """One that no engine ended has empty stats and no tokens."""
+    metrics.received("a", "/v1/completions")
+    metrics.piece("a", 0, piece_of(3), stats_of((4, 2)))
+    metrics.ended("a", [answer_of(Stats(), "aborted")])
+    seen = values(metrics)
+    assert seen["spec_decode_num_draft_tokens_total"] == 4
+    assert seen["generation_tokens_total[]"] == 3
 
 
 def test_latencies(metrics: Metrics, clock: StillClock) -> None:

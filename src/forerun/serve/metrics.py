@@ -63,8 +63,9 @@ class _Choice:
 
     num_tokens: int = 0
     last: float = 0.0  # when its latest token came
-    stats: Stats | None = None
-    num_rounds: int = 0  # of these stats
+    stats: Stats | None = None  # of the present engine
+    num_before: int = 0  # rounds of engines before it
+    num_rounds: int = 0  # of all of them, as far as counted
 
 
 @dataclass
@@ -186,7 +187,10 @@ class Metrics:
             self._queued.observe(visit.started - visit.received)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """An answer went on.  stats: its counts so far, for figures before it has ended."""
+        """An answer went on.
+
+        stats: what its present engine has counted, for figures before the answer has ended.
+        """
         visit = self._visits.get(request_id)
         if visit is None:
             return
@@ -194,18 +198,21 @@ class Metrics:
         record = visit.choices.setdefault(choice, _Choice())
         if piece.tokens:
             self._count_tokens(visit, record, len(piece.tokens))
-        if stats is not None:
-            self._count_rounds(record, stats)
+        if stats is None:
+            return
+        if stats is not record.stats:  # the first engine, or one that took over
+            record.stats, record.num_before = stats, record.num_rounds
+        self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """A request has its answers, whole or cut short."""
+        """A request has its answers, whole or cut short; their stats are of all engines."""
         visit = self._visits.pop(request_id, None)
         if visit is None:
             return
         self._whole.observe(self._now() - visit.received)
         for choice, answer in enumerate(answers):
             record = visit.choices.setdefault(choice, _Choice())
-            self._count_rounds(record, answer.stats)
+            self._count_rounds(record, answer.stats, record.num_rounds)
             missing = len(answer.tokens) - record.num_tokens
             if missing > 0:
                 self._count_tokens(visit, record, missing)
@@ -254,12 +261,10 @@ class Metrics:
         self._given_out.labels(visit.owner).inc(count)
         self._recent.add(Work(tokens=count))
 
-    def _count_rounds(self, record: _Choice, stats: Stats) -> None:
-        """Rounds that have not been counted; the engine's thread may be adding others."""
-        if stats is not record.stats:  # a new engine took over
-            record.stats, record.num_rounds = stats, 0
-        begin, end = record.num_rounds, len(stats.seconds_by_round)  # which a round adds to last
-        record.num_rounds = end
+    def _count_rounds(self, record: _Choice, stats: Stats, begin: int) -> None:
+        """Rounds from `begin` on; the engine's thread may be adding others."""
+        end = max(begin, len(stats.seconds_by_round))  # which a round adds to last
+        record.num_rounds += end - begin
         for drafted in stats.drafted_by_round[begin:end]:
             self._lengths.observe(drafted)
             self._drafts.inc(drafted > 0)
