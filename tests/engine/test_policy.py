@@ -31,7 +31,9 @@ def left_by(target: Any, drafter: Any, *, num_rows: int = 1, rule: str | None = 
 
 def request(num_tokens: int = 1) -> Any:
     """What a policy reads of a request; its prompt has been read."""
-    return SimpleNamespace(tokens=[0] * num_tokens, stats=SimpleNamespace(rounds=2))
+    return SimpleNamespace(
+        tokens=[0] * num_tokens, stats=SimpleNamespace(rounds=2), most_guesses=lambda length: length
+    )
 
 
 def trimmed(choice: Choice, drafts: Sequence[Proposal]) -> Drafted:

@@ -115,9 +115,9 @@ class Drafting:
         return Drafted(proposals, height, is_trial)
 
     def _enter(self, spans: Sequence[Span]) -> None:
-        """Tell the drafter of texts that its state does not know yet."""
+        """Tell the drafter of texts that its state does not know yet, and may have to guess."""
         known = self._told | self.abandoned
-        new = [span for span in spans if span.row not in known]
+        new = [span for span in spans if span.row not in known and span.request.is_drafted_for]
         if self.drafter is None or not new:
             return
         try:

@@ -52,6 +52,7 @@ class Seats:
             self._change("copy_prefix", source, row, length)
         self._free.remove(row)
         self.occupants[row] = request
+        request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
         return row
 
     def leave(self, row: int) -> None:
