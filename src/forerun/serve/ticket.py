@@ -189,7 +189,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 if progress.is_on_trial and progress.has_gained:
                     progress.is_on_trial = progress.is_suspect = False
                     self._trial.end(is_guilty=False)
-                self._tell(choice, piece)
+                self._tell(choice, piece, answer.request.stats)
             return progress.complete(await answer)
         except asyncio.CancelledError:
             answer.abort()
@@ -225,11 +225,11 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             self._submitted.set_result(None)
         return answer
 
-    def _tell(self, choice: int, piece: Piece) -> None:
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
-        self._watcher.piece(self.request_id, choice, piece)
+        self._watcher.piece(self.request_id, choice, piece, stats)
         self._pieces.put_nowait((choice, piece))
 
     def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
