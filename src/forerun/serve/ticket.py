@@ -77,6 +77,18 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             raise StopAsyncIteration
         return pair
 
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """The same pieces, as many together as are there: a reader who lags catches up."""
+        async for first in self:
+            batch = [first]
+            while not self._pieces.empty():
+                pair = self._pieces.get_nowait()
+                if pair is None:
+                    self._pieces.put_nowait(None)
+                    break
+                batch.append(pair)
+            yield batch
+
     async def results(self) -> list[Generation]:
         """The answers by choice, when all have ended; raises the `ApiError` of a failed request."""
         answers = await asyncio.shield(self._end)
