@@ -117,6 +117,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         with suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as group:
                 self._choices = [group.create_task(self._choice(i)) for i in range(count)]
+                for task in self._choices:  # one that is cancelled may never have begun
+                    task.add_done_callback(lambda _: self._on_choice_end())
                 if self._is_aborted:
                     self.abort()
         for choice, task in enumerate(self._choices):
@@ -155,13 +157,10 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
     async def _choice(self, choice: int) -> Generation:
         """One choice, over as many engines as it takes."""
         progress = Progress()
-        try:
-            while True:
-                answer = await self._attempt(choice, progress)
-                if answer is not None:
-                    return answer
-        finally:
-            self._on_choice_end()
+        while True:
+            answer = await self._attempt(choice, progress)
+            if answer is not None:
+                return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
         """The answer of the present engine; None if that died and another one may go on."""
