@@ -66,6 +66,7 @@ class Tab:
         self._number = 0
         self._session: str | None = None
         self.faults: list[str] = []
+        self._made_up: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -81,19 +82,24 @@ class Tab:
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send one command of the protocol and wait for its result."""
+        number = self._send(method, **parameters)
+        while True:
+            answer = self._next_message(method)
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+            if "method" in answer:
+                self._note(answer)
+
+    def _send(self, method: str, **parameters: Any) -> int:
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write_end, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._next_message(method)
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._note(answer)
+        return self._number
 
     def _next_message(self, waiting_for: str) -> dict[str, Any]:
         while b"\0" not in self._unread:
@@ -115,6 +121,19 @@ class Tab:
         if event["method"] == "Log.entryAdded" and detail["entry"]["level"] == "error":
             entry = detail["entry"]
             self.faults.append(f"{entry['text']} {entry.get('url', '')}".strip())
+        if event["method"] == "Fetch.requestPaused":
+            name = {"requestId": detail["requestId"]}
+            if self._made_up:
+                self._send("Fetch.fulfillRequest", **name, **self._made_up.pop(0))
+            else:
+                self._send("Fetch.continueRequest", **name)
+
+    def answer_next(self, pattern: str, status: int, body: str, headers: Mapping[str, str]) -> None:
+        """Answer the next request to an address like this ourselves, in the server's place."""
+        self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+        listed = [{"name": name, "value": value} for name, value in headers.items()]
+        coded = base64.b64encode(body.encode()).decode()
+        self._made_up.append({"responseCode": status, "responseHeaders": listed, "body": coded})
 
     def open(self, url: str) -> None:
         self.call("Page.navigate", url=url)

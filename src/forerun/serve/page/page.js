@@ -42,12 +42,17 @@ async function perform(turn, work) {
     await withRetries(turn, work, controller.signal);
     announce(spoken(turn));
   } catch (problem) {
-    if (problem.name === "AbortError") announce("Stopped.");
+    if (problem.name === "AbortError") sayStopped(turn, work);
     else if (problem instanceof ServerError) explain(turn, problem, work);
     else throw problem;
   } finally {
     setRunning(null);
   }
+}
+
+function sayStopped(turn, work) {
+  announce("Stopped.");
+  if (!turn.text) turn.say("Stopped before the answer began.", makeButton("Try again", () => perform(turn, work)));
 }
 
 const spoken = (turn) => turn.element.querySelector(".verdict h3")?.textContent ?? turn.text;
@@ -60,7 +65,7 @@ async function withRetries(turn, work, signal) {
       if (problem.status !== 429 || attempt > MOST_RETRIES) throw problem;
       const seconds = Math.ceil(problem.retryAfter ?? 2);
       for (let left = seconds; left > 0; left -= 1) {
-        turn.say(`The server is busy. Trying again in ${left} s; Escape gives up.`);
+        turn.say(`${problem.message} Trying again in ${left} s; Escape gives up.`);
         await pause(1000, signal);
       }
       turn.notices.replaceChildren();
@@ -128,7 +133,7 @@ async function send(message) {
   turns.push({ message, turn });
   byId("welcome").hidden = true;
   byId("turns").append(turn.element);
-  turn.element.scrollIntoView({ block: "end" });
+  turn.element.scrollIntoView({ block: "nearest" });
   const speculates = byId("speculates").checked;
   await perform(turn, async (signal) => {
     body.model = await servedModel();

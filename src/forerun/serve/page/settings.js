@@ -61,7 +61,7 @@ export async function showModel() {
   modelName = model.id;
   byId("model").textContent = modelName;
   byId("model").title = modelName;
-  const drafters = model.speculation?.drafters ?? [];
+  const drafters = (model.speculation?.drafters ?? []).filter((name) => name !== "none");
   const select = form.elements.drafter;
   const before = select.value || saved().drafter;
   select.replaceChildren(...drafters.map((name) => make("option", { value: name }, name)));
