@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 from forerun.engine.results import Generation
 from forerun.errors import LOG
 from forerun.serve.ask import Ask, Reply, Route
+from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.keys import Key
-from forerun.serve.limits import Limits
 from forerun.serve.requests import read_object
 from forerun.serve.responses import json_response
 from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
@@ -32,18 +32,18 @@ class Answering:
         self,
         route: Route,
         desk: Desk,
-        limits: Limits,
+        bounds: Bounds,
         fingerprint: Callable[[Ask], str],
         reading: Executor,
     ) -> None:
         self._route = route
         self._desk = desk
-        self._limits = limits
+        self._bounds = bounds
         self._fingerprint = fingerprint
         self._reading = reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_object(Request(scope, receive), self._limits)
+        body = await read_object(Request(scope, receive), self._bounds)
         loop = asyncio.get_running_loop()
         ask = await loop.run_in_executor(self._reading, self._route.read, body)
         request_id: str = scope["state"]["request_id"]
@@ -76,7 +76,7 @@ class Answering:
         return ticket
 
     async def _stream(self, ticket: Ticket, reply: Reply, send: Send) -> None:
-        stream = EventStream(send, self._limits.reader_seconds)
+        stream = EventStream(send, self._bounds.reader_seconds)
         try:
             await stream.start()
             await stream.send(events(reply.opening()))

@@ -19,11 +19,12 @@ from starlette.routing import Route as Path
 
 from forerun.serve.answering import Answering
 from forerun.serve.ask import Ask, Route
+from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.guard import Guard
 from forerun.serve.keys import Keys
-from forerun.serve.limits import Limits
+from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
 from forerun.serve.requests import read_object
 from forerun.serve.responses import error_response, json_response
@@ -40,7 +41,7 @@ def make_app(
     queries: Sequence[Query] = (),
     *,
     keys: Keys | None = None,
-    limits: Limits | None = None,
+    bounds: Bounds | None = None,
     watcher: Watcher | None = None,
     fingerprint: Callable[[Ask], str] = lambda ask: "",
     cors_origins: Sequence[str] = (),
@@ -50,7 +51,7 @@ def make_app(
     keys: who may ask; None for everybody.  cors_origins: whose pages may ask from a browser; by
     default only the server's own.
     """
-    limits = limits or Limits()
+    bounds = bounds or Bounds()
     watcher = watcher or desk.watcher
     reading = ThreadPoolExecutor(1, "forerun-reading")  # tokenising must not stop the streams
     pages = page_routes()
@@ -79,25 +80,25 @@ def make_app(
             reading.shutdown(wait=False, cancel_futures=True)
 
     answering = [
-        Path(r.path, Answering(r, desk, limits, fingerprint, reading), methods=["POST"])
+        Path(r.path, Answering(r, desk, bounds, fingerprint, reading), methods=["POST"])
         for r in routes
     ]
     asking = [
-        Path(query.path, partial(_ask, query, limits, reading), methods=[query.method])
+        Path(query.path, partial(_ask, query, bounds, reading), methods=[query.method])
         for query in queries
     ]
     return Starlette(
         routes=[*answering, *asking, *_about(desk, watcher), *pages],
-        middleware=[*([cors] if cors_origins else []), guard],
+        middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
 
 
 async def _ask(
-    query: Query, limits: Limits, reading: ThreadPoolExecutor, request: Request
+    query: Query, bounds: Bounds, reading: ThreadPoolExecutor, request: Request
 ) -> Response:
-    body = {} if query.method == "GET" else await read_object(request, limits)
+    body = {} if query.method == "GET" else await read_object(request, bounds)
     answer = partial(query.answer, body, **request.path_params)
     return json_response(await asyncio.get_running_loop().run_in_executor(reading, answer))
 
@@ -115,7 +116,7 @@ def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:
         return json_response({"status": status}, 503)
 
     async def metrics(request: Request) -> Response:
-        body, kind = watcher.exposition()
+        body, kind = watcher.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 
     async def stats(request: Request) -> Response:

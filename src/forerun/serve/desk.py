@@ -17,6 +17,7 @@ from forerun.clock import now
 from forerun.drafters.base import Drafter
 from forerun.errors import InputError, explain
 from forerun.models.load import wrap
+from forerun.sampling import Sampling
 from forerun.serve.ask import Ask
 from forerun.serve.engines import Engines, Pair
 from forerun.serve.errors import ApiError
@@ -134,8 +135,10 @@ class Desk:
         return ticket
 
     async def warm_up(self) -> None:
-        """Make the engine that requests get by default."""
-        await self._engines.get((next(iter(self.drafters)), self.rule))
+        """Answer a request that nobody asked: the first client need not wait for what is made
+        once, the usual engine and the code that is compiled for it."""
+        ask = Ask(prompts=[[0]], sampling=Sampling(seed=0), max_new_tokens=2, ignore_eos=True)
+        await self.enter(ask, request_id="warm-up").results()
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and wait for those that are here; end what takes longer."""

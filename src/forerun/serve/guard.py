@@ -24,7 +24,7 @@ class Guard:
     """Middleware.
 
     is_open: whether a path may be asked for without a key.
-    ids: of the requests on their way; a client's own id is taken unless it is among them.
+    ids: of the requests at the desk; a client's own id is taken unless it is in use.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Guard:
         self._is_open = is_open
         self._ids = ids
         self._watcher = watcher
+        self._in_use: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +51,7 @@ class Guard:
         request_id = self._request_id(headers.get("x-request-id", ""))
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
+        self._in_use.add(request_id)
         has_begun = False
 
         async def send_on(message: Message) -> None:
@@ -72,9 +74,12 @@ class Guard:
             refusal = self._refusal(error, request_id)
             if not has_begun:
                 await error_response(refusal)(scope, receive, send_on)
+        finally:
+            self._in_use.discard(request_id)
 
     def _request_id(self, theirs: str) -> str:
-        if SANE_ID.fullmatch(theirs) and theirs not in self._ids:
+        is_free = theirs not in self._ids and theirs not in self._in_use
+        if is_free and SANE_ID.fullmatch(theirs):
             return theirs
         return secrets.token_hex(12)
 

@@ -10,22 +10,22 @@ from typing import Any
 
 from starlette.requests import Request
 
+from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
-from forerun.serve.limits import Limits
 
 MOST_DISCARDED = 128 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still
 sending when the connection closes would not see why."""
 
 
-async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
+async def read_object(request: Request, bounds: Bounds) -> dict[str, Any]:
     """The JSON object in a request's body."""
     _check_content_type(request.headers.get("content-type", ""))
     try:
-        async with asyncio.timeout(limits.body_seconds):
-            body = await _read_bytes(request, limits.max_body_bytes)
+        async with asyncio.timeout(bounds.body_seconds):
+            body = await _read_bytes(request, bounds.max_body_bytes)
     except TimeoutError as error:
-        message = f"The body did not arrive within {limits.body_seconds:g} seconds."
+        message = f"The body did not arrive within {bounds.body_seconds:g} seconds."
         raise ApiError(message, status=408, code="request_timeout") from error
     return parse_object(body)
 

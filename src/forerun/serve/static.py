@@ -1,45 +1,43 @@
-"""The page's files, by names that are fixed here: no path of a client's reaches the disk."""
+"""The page's files, read once by the names they have: no path of a client's reaches the disk."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-FILES = {
-    "index.html": "text/html; charset=utf-8",
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-"""What `serve/page` holds, and what it is sent as; index.html at /, others at /page/NAME."""
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+}
 """The page runs its own scripts and styles and speaks to its own server, and that is all."""
 
 
 def page_routes() -> list[Route]:
-    """Routes to the files there are; read once."""
+    """index.html at /, the others at /page/NAME."""
     folder = files("forerun.serve") / "page"
-    present = [name for name in FILES if (folder / name).is_file()]
     return [
-        _route("/" if name == "index.html" else f"/page/{name}", (folder / name).read_bytes(), kind)
-        for name, kind in FILES.items()
-        if name in present
+        _route("/" if file.name == "index.html" else f"/page/{file.name}", file.read_bytes(), kind)
+        for file in (sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else [])
+        if (kind := KINDS.get(PurePath(file.name).suffix)) is not None
     ]
 
 
 def _route(path: str, body: bytes, kind: str) -> Route:
-    headers = {
-        "content-security-policy": POLICY,
-        "cache-control": "no-cache",
-        "x-frame-options": "DENY",
-        "referrer-policy": "no-referrer",
-    }
-
     def send(request: Request) -> Response:
-        return Response(body, media_type=kind, headers=headers)
+        return Response(body, headers={"content-type": kind, **HEADERS})
 
     return Route(path, send, methods=["GET"])

@@ -136,7 +136,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         """What the client is told; what happened is for the log."""
         if isinstance(failure, ApiError):
             return failure
-        LOG.error("Request %s failed: %s", self.request_id, failure, exc_info=failure)
+        LOG.error("Request %s failed.", self.request_id, exc_info=failure)
         message = "The request failed while it was being answered."
         return ApiError(message, status=500, kind="server_error", code="generation_failed")
 
@@ -189,7 +189,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 if progress.is_on_trial and progress.has_gained:
                     progress.is_on_trial = progress.is_suspect = False
                     self._trial.end(is_guilty=False)
-                self._tell(choice, piece)
+                self._tell(choice, piece, answer.request.stats)
             return progress.complete(await answer)
         except asyncio.CancelledError:
             answer.abort()
@@ -225,11 +225,11 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             self._submitted.set_result(None)
         return answer
 
-    def _tell(self, choice: int, piece: Piece) -> None:
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
-        self._watcher.piece(self.request_id, choice, piece)
+        self._watcher.piece(self.request_id, choice, piece, stats)
         self._pieces.put_nowait((choice, piece))
 
     def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:

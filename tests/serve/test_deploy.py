@@ -1,0 +1,87 @@
+"""What is shipped for running the server: the dashboard, and the metrics that pages name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from forerun.serve.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+BOARD = ROOT / "deploy" / "grafana.json"
+NAME = re.compile(r"(?:forerun:|process_|python_)\w+")
+SUFFIXES = {
+    "counter": ("_total",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "info": ("_info",),
+}
+
+
+def exposed() -> dict[str, str]:
+    """Names of samples, with the types of their metrics."""
+    names = {}
+    for family in Metrics().registry.collect():
+        for suffix in SUFFIXES.get(family.type, ("",)):
+            names[family.name + suffix] = family.type
+    return names
+
+
+def panels() -> list[dict[str, Any]]:
+    return json.loads(BOARD.read_text())["panels"]
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel.get("targets", ())]
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    named = {name for text in expressions() for name in NAME.findall(text)}
+    assert len(named) > 20
+    assert named <= set(exposed())
+
+
+def test_variables_of_the_dashboard_exist() -> None:
+    board = json.loads(BOARD.read_text())
+    known = {variable["name"] for variable in board["templating"]["list"]}
+    used = {name for text in expressions() for name in re.findall(r"\$(?!__)(\w+)", text)}
+    assert used == known - {"datasource"}
+    queries = [str(variable["query"]) for variable in board["templating"]["list"]]
+    named = {name for text in queries for name in NAME.findall(text)}
+    assert named
+    assert named <= set(exposed())
+
+
+def test_every_metric_of_ours_is_on_the_dashboard() -> None:
+    """Counters and gauges by name; of a histogram any part will do."""
+    shown = " ".join(expressions()) + BOARD.read_text()
+    ours = [family.name for family in Metrics().registry.collect()]
+    missing = [name for name in ours if name.startswith("forerun:") and name not in shown]
+    assert missing == []
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    numbers = [panel["id"] for panel in panels()]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_parentheses_of_queries_are_balanced() -> None:
+    for text in expressions():
+        for left, right in ("()", "{}", "[]"):
+            assert text.count(left) == text.count(right), text
