@@ -56,7 +56,7 @@ def make_server(
     app = make_app(
         desk,
         text_routes(offer),
-        queries(offer, int(time.time())),
+        queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
         watcher=watcher,

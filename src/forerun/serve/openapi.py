@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from forerun.serve.fields import Schema
 from forerun.serve.objects import Object
-from forerun.serve.routes import Described
 from forerun.version import __version__
 
 JSON = "application/json"
@@ -89,6 +88,13 @@ MODELS: Schema = {
     "properties": {"data": {"type": "array", "items": MODEL}},
 }
 STATUS: Schema = {"type": "object", "required": ["status"]}
+
+
+class Described(Protocol):
+    """What is asked with a body that a table of fields describes."""
+
+    path: str
+    body: Object
 
 
 class Document:
