@@ -85,3 +85,10 @@ def test_parentheses_of_queries_are_balanced() -> None:
     for text in expressions():
         for left, right in ("()", "{}", "[]"):
             assert text.count(left) == text.count(right), text
+
+
+def test_every_metric_of_the_page_exists() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    names = set(re.findall(r"forerun:\w+", page))
+    assert len(names) > 10
+    assert names <= set(exposed()) | {family.name for family in Metrics().registry.collect()}
