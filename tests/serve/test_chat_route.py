@@ -19,6 +19,7 @@ from talking import (
 )
 
 import forerun as fr
+from forerun.grammars import guided
 from forerun.serve.routes.chat import Chat
 from forerun.serve.words import Words
 
@@ -140,6 +141,27 @@ def test_json_by_a_schema() -> None:
     assert json.loads(text).keys() == {"a", "b"}
     assert json.loads(text)["b"] in ("x", "y")
     assert content_of(events) == text
+
+
+def test_grammars_are_compiled_before_an_engine_asks() -> None:
+    inner = {"name": "x", "schema": {"type": "object", "properties": {"zyx": {"type": "null"}}}}
+    chosen = {"type": "json_schema", "json_schema": inner}
+    ask = ROUTE.read({**BODY, "response_format": chosen})
+    end = (talker().tokenizer.eos_token_id,)
+    known = guided._vocabulary(talker().tokenizer, talker().vocab_size, end)
+    hits = known.compiled.cache_info().hits
+    ask.sampling.grammar.matcher(talker().tokenizer, talker().vocab_size, end)
+    assert known.compiled.cache_info().hits == hits + 1
+
+
+@pytest.mark.parametrize("depth", [200, 5000])
+def test_a_schema_that_is_nested_too_deeply_is_refused(depth: int) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    chosen = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = refusal(ROUTE, **BODY, response_format=chosen)
+    assert error.param == "response_format.json_schema.schema"
 
 
 def test_any_json_object() -> None:
