@@ -15,7 +15,6 @@ from forerun.serve.desk import Desk
 from forerun.serve.fingerprint import Fingerprint
 from forerun.serve.keys import Keys
 from forerun.serve.offer import Limits, Offer
-from forerun.serve.openapi import Document
 from forerun.serve.routes import queries, text_routes
 from forerun.serve.watching import make_watching
 from forerun.types import DraftLength
@@ -54,12 +53,10 @@ def make_server(
         tuple(desk.rules),
         limits or Limits(),
     )
-    routes, asked = text_routes(offer), queries(offer, int(time.time()))
-    described: list[Any] = [*routes, *(query for query in asked if hasattr(query, "body"))]
     app = make_app(
         desk,
-        routes,
-        [*asked, Document(described, has_keys=keys is not None)],
+        text_routes(offer),
+        queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
         fingerprint=Fingerprint(offer),
