@@ -276,3 +276,38 @@ def test_one_that_fails_ends_alone() -> None:
 
 def _wait(gate: threading.Event) -> None:
     gate.wait(30)
+
+
+def test_an_engine_that_cannot_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the server is not ready, and who asks is told to come back."""
+    from forerun.serve import engines
+
+    monkeypatch.setattr(engines, "FIRST_PAUSE", 0.01)
+
+    class Lost(Babbler):
+        failures = 0
+
+        def start(self, num_rows: int, capacity: int = 0) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise OSError("the device is lost")
+            return super().start(num_rows, capacity)
+
+    target = Lost()
+
+    async def work(desk: Desk) -> None:
+        await desk.enter(an_ask(), request_id="a").results()
+        target.before, target.failures = Deadly(1, after=0), 3
+        with pytest.raises(ApiError) as caught:
+            await desk.enter(an_ask(), request_id="b").results()
+        assert caught.value.status == 503
+        assert caught.value.retry_after
+        assert not desk.is_ready
+        await until(lambda: desk.is_ready)
+        assert target.failures == 0
+        answers = await desk.enter(an_ask(), request_id="c").results()
+        assert [answer.tokens for answer in answers] == plain(an_ask())
+
+    restarts: list[int] = []
+    with_desk(work, target, watcher=Restarts(restarts))
+    assert restarts == [1]

@@ -24,6 +24,7 @@ from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.guard import Guard
 from forerun.serve.keys import Keys
+from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
 from forerun.serve.requests import read_object
 from forerun.serve.responses import error_response, json_response
@@ -88,7 +89,7 @@ def make_app(
     ]
     return Starlette(
         routes=[*answering, *asking, *_about(desk, watcher), *pages],
-        middleware=[*([cors] if cors_origins else []), guard],
+        middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )

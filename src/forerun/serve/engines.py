@@ -68,7 +68,7 @@ class Engines:
             engine = self._engines.pop(pair, None)
             was_dead = engine is not None and engine.failure is not None
             if engine is not None and was_dead:
-                LOG.error("The engine has failed and is replaced: %r", engine.failure)
+                LOG.error("An engine has failed and is replaced.", exc_info=engine.failure)
                 self._close(engine)
             if engine is None or was_dead:
                 engine = await self._made(pair)

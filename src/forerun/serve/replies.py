@@ -10,6 +10,7 @@ from forerun.engine.text import TextStream
 from forerun.serve.ask import Ask
 from forerun.serve.errors import ApiError
 from forerun.serve.offer import Offer
+from forerun.serve.words import LEAST_LOGPROB
 
 FINISHES = {
     "stop": "stop",
@@ -21,22 +22,15 @@ FINISHES = {
 """Our reasons to end, in OpenAI's words; the others are failures."""
 
 
-def failure(reason: str | None) -> ApiError | None:
-    """The error of an answer that ended for this reason, if that is one; None still goes on."""
-    if reason is None or reason in FINISHES:
-        return None
+def finish_of(reason: str) -> str:
+    """OpenAI's word for why an answer ended; a failure is raised."""
+    if reason in FINISHES:
+        return FINISHES[reason]
     if reason == "error":
         message = "The model failed while it was answering this request. It can be sent again."
-        return ApiError(message, status=500, kind="server_error", code="generation_failed")
+        raise ApiError(message, status=500, kind="server_error", code="generation_failed")
     message = "The answer was cut off by the server. The request can be sent again."
-    return ApiError(message, status=503, kind="server_error", code="aborted")
-
-
-def check_answers(answers: Sequence[Generation]) -> None:
-    """Raise the failure of the first answer that has one."""
-    for answer in answers:
-        if error := failure(answer.finish_reason):
-            raise error
+    raise ApiError(message, status=503, kind="server_error", code="aborted")
 
 
 def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
@@ -121,7 +115,7 @@ class Track:
     def _part(self, token: int, text: str) -> dict[str, Any]:
         part: dict[str, Any] = {"text": text, "fate": self._fates[token].value}
         if self._logprobs:
-            part["logprob"] = self._logprobs[token].logprob
+            part["logprob"] = max(self._logprobs[token].logprob, LEAST_LOGPROB)
         return part
 
 

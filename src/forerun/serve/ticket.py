@@ -136,7 +136,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         """What the client is told; what happened is for the log."""
         if isinstance(failure, ApiError):
             return failure
-        LOG.error("Request %s failed: %s", self.request_id, failure, exc_info=failure)
+        LOG.error("Request %s failed.", self.request_id, exc_info=failure)
         message = "The request failed while it was being answered."
         return ApiError(message, status=500, kind="server_error", code="generation_failed")
 

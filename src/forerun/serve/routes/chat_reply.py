@@ -8,7 +8,7 @@ from typing import Any
 from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.ask import Ask
 from forerun.serve.offer import Offer
-from forerun.serve.replies import FINISHES, Track, check_answers, failure, told_fates, usage
+from forerun.serve.replies import Track, finish_of, told_fates, usage
 from forerun.serve.toolbox import Toolbox
 from forerun.serve.tools import Call, Reader, Told
 from forerun.serve.words import Words
@@ -31,7 +31,6 @@ class ChatReply:
         self._choices = [_Choice(offer, ask) for _ in range(ask.n)]
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        check_answers(answers)
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         counts = usage(self._offer, self._ask, answers)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
@@ -43,8 +42,6 @@ class ChatReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        if error := failure(piece.finish_reason):
-            return [error.body()]
         ask, state = self._ask, self._choices[choice]
         _, parts = state.track.take_piece(piece)
         told = state.read(piece.text, final=piece.finish_reason is not None)
@@ -65,7 +62,7 @@ class ChatReply:
         return chunks
 
     def closing(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
-        if not self._ask.includes_usage or any(failure(each.finish_reason) for each in answers):
+        if not self._ask.includes_usage:
             return []
         counts = usage(self._offer, self._ask, answers)
         return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}]
@@ -137,7 +134,7 @@ class _Choice:
         return told
 
     def finish(self, reason: str) -> str:
-        finish = FINISHES[reason]
+        finish = finish_of(reason)
         return "tool_calls" if self._has_calls and finish == "stop" else finish
 
 

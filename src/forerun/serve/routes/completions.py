@@ -23,7 +23,7 @@ from forerun.serve.options import (
     stops_of,
     tokens_of,
 )
-from forerun.serve.replies import FINISHES, Track, check_answers, failure, told_fates, usage
+from forerun.serve.replies import Track, finish_of, told_fates, usage
 from forerun.serve.words import Words
 
 USUAL_TOKENS = 16  # OpenAI's default
@@ -141,7 +141,6 @@ class CompletionReply:
         self._echoed = [False] * ask.num_choices
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        check_answers(answers)
         choices = []
         for index, answer in enumerate(answers):
             offsets, parts = self._tracks[index].take_whole(answer)
@@ -156,8 +155,6 @@ class CompletionReply:
         return []
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        if error := failure(piece.finish_reason):
-            return [error.body()]
         ask = self._ask
         offsets, parts = self._tracks[choice].take_piece(piece)
         has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
@@ -170,7 +167,7 @@ class CompletionReply:
         return [self._chunk([told])]
 
     def closing(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
-        if not self._ask.includes_usage or any(failure(each.finish_reason) for each in answers):
+        if not self._ask.includes_usage:
             return []
         return [{**self._head, "choices": [], "usage": usage(self._offer, self._ask, answers)}]
 
@@ -184,7 +181,7 @@ class CompletionReply:
         if echo is not None and not self._echoed[index]:
             self._echoed[index] = True
             text = echo[index // self._ask.n] + text
-        finish = None if reason is None else FINISHES[reason]
+        finish = None if reason is None else finish_of(reason)
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
     def _logprobs(self, logprobs: Any, offsets: list[int]) -> dict[str, Any] | None:

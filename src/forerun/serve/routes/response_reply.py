@@ -9,7 +9,7 @@ from forerun.engine.results import Generation, Piece
 from forerun.serve.ask import Ask
 from forerun.serve.errors import ApiError
 from forerun.serve.offer import Offer
-from forerun.serve.replies import FINISHES, Track, check_answers, failure, told_fates, usage
+from forerun.serve.replies import Track, finish_of, told_fates, usage
 from forerun.serve.words import Words
 
 PLAIN_FORMAT = {"type": "text"}
@@ -28,7 +28,6 @@ class ResponseReply:
         self._num_events = 0
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
-        check_answers(answers)
         return self._response(answers[0])
 
     def opening(self) -> list[dict[str, Any]]:
@@ -42,8 +41,6 @@ class ResponseReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
-        if failure(piece.finish_reason):
-            return []  # the last event tells
         ask = self._ask
         _, parts = self._track.take_piece(piece)
         has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
@@ -60,10 +57,7 @@ class ResponseReply:
         ]
 
     def closing(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
-        (answer,) = answers
-        if error := failure(answer.finish_reason):
-            return [self._event("response.failed", response=self._response(answer, error))]
-        response = self._response(answer)
+        response = self._response(answers[0])
         (item,) = response["output"]
         (part,) = item["content"]
         told = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -73,6 +67,10 @@ class ResponseReply:
             self._event("response.output_item.done", output_index=0, item=item),
             self._event(f"response.{response['status']}", response=response),
         ]
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """Events instead of `closing`, if the request fails on its way."""
+        return [self._event("response.failed", response=self._response(None, error))]
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         number = self._num_events
@@ -100,7 +98,7 @@ class ResponseReply:
         if error is not None:
             status = "failed"
         elif answer is not None:
-            is_cut = FINISHES[answer.finish_reason] == "length"
+            is_cut = finish_of(answer.finish_reason) == "length"
             status = "incomplete" if is_cut else "completed"
             details = {"reason": "max_output_tokens"} if is_cut else None
             output = [self._answered(answer, status)]

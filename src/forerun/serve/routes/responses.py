@@ -65,6 +65,7 @@ class Responses:
     """Reads and words responses."""
 
     path = "/v1/responses"
+    ends_with_done = False  # its last event says that it is the last
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer

@@ -20,6 +20,7 @@ class Tokenize:
     """The token ids of a text, or of a conversation as the model's template words it."""
 
     path = "/tokenize"
+    method = "POST"
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
@@ -40,7 +41,7 @@ class Tokenize:
         )
         self._words = Words(offer.tokenizer)
 
-    def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, body: Mapping[str, Any], **_: str) -> dict[str, Any]:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         tokens = self._tokens(fields)
@@ -77,6 +78,7 @@ class Detokenize:
     """The text of token ids, special tokens included."""
 
     path = "/detokenize"
+    method = "POST"
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
@@ -88,7 +90,7 @@ class Detokenize:
             }
         )
 
-    def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, body: Mapping[str, Any], **_: str) -> dict[str, Any]:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         return {"prompt": str(self.offer.tokenizer.decode(fields["tokens"]))}
