@@ -7,37 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from serving import PROMPT, Answered, Babbler, PlainRoute, call, run, serving, until
+from asking import BODY, KEYS, LONG, ask, bearer, error_of
+from serving import Answered, Babbler, PlainRoute, call, run, serving, until
 
 from forerun.serve.ask import Ask
 from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
-from forerun.serve.keys import Keys
-
-BODY = {"prompt": PROMPT}
-LONG = {"prompt": PROMPT, "max_tokens": 400}
-
-
-def ask(*calls: dict[str, Any], target: Any = None, app: Any = None, **desk: Any) -> Any:
-    """The responses to some calls, one after the other."""
-
-    async def main() -> list[Answered]:
-        async with serving(target, app=app, **desk) as (made, counter):
-            responses = [await call(made, **how) for how in calls]
-            assert counter.num_open == 0
-            return responses
-
-    responses = run(main())
-    return responses[0] if len(calls) == 1 else responses
-
-
-def error_of(response: Answered) -> Any:
-    """The error, after a look at its shape."""
-    body = response.json()
-    assert list(body) == ["error"]
-    assert list(body["error"]) == ["message", "type", "param", "code"]
-    assert response.headers["content-type"] == "application/json"
-    return body["error"]
+from forerun.serve.watcher import Nobody
 
 
 def test_streamed_and_whole_say_the_same() -> None:
@@ -193,13 +169,20 @@ def test_a_failure_in_mid_stream_is_an_event() -> None:
 
 @pytest.mark.parametrize(("stream", "leave_after"), [(True, 0), (True, 3), (False, 0)])
 def test_a_client_that_goes_away_frees_its_row(stream: bool, leave_after: int) -> None:
+    reasons: list[str] = []
+
+    class Ends(Nobody):
+        def ended(self, request_id: str, answers: Any) -> None:
+            reasons.extend(answer.finish_reason for answer in answers)
+
     async def main() -> None:
-        async with serving(max_batch=1) as (app, desk):
+        async with serving(max_batch=1, watcher=Ends()) as (app, desk):
             body = {**LONG, "stream": stream, "n": 2}
             answered = await call(app, body=body, leave_after=leave_after)
             assert not answered.is_complete
             await until(lambda: desk.num_open == desk.num_running == 0)
             assert not desk.tickets
+            assert reasons == ["aborted", "aborted"]
             assert (await call(app, body=BODY)).status == 200
 
     run(main())
@@ -251,85 +234,7 @@ def test_health_and_readiness() -> None:
     run(main())
 
 
-KEYS = Keys.from_lines(["alice:sk-alice-123", "bob:sk-bob-456789 max_running=1"])
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-def test_every_route_but_the_open_ones_wants_a_key() -> None:
-    async def main() -> None:
-        async with serving(app={"keys": KEYS}) as (app, _):
-            paths = [(route.path, min(route.methods)) for route in app.router.routes]
-            for path, method in [*paths, ("/v1/nothing", "GET"), ("/docs", "GET")]:
-                for headers in ({}, bearer("sk-alice-12"), {"authorization": "Basic sk-alice-123"}):
-                    response = await call(app, path, BODY, method=method, headers=headers)
-                    is_open = path in ("/", "/health", "/ready") or path.startswith("/page/")
-                    assert response.status == (200 if is_open else 401), path
-                    if not is_open:
-                        assert error_of(response)["code"] == "invalid_api_key"
-                        assert response.headers["www-authenticate"] == "Bearer"
-            assert (await call(app, body=BODY, headers=bearer("sk-alice-123"))).status == 200
-
-    run(main())
-
-
-def test_a_keys_limits_are_its_own() -> None:
-    async def main() -> None:
-        async with serving(app={"keys": KEYS}) as (app, desk):
-            alice, bob = bearer("sk-alice-123"), bearer("sk-bob-456789")
-            long = asyncio.create_task(call(app, body=LONG, headers=bob, leave_after=0))
-            await until(lambda: desk.num_open == 1)
-            response = await call(app, body=BODY, headers=bob)
-            assert (response.status, error_of(response)["code"]) == (429, "rate_limit_exceeded")
-            assert (await call(app, body=BODY, headers=alice)).status == 200
-            await long
-            await until(lambda: desk.num_open == 0)
-            assert (await call(app, body=BODY, headers=bob)).status == 200
-
-    run(main())
-
-
-def test_owners_are_digests_and_labels_are_names() -> None:
-    seen: list[Any] = []
-
-    async def main() -> None:
-        async with serving(app={"keys": KEYS}) as (app, desk):
-            enter = desk.enter
-
-            def spy(ask: Ask, owner: str = "", **how: Any) -> Any:
-                seen.append(owner)
-                return enter(ask, owner, **how)
-
-            desk.enter = spy  # type: ignore[method-assign]
-            for key in ("sk-alice-123", "sk-bob-456789", "sk-alice-123"):
-                await call(app, body=BODY, headers=bearer(key))
-
-    run(main())
-    assert seen[0] == seen[2] != seen[1]
-    assert "alice" not in seen[0]
-
-
-def test_other_origins_are_kept_out_unless_named() -> None:
-    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    preflight = {"method": "OPTIONS", "headers": headers}
-    plain = {"body": BODY, "headers": {"origin": "https://a.example"}}
-    for response in ask(preflight, plain):
-        assert not [name for name in response.headers if name.startswith("access-control")]
-    allowed = {"cors_origins": ["https://a.example"], "keys": KEYS}
-    first, second = ask(preflight, plain, app=allowed)
-    assert first.status == 200
-    assert first.headers["access-control-allow-origin"] == "https://a.example"
-    assert second.status == 401  # readable for the page, because the origin is allowed
-    assert second.headers["access-control-allow-origin"] == "https://a.example"
-    headers["origin"] = "https://b.example"
-    assert ask(preflight, app=allowed).status == 400
-
-
 def test_refusals_are_counted_and_requests_are_watched() -> None:
-    from forerun.serve.watcher import Nobody
-
     told: list[tuple[Any, ...]] = []
 
     class Notes(Nobody):

@@ -325,3 +325,23 @@ def test_an_engine_that_cannot_be_made_is_tried_again(monkeypatch: pytest.Monkey
     restarts: list[int] = []
     with_desk(work, target, watcher=Restarts(restarts))
     assert restarts == [1]
+
+
+@pytest.mark.parametrize("error", [fr.InputError("no fit"), MemoryError("no room")])
+def test_who_starts_a_server_is_told_why_it_cannot(error: Exception) -> None:
+    class Unfit(Babbler):
+        def start(self, num_rows: int, capacity: int = 0) -> Any:
+            raise error
+
+    def fail(ids: Sequence[int]) -> None:
+        raise error
+
+    async def main(target: Any) -> None:
+        async with Desk(target, DRAFTERS) as desk:
+            with pytest.raises((fr.InputError, MemoryError, fr.GenerationError), match=str(error)):
+                await desk.warm_up()
+
+    run(main(Unfit()))
+    target = Babbler()
+    target.before = fail
+    run(main(target))

@@ -155,7 +155,10 @@ class Desk:
         """Answer a request that nobody asked: the first client need not wait for what is made
         once, the usual engine and the code that is compiled for it."""
         ask = Ask(prompts=[[0]], sampling=Sampling(seed=0), max_new_tokens=2, ignore_eos=True)
-        await self.enter(ask, request_id="warm-up").results()
+        try:
+            await self.enter(ask, request_id="warm-up").results()
+        except ApiError as error:  # whoever starts a server may see what clients may not
+            raise error.__cause__ or error from None
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and wait for those that are here; end what takes longer."""

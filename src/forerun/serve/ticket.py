@@ -152,7 +152,9 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             return failure
         LOG.error("Request %s failed.", self.request_id, exc_info=failure)
         message = "The request failed while it was being answered."
-        return ApiError(message, status=500, kind="server_error", code="generation_failed")
+        error = ApiError(message, status=500, kind="server_error", code="generation_failed")
+        error.__cause__ = failure
+        return error
 
     async def _choice(self, choice: int) -> Generation:
         """One choice, over as many engines as it takes."""
