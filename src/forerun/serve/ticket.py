@@ -181,6 +181,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             is_guilty = progress.is_on_trial
             if is_guilty or progress.num_deaths == MOST_DEATHS:
                 raise
+            if self._is_aborted:  # the engine did not live to hear of it
+                return self._unfinished(choice, "aborted", progress)
             progress.leave_dead(error.results)
             progress.is_suspect = not self._trial.explains(engine)
             return None
