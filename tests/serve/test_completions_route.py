@@ -84,13 +84,20 @@ def test_logprobs_are_those_of_generate_and_align_with_tokens() -> None:
     assert all(3 <= len(table) <= 4 for table in told["top_logprobs"])
     for table, each in zip(told["top_logprobs"], expected.logprobs, strict=True):
         assert table[words.text(each.token)] >= each.logprob
-    assert told["text_offset"] == sorted(told["text_offset"])
-    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
-        if not token.startswith(("bytes:", "<end>")) and "�" not in choice["text"]:
-            assert choice["text"][offset:].startswith(token)
     streamed = [event["choices"][0]["logprobs"] for event in events[:-1]]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [item for part in streamed for item in part[name]] == told[name]
+
+
+def test_offsets_point_into_the_text() -> None:
+    target = with_end(Reciter(TEXT))
+    body = {"prompt": "the dog ", "max_tokens": 200, "temperature": 0, "logprobs": 0}
+    (choice,) = answer_to(COMPLETIONS, body, target=target)["choices"]
+    pairs = zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)
+    whole = [(token, offset) for token, offset in pairs if not token.startswith("bytes:")]
+    assert len(whole) > 20
+    assert whole.pop() == ("<end>", len(choice["text"]))
+    assert all(choice["text"][offset:].startswith(token) for token, offset in whole)
 
 
 def test_no_alternatives_with_logprobs_0() -> None:
@@ -111,6 +118,23 @@ def test_fates_tell_how_each_token_came_about() -> None:
     told = [event["choices"][0] for event in events[:-1]]
     assert [token for each in told for token in each["token_ids"]] == choice["token_ids"]
     assert "".join(part["text"] for each in told for part in each["tokens"]) == choice["text"]
+
+
+def test_parts_have_the_fates_of_their_tokens() -> None:
+    text = "the dog and the fox and the dog or the fox and the dog and the fox or the dog"
+    target = with_end(Reciter(text))
+    body = {
+        "prompt": text[:19],
+        "max_tokens": 60,
+        "fates": True,
+        "speculation": {"draft_length": 3},
+    }
+    (choice,) = answer_to(COMPLETIONS, body, target=target)["choices"]
+    pairs = zip(choice["token_ids"], choice["fates"], strict=True)
+    *texts, end = [(target.tokenizer.decode([token]), fate) for token, fate in pairs]
+    assert {"accepted", "correction"} <= set(choice["fates"])
+    assert [(part["text"], part["fate"]) for part in choice["tokens"]] == texts
+    assert end[0] == "<end>"
 
 
 def test_the_prompt_is_echoed() -> None:
