@@ -215,7 +215,8 @@ def test_defaults_are_those_of_openai() -> None:
     assert ask.max_new_tokens == 16
     assert (ask.sampling.temperature, ask.sampling.top_p, ask.n) == (1.0, 1.0, 1)
     assert ask.sampling.seed != ROUTE.read({"prompt": "a"}).sampling.seed
-    assert ROUTE.read({"prompt": "a", "top_k": -1}).sampling.top_k is None
+    for top_k in (-1, 0):
+        assert ROUTE.read({"prompt": "a", "top_k": top_k}).sampling.top_k is None
     everything_null = dict.fromkeys(ROUTE.body.fields) | dict.fromkeys(ROUTE.body.refused)
     assert ROUTE.read({**everything_null, "prompt": "a"}).max_new_tokens == 16
 
@@ -311,6 +312,7 @@ def test_a_prompt_without_room_is_refused_with_numbers() -> None:
     assert "context is 512 tokens" in error.message
     assert "600 tokens" in error.message
     assert "511 tokens or fewer" in error.message
+    assert refusal(ROUTE, prompt="z" * 512).code == "context_length_exceeded"
     ROUTE.read({"prompt": "z" * 511})
 
 
