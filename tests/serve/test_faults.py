@@ -108,10 +108,10 @@ def test_10000_malformed_bodies(steady: ServerProcess) -> None:
         for body in malformed_bodies(2500, seed):
             connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            content = json.loads(response.read())
+            content = response.read()
             statuses[response.status] = statuses.get(response.status, 0) + 1
             if response.status != 200:
-                error = content["error"]
+                error = json.loads(content)["error"]
                 assert set(error) == {"message", "type", "param", "code"}, body
                 assert response.status < 500, (body, error)
                 assert "Traceback" not in error["message"]
@@ -137,8 +137,7 @@ def test_kill_and_restart(model: str) -> None:
         assert again.text() == text
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_under_load_loses_no_running_request(model: str, sent: signal.Signals) -> None:
+def test_a_signal_under_load_loses_no_running_request(model: str) -> None:
     with server(model, "--max-batch", "4") as running:
         expected = [running.text(seed=seed, max_tokens=LONG) for seed in range(2)]
         streams = [running.stream(seed=seed % 2, max_tokens=LONG) for seed in range(12)]
@@ -147,7 +146,7 @@ def test_a_signal_under_load_loses_no_running_request(model: str, sent: signal.S
             for stream in streams[:4]:
                 stream.read_events(2)
             time.sleep(0.5)  # for those that wait to have been read, too
-            running.process.send_signal(sent)
+            running.process.send_signal(signal.SIGTERM)
             status = 200
             while status == 200:  # until the signal has been heard
                 status, headers, answer = running.ask("/ready", method="GET")
@@ -165,7 +164,7 @@ def test_a_second_signal_stops_at_once(model: str) -> None:
     with server(model) as running:
         stream = running.stream(max_tokens=LONG, n=8)
         stream.read_events(2)
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
         while running.ask("/ready", method="GET")[0] == 200:
             pass
         assert running.stop(signal.SIGTERM) == 128 + signal.SIGTERM

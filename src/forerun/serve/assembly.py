@@ -59,7 +59,6 @@ def make_server(
         queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
-        watcher=watcher,
         fingerprint=Fingerprint(offer),
         cors_origins=cors_origins,
     )

@@ -4,7 +4,7 @@ import { apiKey, ServerError, useKey } from "./api.js";
 import { byId, makeButton } from "./dom.js";
 import { startGauges } from "./gauges.js";
 import { hide, startInspector } from "./inspector.js";
-import { chosenDrafter, requestFields, servedModel, showModel, startSettings, systemPrompt } from "./settings.js";
+import { requestFields, servedModel, showModel, speculationField, startSettings, systemPrompt } from "./settings.js";
 import { Turn } from "./turns.js";
 
 const NUM_ALTERNATIVES = 5;
@@ -12,8 +12,8 @@ const MOST_RETRIES = 5; // of a full queue
 const EXAMPLES = [
   "Write a Python function that returns the first n prime numbers.",
   "Explain to a child why the sky is blue.",
-  "Repeat word for word: The quick brown fox jumps over the lazy dog. The quick brown fox sleeps.",
-  "List the months of the year with one sentence about each.",
+  "Add type hints to this function:\n\ndef area(width, height):\n    return width * height",
+  "Correct the spelling: The fishermen were mending their nets, and the children were runing along the wall to watch the boats come in.",
 ];
 
 let turns = [];
@@ -119,7 +119,6 @@ function history() {
 
 async function send(message) {
   if (running || !message.trim()) return;
-  const drafter = chosenDrafter();
   const body = {
     messages: [...history(), { role: "user", content: message }],
     ...requestFields(),
@@ -129,7 +128,7 @@ async function send(message) {
     logprobs: true,
     top_logprobs: NUM_ALTERNATIVES,
   };
-  const turn = new Turn(message, body, drafter ? { drafter } : null, perform);
+  const turn = new Turn(message, body, speculationField(), perform);
   turns.push({ message, turn });
   byId("welcome").hidden = true;
   byId("turns").append(turn.element);

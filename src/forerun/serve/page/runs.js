@@ -83,6 +83,11 @@ export class Run {
     return name === "none" ? null : (name ?? null);
   }
 
+  // Tokens of the prompt that had been read for an earlier run.
+  get numReused() {
+    return this.usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  }
+
   get secondsToFirst() {
     return this.firstAt === null ? null : (this.firstAt - this.sentAt) / 1000;
   }

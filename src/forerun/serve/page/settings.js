@@ -3,7 +3,7 @@
 import { apiKey, readJson, useKey } from "./api.js";
 import { byId, make } from "./dom.js";
 
-const DEFAULTS = { temperature: "0.7", top_p: "0.95", seed: "", max_tokens: "200", drafter: "", system: "" };
+const DEFAULTS = { temperature: "0.7", top_p: "0.95", seed: "", max_tokens: "200", draft_length: "", drafter: "", system: "" };
 const form = byId("settings").querySelector("form");
 
 function saved() {
@@ -50,7 +50,15 @@ export function requestFields() {
 }
 
 export const systemPrompt = () => form.elements.system.value.trim();
-export const chosenDrafter = () => form.elements.drafter.value;
+
+// How to speculate: the request's field, or null for the server's own choice.
+export function speculationField() {
+  const { drafter, draft_length } = form.elements;
+  const field = {};
+  if (drafter.value) field.drafter = drafter.value;
+  if (draft_length.value) field.draft_length = Number(draft_length.value);
+  return Object.keys(field).length ? field : null;
+}
 
 let modelName = null;
 

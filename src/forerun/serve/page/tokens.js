@@ -24,8 +24,9 @@ export function addToken(answer, token) {
 }
 
 function makeStop(answer, element) {
-  for (const other of answer.querySelectorAll("[tabindex]")) other.removeAttribute("tabindex");
-  element.tabIndex = 0;
+  for (const other of answer.querySelectorAll("[tabindex]")) {
+    if (other !== element) other.removeAttribute("tabindex"); // without it, the element would lose the focus
+  }
 }
 
 function move(event, answer) {

@@ -37,6 +37,10 @@ export function verdict(reference, rerun, seed) {
     box.append(...otherText(compared, fast));
   }
   if (fast.numTokens && plain.numTokens) box.append(gains(fast, plain));
+  if (rerun.numReused > reference.numReused) {
+    const words = `The second run found ${rerun.numReused} tokens of the prompt already read, hence its first token.`;
+    box.append(make("p", { class: "soft" }, words));
+  }
   if (!reference.speculates) {
     box.append(make("p", { class: "soft" }, "The second run speculated: a drafter that remembers texts had already seen this one."));
   }
@@ -87,7 +91,7 @@ const MEASURES = [
   ["Passes of the model", (run) => run.rounds, (x) => x.toLocaleString("en")],
   ["To the first token", (run) => run.secondsToFirst, seconds],
   ["First to last token", (run) => run.secondsAfterFirst, seconds],
-  ["Tokens per second", (run) => run.tokensPerSecond, (x) => x.toFixed(x < 9.95 ? 2 : 1)],
+  ["Tokens per second", (run) => run.tokensPerSecond, (x) => x.toFixed(1)],
 ];
 
 function gains(fast, plain) {
