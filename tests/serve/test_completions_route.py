@@ -84,13 +84,20 @@ def test_logprobs_are_those_of_generate_and_align_with_tokens() -> None:
     assert all(3 <= len(table) <= 4 for table in told["top_logprobs"])
     for table, each in zip(told["top_logprobs"], expected.logprobs, strict=True):
         assert table[words.text(each.token)] >= each.logprob
-    assert told["text_offset"] == sorted(told["text_offset"])
-    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
-        if not token.startswith(("bytes:", "<end>")) and "�" not in choice["text"]:
-            assert choice["text"][offset:].startswith(token)
     streamed = [event["choices"][0]["logprobs"] for event in events[:-1]]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [item for part in streamed for item in part[name]] == told[name]
+
+
+def test_offsets_point_into_the_text() -> None:
+    target = with_end(Reciter(TEXT))
+    body = {"prompt": "the dog ", "max_tokens": 200, "temperature": 0, "logprobs": 0}
+    (choice,) = answer_to(COMPLETIONS, body, target=target)["choices"]
+    pairs = zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)
+    whole = [(token, offset) for token, offset in pairs if not token.startswith("bytes:")]
+    assert len(whole) > 20
+    assert whole.pop() == ("<end>", len(choice["text"]))
+    assert all(choice["text"][offset:].startswith(token) for token, offset in whole)
 
 
 def test_no_alternatives_with_logprobs_0() -> None:
@@ -111,6 +118,23 @@ def test_fates_tell_how_each_token_came_about() -> None:
     told = [event["choices"][0] for event in events[:-1]]
     assert [token for each in told for token in each["token_ids"]] == choice["token_ids"]
     assert "".join(part["text"] for each in told for part in each["tokens"]) == choice["text"]
+
+
+def test_parts_have_the_fates_of_their_tokens() -> None:
+    text = "the dog and the fox and the dog or the fox and the dog and the fox or the dog"
+    target = with_end(Reciter(text))
+    body = {
+        "prompt": text[:19],
+        "max_tokens": 60,
+        "fates": True,
+        "speculation": {"draft_length": 3},
+    }
+    (choice,) = answer_to(COMPLETIONS, body, target=target)["choices"]
+    pairs = zip(choice["token_ids"], choice["fates"], strict=True)
+    *texts, end = [(target.tokenizer.decode([token]), fate) for token, fate in pairs]
+    assert {"accepted", "correction"} <= set(choice["fates"])
+    assert [(part["text"], part["fate"]) for part in choice["tokens"]] == texts
+    assert end[0] == "<end>"
 
 
 def test_the_prompt_is_echoed() -> None:
@@ -191,7 +215,8 @@ def test_defaults_are_those_of_openai() -> None:
     assert ask.max_new_tokens == 16
     assert (ask.sampling.temperature, ask.sampling.top_p, ask.n) == (1.0, 1.0, 1)
     assert ask.sampling.seed != ROUTE.read({"prompt": "a"}).sampling.seed
-    assert ROUTE.read({"prompt": "a", "top_k": -1}).sampling.top_k is None
+    for top_k in (-1, 0):
+        assert ROUTE.read({"prompt": "a", "top_k": top_k}).sampling.top_k is None
     everything_null = dict.fromkeys(ROUTE.body.fields) | dict.fromkeys(ROUTE.body.refused)
     assert ROUTE.read({**everything_null, "prompt": "a"}).max_new_tokens == 16
 
@@ -287,6 +312,7 @@ def test_a_prompt_without_room_is_refused_with_numbers() -> None:
     assert "context is 512 tokens" in error.message
     assert "600 tokens" in error.message
     assert "511 tokens or fewer" in error.message
+    assert refusal(ROUTE, prompt="z" * 512).code == "context_length_exceeded"
     ROUTE.read({"prompt": "z" * 511})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ from reciting import TEXT, byte_tokenizer, token_ids
 from serving import run
 from talking import CREATED, HERMES, MESSAGES, offer_of, talker, talking
 
+from forerun.engine.results import TokenLogprob
 from forerun.serve.errors import ApiError
 from forerun.serve.routes.chat import Chat
 from forerun.serve.routes.tokens import Detokenize, Tokenize
@@ -99,6 +101,25 @@ def test_bytes_of_a_sentencepiece_vocabulary() -> None:
 
     words = Words(Pieces())
     assert [words.bytes(token) for token in range(4)] == [b" dog", b"\xf0", b"s", b""]
+
+
+def test_added_tokens_are_text() -> None:
+    tokenizer = deepcopy(byte_tokenizer())
+    tokenizer.add_tokens(["<é>"])
+    assert Words(tokenizer).text(len(tokenizer) - 1) == "<é>"
+
+
+def test_of_two_tokens_with_one_text_the_likelier_is_told() -> None:
+    class Twins:
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return "a"
+
+    each = TokenLogprob(1, -3.0, ((0, -1.0), (1, -3.0)))
+    told = Words(Twins()).completion_logprobs([each], [0], 2)
+    assert told["top_logprobs"] == [{"a": -1.0}]
+    assert told["token_logprobs"] == [-3.0]
+    impossible = TokenLogprob(1, float("-inf"))
+    assert Words(Twins()).chat_logprobs([impossible])[0]["logprob"] == -9999.0
 
 
 def test_models_are_listed_and_found() -> None:

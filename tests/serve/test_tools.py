@@ -170,6 +170,22 @@ def test_a_free_model_keeps_to_what_was_promised(
     assert all(matcher.accept(token) for token in tokens) is is_possible
 
 
+@pytest.mark.parametrize("template", [HERMES, LLAMA], ids=["hermes", "llama"])
+def test_a_named_function_is_called_once(template: str) -> None:
+    target = talker(template)
+    named = {"type": "function", "function": {"name": "g"}}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": named}
+    ask = Chat(offer_of(target)).read(body)
+    end = target.tokenizer.eos_token_id
+    once, between = '{"name": "g", "parameters": {}}', "; "
+    if template == HERMES:
+        once, between = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>', "\n"
+    for text, is_possible in ((once, True), (once + between + once, False)):
+        matcher = ask.sampling.grammar.matcher(target.tokenizer, target.vocab_size, (end,))
+        tokens = [*target.tokenizer.encode(text), end]
+        assert all(matcher.accept(token) for token in tokens) is is_possible
+
+
 def test_a_free_model_is_free() -> None:
     ask = Chat(offer_of(talker(HERMES))).read({"messages": MESSAGES, "tools": TOOLS})
     assert ask.sampling.grammar is None
