@@ -15,6 +15,7 @@ import pytest
 
 import forerun as fr
 from forerun.cli.loading import load_drafter
+from forerun.models.default import default_model
 from forerun.serve.assembly import make_server
 from forerun.serve.bounds import Bounds
 from forerun.serve.lifecycle import Server, bind
@@ -86,7 +87,7 @@ async def answer(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
 def test_200_requests_without_a_difference() -> None:
     """5 questions x 2 seeds x 4 switches, streamed and whole: 80 of them alone, and 120 among 16
     clients.  The questions come back, so most of their prompts lie in some row already."""
-    target = fr.default_model()
+    target = default_model()
     expected = {
         (text, seed): fr.generate(
             target,
