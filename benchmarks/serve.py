@@ -31,10 +31,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 from typing import Any
 
 from forerun.models.bundled import NAME, local_copy, packaged_weights
-from load import Body, Stream, drive, figures
+from load import Body, Stream, ask, drive, figures
 from spec_bench import read, save, summary
 
 ENOUGH = 0.97
@@ -54,6 +56,7 @@ def main() -> None:
     args = read_arguments()
     load = os.getloadavg()[0]
     prompts = [text for _, text in read(args.prompts, args.per_group)]
+    Random(0).shuffle(prompts)  # every turn has something of all task groups
     count = counter()
     others = [parts.split("=", 2) for parts in args.contender]
     commands = {"forerun": ours(args), **{name: command.split() for name, _, command in others}}
@@ -78,7 +81,7 @@ def main() -> None:
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "prompts": len(prompts),
-        "commands": {name: " ".join(command) for name, command in commands.items()},
+        "commands": {name: " ".join(map(short, command)) for name, command in commands.items()},
     }
     save(__file__, {"load_average": load, "settings": settings, "holds": holds, "results": results})
     sys.exit(not holds)
@@ -119,6 +122,11 @@ def fill(text: str, port: int = 0) -> str:
     )
 
 
+def short(word: str) -> str:
+    """A word of a command without the place where a program lies."""
+    return Path(word).name if word.startswith("/") else word
+
+
 def measure(
     args: argparse.Namespace,
     commands: Mapping[str, list[str]],
@@ -137,10 +145,14 @@ def measure(
             body = body_of(args, one, prompts, lap)
             streams = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
             time.sleep(1)  # what was left open ends
+            if not any(stream.times for stream in streams):
+                raise RuntimeError(f"{name} gave no token in {seconds:g} s: raise --seconds.")
             return streams
 
-        for name in names:
-            turn(name, -1, args.seconds / 2)  # compiles, and learns what drafts cost
+        for name, one in contenders.items():
+            body = body_of(args, one, prompts, -1)
+            asyncio.run(ask(ports[one.server], body(0), Stream(0.0)))  # compiles
+            turn(name, -1, args.seconds / 2)  # learns what drafts cost
         for lap in range(args.laps):
             first = lap % len(names)
             for name in names[first:] + names[:first]:
@@ -216,10 +228,10 @@ def report(turns: Mapping[str, list[list[Stream]]], seconds: float, count: Any) 
     results: dict[str, Any] = {}
     for name, each in turns.items():
         together = figures_of_laps(each, count)
-        ratios = [on / other for on, other in zip(speeds["on"], speeds[name], strict=True) if other]
+        ratios = [on / other for on, other in zip(speeds["on"], speeds[name], strict=True)]
         results[name] = {
             "tokens_per_second": summary(speeds[name]),
-            "times_slower_than_on": summary(ratios) if ratios else None,
+            "times_slower_than_on": summary(ratios),
             **together,
         }
     return results
@@ -237,8 +249,7 @@ def show(num_clients: int, results: Mapping[str, Any]) -> None:
     for name, figure in results.items():
         shown = [f"{num_clients:3} clients  {name:14}"]
         shown.append(f"{figure['tokens_per_second']['median']:7.1f} tokens/s")
-        ratio = figure["times_slower_than_on"]
-        shown.append("     " if ratio is None else f"x {ratio['median']:.2f}")
+        shown.append(f"x {figure['times_slower_than_on']['median']:.2f}")
         for key, title in (("first_token_ms", "first"), ("inter_token_ms", "next")):
             times = figure[key] or {}
             shown.append(

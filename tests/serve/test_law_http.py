@@ -7,8 +7,6 @@ give, by Pearson's chi-square over the 64 pairs.
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from process import running_server
+from processes import ServerProcess, server
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -63,21 +61,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def addresses(folders: tuple[Path, Path]) -> Iterator[list[str]]:
+def servers(folders: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
     """Two servers, so that both cores have something to do."""
     target, draft = map(str, folders)
     flags = ["--drafter", draft, "--draft-length", "2", "--rules", "match,ratio,lenient"]
     flags += ["--max-batch", "64", "--max-queue", "1000"]
     with ExitStack() as stack:
-        yield [stack.enter_context(running_server(target, *flags)) for _ in range(2)]
+        yield [stack.enter_context(server(target, *flags)) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
-def lossless(addresses: list[str]) -> dict[str, Tally]:
+def lossless(servers: list[ServerProcess]) -> dict[str, Tally]:
     with ThreadPoolExecutor() as pool:
         asked = {
-            rule: pool.submit(sample, address, rule, NUM_SAMPLES)
-            for rule, address in zip(("match", "ratio"), addresses, strict=True)
+            rule: pool.submit(sample, one, rule, NUM_SAMPLES)
+            for rule, one in zip(("match", "ratio"), servers, strict=True)
         }
         return {rule: work.result() for rule, work in asked.items()}
 
@@ -95,7 +93,7 @@ class Tally:
         self.fates[choice["fates"][1]] += 1
 
 
-def sample(address: str, rule: str, count: int) -> Tally:
+def sample(asked: ServerProcess, rule: str, count: int) -> Tally:
     """Answers of three tokens, so that the first two have guesses before them."""
     tally = Tally()
 
@@ -108,13 +106,9 @@ def sample(address: str, rule: str, count: int) -> Tally:
             "fates": True,
             "speculation": {"rule": rule},
         }
-        request = urllib.request.Request(
-            f"{address}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.load(answer)["choices"]
+        status, _, answer = asked.ask("/v1/completions", body)
+        assert status == 200, answer
+        return answer["choices"]
 
     with ThreadPoolExecutor(3) as pool:
         for choices in pool.map(ask, range(count // PER_REQUEST)):
@@ -176,12 +170,12 @@ def test_the_test_has_the_power_it_claims() -> None:
     assert missed < 1e-3
 
 
-def test_a_lossy_server_is_caught(addresses: list[str], folders: tuple[Path, Path]) -> None:
+def test_a_lossy_server_is_caught(servers: list[ServerProcess], folders: tuple[Path, Path]) -> None:
     """By the same test with a tenth of the answers; what it sees is the lossy rule's exact law."""
     target, draft = (law_of(folder) for folder in folders)
     lossy = fr.law("lenient", rows_of(target), rows_of(draft), draft_length=2, length=2)
     assert np.abs(lossy - target).sum() / 2 > DETECTABLE
-    tally = sample(addresses[0], "lenient", NUM_LOSSY)
+    tally = sample(servers[0], "lenient", NUM_LOSSY)
     assert p_value(tally.pairs, target) < ODDS
     assert p_value(tally.pairs, lossy) > ODDS
 
