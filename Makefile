@@ -55,7 +55,7 @@ test-serve: setup  ## the server in a process of its own: clients, load, faults,
 	@$(PYTEST) -n 0 -m serve
 
 test-gpu:  ## the GPU tests, with the Python that has a CUDA build of torch
-	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	@TRITON_INTERPRET=0 PYTHONPATH=src $(PYTHON) -m pytest -n 3 -m gpu
 
 format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix .

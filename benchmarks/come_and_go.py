@@ -4,8 +4,9 @@ On the default model and the CPU pass, in one run:
 
 - four answers are being written when a prompt of 1,500 tokens arrives: the rounds while it is read
   over a usual one (the longest, and the 99th and 95th percentiles, since one hiccup of the machine
-  makes the longest), with the prompt read in parts and, for comparison, whole; in seconds, and in
-  CPU seconds, which other processes do not stretch;
+  makes the longest), with the prompt read in parts and, for comparison, whole; in seconds, in
+  CPU seconds, which other processes do not stretch, and in seconds without those in which a thread
+  of ours was ready and another process or another guest of the machine had the processor (Linux);
 - eight samples of a prompt of 1,000 tokens in one call, against eight calls;
 - the first token of a second turn after 1,000 tokens of conversation, against an engine that has
   not seen them.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,7 +98,7 @@ def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
     engine = engine_of(target, 5, is_paced)
     for seed in range(4):
         engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 4000, seed))
-    before = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)  # (2,)
+    before = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)  # (3,)
     request, rounds = request_of(target, prompt[::-1], 4), []
     engine.submit(request)
     while request.num_output == 0:
@@ -105,9 +107,9 @@ def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
         engine.step()
     after = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)
     engine.close()
-    usual = np.linspace(before, after, len(rounds))  # (rounds, 2)
+    usual = np.linspace(before, after, len(rounds))  # (rounds, 3)
     figures: dict[str, float] = {}
-    for column, name in enumerate(("", "_cpu")):
+    for column, name in enumerate(("", "_cpu", "_undisturbed")):
         ratios = np.array(rounds)[:, column] / usual[:, column]
         high, higher = np.percentile(ratios, [95, 99])
         figures[f"longest_over_usual{name}"] = float(ratios.max())
@@ -122,11 +124,26 @@ def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
     }
 
 
-def timed_round(engine: Engine) -> tuple[float, float]:
-    """Seconds of a round, and CPU seconds of all threads."""
+def timed_round(engine: Engine) -> tuple[float, float, float]:
+    """Seconds of a round, CPU seconds of all threads, and seconds less those taken by others."""
+    waited = seconds_waited()
     begin, cpu_begin = time.perf_counter(), time.process_time()
     engine.step()
-    return time.perf_counter() - begin, time.process_time() - cpu_begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
+    taken = max((later - waited.get(name, 0.0) for name, later in seconds_waited().items()))
+    return seconds, cpu, seconds - taken
+
+
+def seconds_waited() -> dict[str, float]:
+    """How long each thread has been ready to run without running, and the machine's processors
+    were given to other guests, since they began; nothing where there is no Linux."""
+    waited = {"": 0.0}
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        waited[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+    if (stat := Path("/proc/stat")).exists():
+        ticks = int(stat.read_text().split(maxsplit=9)[8])
+        waited["other guests"] = ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+    return waited
 
 
 def samples(target: Any, prompt: list[int], count: int) -> dict[str, Any]:

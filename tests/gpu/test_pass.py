@@ -21,10 +21,10 @@ from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.models.agreement import Probe  # noqa: E402
 from forerun.models.forward import Forward  # noqa: E402
 
+if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
+
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
 ]
 TEXT = [3, 1, 4, 15, 9, 2, 6, 5, 35]

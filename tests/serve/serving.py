@@ -1,4 +1,7 @@
-"""Servers for tests: tiny models with a tokenizer, an app in this process and its callers."""
+"""Servers for tests: tiny models with a tokenizer, an app in this process and its callers.
+
+`processes.py` starts real ones.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.fingerprint import Fingerprint
 from forerun.serve.offer import Limits, Offer
-from forerun.serve.openapi import Document
 from forerun.serve.routes import queries, text_routes
 
 CREATED = 1_700_000_000
@@ -113,14 +112,8 @@ async def talking(target: Any = None, limits: Limits | None = None) -> AsyncIter
     """Yields a function (path, body) that asks the app."""
     offer = offer_of(target, limits)
     desk = Desk(offer.target, {"ngram": NGram(), "none": None}, rules=offer.rules)
-    routes = text_routes(offer)
-    asked = queries(offer, CREATED)
-    described = [*routes, *(query for query in asked if hasattr(query, "body"))]
     app = make_app(
-        desk,
-        routes,
-        [*asked, Document(described, has_keys=False)],
-        fingerprint=Fingerprint(offer),
+        desk, text_routes(offer), queries(offer, CREATED), fingerprint=Fingerprint(offer)
     )
 
     async def ask(path: str, body: Any = None, **how: Any) -> Answered:

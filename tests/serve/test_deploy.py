@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from forerun.cli import serve
 from forerun.serve.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -85,3 +87,45 @@ def test_parentheses_of_queries_are_balanced() -> None:
     for text in expressions():
         for left, right in ("()", "{}", "[]"):
             assert text.count(left) == text.count(right), text
+
+
+def test_every_metric_of_the_page_exists() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    names = set(re.findall(r"forerun:\w+", page))
+    assert len(names) > 10
+    assert names <= set(exposed()) | {family.name for family in Metrics().registry.collect()}
+
+
+def flags_of(text: str) -> set[str]:
+    """Options after each `forerun serve`, up to the end of its line."""
+    commands = re.findall(r"(?:forerun serve|forerun\"?, \"serve)([^\n]*)", text)
+    return {flag for command in commands for flag in re.findall(r"--[a-z-]+", command)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "docs/serving.md",
+        "deploy/forerun.service",
+        "deploy/Dockerfile.cpu",
+        "deploy/Dockerfile.cuda",
+    ],
+)
+def test_options_of_shipped_commands_exist(path: str) -> None:
+    parser = ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    known = parser._subparsers._group_actions[0].choices["serve"]._option_string_actions
+    named = flags_of((ROOT / path).read_text())
+    assert named
+    assert named <= set(known)
+
+
+def test_the_page_names_every_option_of_its_table() -> None:
+    """Those in the first column of the table of limits, with their defaults."""
+    parser = ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["serve"])
+    rows = re.findall(r"\| `(--[a-z-]+)` \| (\d+) \|", (ROOT / "docs" / "serving.md").read_text())
+    assert len(rows) >= 5
+    for flag, default in rows:
+        assert getattr(args, flag[2:].replace("-", "_")) == int(default), flag

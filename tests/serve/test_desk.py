@@ -168,6 +168,20 @@ def test_aborting_frees_rows_and_places() -> None:
     assert with_desk(work, max_batch=2) == {"aborted"}
 
 
+@pytest.mark.parametrize("num_steps", range(6))
+def test_aborting_at_any_moment_leaves_nothing_behind(num_steps: int) -> None:
+    """Before the first step of the request's tasks, too."""
+
+    async def work(desk: Desk) -> Any:
+        ticket = desk.enter(an_ask(n=2, max_new_tokens=400), request_id="a")
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        ticket.abort()
+        return {answer.finish_reason for answer in await ticket.results()}
+
+    assert with_desk(work) == {"aborted"}
+
+
 def test_a_deadline_ends_a_request_as_it_is() -> None:
     async def work(desk: Desk) -> Any:
         ticket = desk.enter(an_ask(max_new_tokens=400, timeout=0.2), request_id="a")

@@ -65,6 +65,14 @@ def test_what_does_not_fit_is_refused_by_name(kind: Any, value: Any, code: str) 
     caught.value.message.encode()
 
 
+def test_an_object_that_is_nested_too_deeply_is_refused() -> None:
+    value: dict[str, Any] = {}
+    for _ in range(100_000):
+        value = {"a": value}
+    with pytest.raises(ApiError, match="nested too deeply"):
+        Json(10**9).check(value, "schema")
+
+
 def test_what_fits_is_read() -> None:
     assert Number(0, 2).check(1, "x") == 1.0
     assert Whole(0, 9).check(3.0, "x") == 3

@@ -1,4 +1,4 @@
-"""Same seed, same text through the server: whoever else is there, streamed or whole, drafted how."""
+"""Same seed, same text through the server: idle or busy, streamed or whole, drafted or not."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
@@ -123,6 +123,7 @@ class Drafting:
         try:
             for span in new:
                 request = span.request
+                assign(self.drafter, self.state, span.row, request.owner)
                 self.drafter.enter(self.state, span.row, tuple(request.tokens), len(request.prompt))
                 self._told.add(span.row)
         except Exception as error:

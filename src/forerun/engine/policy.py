@@ -112,8 +112,10 @@ class PayingPolicy:
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
+            if len(self.known.seeds) >= MOST_SEEDS:
+                self.known = Knowledge(seeds=set(self._seeds.values()))
             is_known = request.seed in self.known.seeds
-            if not self._requests and (is_known or len(self.known.seeds) >= MOST_SEEDS):
+            if is_known and not self._requests:
                 self.known = Knowledge()
             elif is_known:  # its twins too: when one of them leaves depends on the same coins
                 self._repeated |= {row, *(r for r, s in self._seeds.items() if s == request.seed)}

@@ -17,7 +17,7 @@ from forerun.engine.text import TextStream
 from forerun.sampling import Bans, Sampling, weights
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt on its way to an answer."""
 

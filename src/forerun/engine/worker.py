@@ -76,8 +76,9 @@ class Worker:
             while self._take_in():
                 for request, gained in self._engine.step():
                     self._report(request, gained)
-        except Exception as error:  # of the model itself: nobody's request can go on
-            self.failure = error
+        except BaseException as error:  # of the model: nobody's request can go on
+            # A panic in Rust, say of a tokenizer, is no `Exception`: it must not go unheard.
+            self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
         try:
             self._engine.close()
         except Exception as error:
@@ -88,11 +89,13 @@ class Worker:
             self._new.clear()
         for answer in unheard:
             request = answer.request
-            if self.failure is None:
+            if request.finish_reason is not None:
+                pass  # it ended in the very round in which the engine failed
+            elif self.failure is None:
                 request.finish_reason = "cancelled"
             else:
                 request.fail(f"with the engine: {self.failure!r}.", self.failure)
-            self._end(answer)
+            self._end(answer, request.num_output - len(request.given) - answer.num_told)
 
     def _take_in(self) -> bool:
         """Wait for something to do; false when the engine is to end."""

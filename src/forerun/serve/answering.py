@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,19 +43,21 @@ class Answering:
         self._reading = reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._desk.check_room()  # before anything is spent on a request that has to go
         body = await read_object(Request(scope, receive), self._bounds)
         loop = asyncio.get_running_loop()
         ask = await loop.run_in_executor(self._reading, self._route.read, body)
         request_id: str = scope["state"]["request_id"]
         reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
         ticket = self._enter(ask, scope["state"].get("key"), request_id)
-        async with _aborted_when_gone(ticket, receive):
+        async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
             if ask.is_streamed:
-                await self._stream(ticket, reply, send)
-            else:
-                response = json_response(reply.whole(await ticket.results()))
-                await response(scope, receive, send)
+                await self._stream(ticket, reply, send, gone)
+                return
+            answers = await ticket.results()
+            if not gone.is_set():
+                await json_response(reply.whole(answers))(scope, receive, send)
 
     def _enter(self, ask: Ask, key: Key | None, request_id: str) -> Ticket:
         """A place at the desk, counted by the key that it belongs to."""
@@ -75,14 +77,17 @@ class Answering:
         self._desk.watcher.received(request_id, self._route.path, label)
         return ticket
 
-    async def _stream(self, ticket: Ticket, reply: Reply, send: Send) -> None:
+    async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
         stream = EventStream(send, self._bounds.reader_seconds)
         try:
             await stream.start()
             await stream.send(events(reply.opening()))
             try:
-                async for choice, piece in ticket:
-                    await stream.send(events(reply.piece(choice, piece)))
+                async for batch in ticket.batches():
+                    if gone.is_set():
+                        return
+                    told = [event for pair in batch for event in reply.piece(*pair)]
+                    await stream.send(events(told))
                 await stream.send(events(reply.closing(await ticket.results())))
             except ApiError as error:
                 await stream.send(events(_failure(reply, error)))
@@ -94,12 +99,18 @@ class Answering:
 
 
 @asynccontextmanager
-async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> Any:
+async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[asyncio.Event]:
     """End the request when its client goes away, and in any case with the block."""
-    listener = asyncio.create_task(disconnected(receive))
-    listener.add_done_callback(lambda _: ticket.abort())
+    gone = asyncio.Event()
+
+    async def listen() -> None:
+        await disconnected(receive)
+        gone.set()
+        ticket.abort()
+
+    listener = asyncio.create_task(listen())
     try:
-        yield
+        yield gone
     finally:
         listener.cancel()
         ticket.abort()

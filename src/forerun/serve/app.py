@@ -42,7 +42,6 @@ def make_app(
     *,
     keys: Keys | None = None,
     bounds: Bounds | None = None,
-    watcher: Watcher | None = None,
     fingerprint: Callable[[Ask], str] = lambda ask: "",
     cors_origins: Sequence[str] = (),
 ) -> Starlette:
@@ -52,7 +51,7 @@ def make_app(
     default only the server's own.
     """
     bounds = bounds or Bounds()
-    watcher = watcher or desk.watcher
+    watcher = desk.watcher
     reading = ThreadPoolExecutor(1, "forerun-reading")  # tokenising must not stop the streams
     pages = page_routes()
     guard = Middleware(

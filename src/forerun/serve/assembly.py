@@ -56,10 +56,9 @@ def make_server(
     app = make_app(
         desk,
         text_routes(offer),
-        queries(offer, int(time.time())),
+        queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
-        watcher=watcher,
         fingerprint=Fingerprint(offer),
         cors_origins=cors_origins,
     )

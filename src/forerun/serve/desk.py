@@ -108,8 +108,7 @@ class Desk:
         is used for another's.
         """
         pair = self._pair(ask)
-        self._check_open()
-        self._check_room(ask.num_choices)
+        self.check_room(ask.num_choices)
         entered = now()
 
         def choice_ended() -> None:
@@ -133,6 +132,24 @@ class Desk:
         self._num_open += ask.num_choices
         self.tickets[request_id] = ticket
         return ticket
+
+    def check_room(self, num_choices: int = 1) -> None:
+        """Refuse a request for which there is no place."""
+        if self._is_draining:
+            raise _stopping()
+        places = self.max_batch + self.max_queue
+        if num_choices > places:
+            message = f"The request has {num_choices} choices; {places} fit in at once."
+            raise ApiError(message, param="n", code="too_many_choices")
+        missing = self._num_open + num_choices - places
+        if missing > 0:
+            raise ApiError(
+                "Too many requests are waiting; try again later.",
+                status=429,
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after=self._times.until_free(self._num_open, missing),
+            )
 
     async def warm_up(self) -> None:
         """Answer a request that nobody asked: the first client need not wait for what is made
@@ -172,25 +189,6 @@ class Desk:
                 message = f"This server has no {name} {value!r}; it has {', '.join(known)}."
                 raise ApiError(message, param=f"speculation.{name}", code=f"unknown_{name}")
         return drafter or next(iter(self.drafters)), rule or self.rule
-
-    def _check_open(self) -> None:
-        if self._is_draining:
-            raise _stopping()
-
-    def _check_room(self, num_choices: int) -> None:
-        places = self.max_batch + self.max_queue
-        if num_choices > places:
-            message = f"The request has {num_choices} choices; {places} fit in at once."
-            raise ApiError(message, param="n", code="too_many_choices")
-        missing = self._num_open + num_choices - places
-        if missing > 0:
-            raise ApiError(
-                "Too many requests are waiting; try again later.",
-                status=429,
-                kind="rate_limit_error",
-                code="queue_full",
-                retry_after=self._times.until_free(self._num_open, missing),
-            )
 
 
 def _stopping() -> ApiError:

@@ -64,6 +64,9 @@ class Engines:
 
     async def get(self, pair: Pair) -> AsyncEngine:
         """A living engine for a pair.  Submit to it before anything else is awaited."""
+        if pair in self._engines and self._engines[pair].failure is None:
+            self._engines[pair] = self._engines.pop(pair)
+            return self._engines[pair]
         async with self._lock:
             engine = self._engines.pop(pair, None)
             was_dead = engine is not None and engine.failure is not None

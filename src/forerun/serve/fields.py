@@ -225,7 +225,11 @@ class Json:
     def check(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise wrong_type(value, where, "an object")
-        size = len(json.dumps(value))
+        try:
+            size = len(json.dumps(value))
+        except RecursionError:
+            message = f"'{where}' is nested too deeply."
+            raise ApiError(message, param=where, code="invalid_value") from None
         if size > self.most:
             limit = f"at most {self.most} characters of JSON"
             raise wrong_size(f"{size} characters", where, limit, "object_above_max_size")

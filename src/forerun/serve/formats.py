@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.errors import InputError
+from forerun.engine.intake import ending_tokens
 from forerun.grammars import Grammar, json_object, json_schema
 from forerun.serve.errors import ApiError
 from forerun.serve.fields import Flag, Json, Text
@@ -39,21 +39,32 @@ def _schema_fields(offer: Offer) -> dict[str, Field]:
     }
 
 
-def grammar_of(chosen: Mapping[str, Any] | None, where: str) -> Grammar | None:
+def grammar_of(offer: Offer, chosen: Mapping[str, Any] | None, where: str) -> Grammar | None:
     """The grammar of a format; None for free text."""
     if chosen is None or chosen["type"] == "text":
         return None
     details = chosen.get("json_schema", chosen)
     schema = details.get("schema")
     if schema is None:
-        return json_object()
+        return prepared(offer, json_object(), where)
     inside = f"{where}.json_schema.schema" if "json_schema" in chosen else f"{where}.schema"
-    return compiled(schema, inside)
+    return prepared(offer, compiled(schema, inside), inside)
 
 
 def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
     """A JSON schema as a grammar, or what is wrong with it."""
     try:
         return json_schema(schema)
-    except InputError as error:
+    except ValueError as error:  # an InputError, or llguidance's own where the nesting is too deep
         raise ApiError(str(error), param=where, code="invalid_json_schema") from error
+
+
+def prepared(offer: Offer, grammar: Grammar, where: str) -> Grammar:
+    """The grammar, compiled for the model's tokenizer: engines find it ready."""
+    target, last = offer.target, offer.tokenizer.eos_token_id
+    endings = ending_tokens(target) or (() if last is None else (last,))
+    try:
+        grammar.matcher(offer.tokenizer, target.vocab_size, endings)
+    except ValueError as error:
+        raise ApiError(str(error), param=where, code="invalid_json_schema") from error
+    return grammar

@@ -118,9 +118,9 @@ class Metrics:
             made = Gauge(f"forerun:{name}", text, registry=registry)
             made.set_function(lambda: float(getattr(self._busy, source, 0)))
 
-        gauge("num_requests_running", "Requests that are being answered.", "num_running")
-        gauge("num_requests_waiting", "Requests that wait for a row.", "num_waiting")
-        gauge("num_batch_rows", "Answers in the current pass.", "num_rows")
+        gauge("num_requests_running", "Answers that are being written.", "num_running")
+        gauge("num_requests_waiting", "Answers that wait for a row.", "num_waiting")
+        gauge("num_batch_rows", "Rows of all engines, taken or free.", "num_rows")
         self._drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Guesses that were judged.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Guesses that were accepted.")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from forerun.serve.fields import Schema
 from forerun.serve.objects import Object
-from forerun.serve.routes import Described
 from forerun.version import __version__
 
 JSON = "application/json"
@@ -91,6 +90,13 @@ MODELS: Schema = {
 STATUS: Schema = {"type": "object", "required": ["status"]}
 
 
+class Described(Protocol):
+    """What is asked with a body that a table of fields describes."""
+
+    path: str
+    body: Object
+
+
 class Document:
     """`GET /openapi.json`."""
 
@@ -134,7 +140,7 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
 def _post(path: str, body: Object) -> dict[str, Any]:
     content: dict[str, Any] = {JSON: {"schema": OBJECTS[path]}}
     if "stream" in body.fields:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": {}}  # events differ from route to route
     return {
         "summary": WORDS[path],
         "operationId": path.strip("/").replace("/", "_"),

@@ -77,6 +77,18 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             raise StopAsyncIteration
         return pair
 
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """The same pieces, as many together as are there: a reader who lags catches up."""
+        async for first in self:
+            batch = [first]
+            while not self._pieces.empty():
+                pair = self._pieces.get_nowait()
+                if pair is None:
+                    self._pieces.put_nowait(None)
+                    break
+                batch.append(pair)
+            yield batch
+
     async def results(self) -> list[Generation]:
         """The answers by choice, when all have ended; raises the `ApiError` of a failed request."""
         answers = await asyncio.shield(self._end)
@@ -105,6 +117,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         with suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as group:
                 self._choices = [group.create_task(self._choice(i)) for i in range(count)]
+                for task in self._choices:  # one that is cancelled may never have begun
+                    task.add_done_callback(lambda _: self._on_choice_end())
                 if self._is_aborted:
                     self.abort()
         for choice, task in enumerate(self._choices):
@@ -143,13 +157,10 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
     async def _choice(self, choice: int) -> Generation:
         """One choice, over as many engines as it takes."""
         progress = Progress()
-        try:
-            while True:
-                answer = await self._attempt(choice, progress)
-                if answer is not None:
-                    return answer
-        finally:
-            self._on_choice_end()
+        while True:
+            answer = await self._attempt(choice, progress)
+            if answer is not None:
+                return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
         """The answer of the present engine; None if that died and another one may go on."""

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import InputError
 from forerun.grammars import Grammar
 from forerun.serve.errors import ApiError
 from forerun.serve.fields import Choice, Either, Flag, Json, ListOf, Text, wrong_value
-from forerun.serve.formats import NAME_LENGTH, compiled
+from forerun.serve.formats import NAME_LENGTH, compiled, prepared
 from forerun.serve.objects import Field, Object, Tagged
 from forerun.serve.offer import Offer
 from forerun.serve.templates import template_of
@@ -80,6 +79,7 @@ class Toolbox:
             callable_ones = _named(functions, choice) if isinstance(choice, Mapping) else functions
             is_one = is_one or isinstance(choice, Mapping)
             grammar = _grammar(writing, callable_ones, is_forced=is_forced, is_one=is_one)
+            prepared(offer, grammar, "tools")
         return cls(shown, functions, writing, grammar)
 
     @property
@@ -146,6 +146,6 @@ def _grammar(
     ]
     try:
         return writing.grammar(schemas, is_forced=is_forced, is_one=is_one)
-    except InputError as error:
+    except ValueError as error:
         message = "'tools' cannot be compiled together. Make their schemas simpler."
         raise ApiError(message, param="tools", code="invalid_json_schema") from error

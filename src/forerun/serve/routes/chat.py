@@ -72,7 +72,7 @@ class Chat:
         toolbox = Toolbox.of(self.offer, fields)
         tokens = chat_tokens(self.offer, fields["messages"], tools=toolbox.shown)
         room = room_for(self.offer, tokens, "messages")
-        grammar = grammar_of(fields["response_format"], "response_format")
+        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
         if grammar is not None and toolbox.functions:
             message = (
                 "'response_format' cannot be honoured together with 'tools': an answer in that "

@@ -96,7 +96,7 @@ class Completions:
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
         for prompt in tokens:
             room_for(self.offer, prompt, "prompt")
-        grammar = grammar_of(fields["response_format"], "response_format")
+        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
         return Ask(
             prompts=tokens,
             sampling=sampling_of(self.offer, fields, grammar),

@@ -116,9 +116,10 @@ class Responses:
         tokens = chat_tokens(self.offer, _messages(fields), where="input")
         room = room_for(self.offer, tokens, "input")
         chosen = (fields["text"] or {}).get("format")
+        grammar = grammar_of(self.offer, chosen, "text.format")
         return Ask(
             prompts=[tokens],
-            sampling=sampling_of(self.offer, fields, grammar_of(chosen, "text.format")),
+            sampling=sampling_of(self.offer, fields, grammar),
             max_new_tokens=fields["max_output_tokens"] or room,
             stop=stops_of(fields["stop"]),
             ignore_eos=fields["ignore_eos"],
