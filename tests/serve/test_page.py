@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from contrasts import check_contrasts
 
 from chromium import Tab
 
@@ -22,46 +23,6 @@ KEY = "a-key-for-tests"
 CHAT = "*/v1/chat/completions"
 QUESTION = "Repeat word for word: The quick brown fox jumps over the lazy dog, and the fox sleeps."
 SIZES = {"desktop": (1280, 800), "phone": (360, 740)}
-READ = (
-    "#model",
-    "#gauges dt",
-    ".legend li",
-    ".asked",
-    ".answer .accepted",
-    ".answer .bonus",
-    ".facts",
-    ".verdict h3",
-    ".verdict .soft",
-    ".verdict th",
-    ".again",
-    ".switch",
-)
-CONTRASTS = """
-(() => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-  const luminance = (colours) => {  // of the last over the others, as WCAG 2 defines it
-    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-    const rgb = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((x) => x / 255);
-    const [r, g, b] = rgb.map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const grounds = (element) => {
-    const colours = [];
-    for (let e = element; e; e = e.parentElement) {
-      colours.unshift(getComputedStyle(e).backgroundColor);
-    }
-    return colours;
-  };
-  const found = {ground: luminance(grounds(document.body))};
-  for (const selector of READ) {
-    const element = document.querySelector(selector);
-    const under = grounds(element), ink = getComputedStyle(element).color;
-    const [low, high] = [luminance(under), luminance([...under, ink])].sort((a, b) => a - b);
-    found[selector] = (high + 0.05) / (low + 0.05);
-  }
-  return found;
-})()
-""".replace("READ", json.dumps(READ))
 
 
 @pytest.fixture(scope="module")
@@ -326,14 +287,6 @@ def test_nothing_is_cut_off_or_pale_in_any_size_and_colour(
     box = tab.ask("document.querySelector('#settings').getBoundingClientRect().toJSON()")
     assert box["left"] >= 0
     assert box["right"] <= SIZES[size][0]
-
-
-def check_contrasts(tab: Tab, scheme: str) -> None:
-    """Every text can be read: 4.5 to 1 is what WCAG 2 asks for."""
-    found = tab.ask(CONTRASTS)
-    assert (found.pop("ground") > 0.5) == (scheme == "light")
-    assert set(found) == set(READ)
-    assert min(found.values()) >= 4.5, found
 
 
 def test_errors_in_the_page_are_seen(browser: Tab, address: str) -> None:
