@@ -1,7 +1,7 @@
 """The page in a real browser, with a real server behind it: `forerun serve` and its default model.
 
-Keys are pressed as by hand, so that a page which needs a mouse fails here.  Where the server must
-err, the browser answers one request in its place.
+One test asks, reads and leaves by keys alone; the others press buttons and fill in settings by
+script.  Where the server must err, the browser answers one request in its place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def open_page(tab: Tab, address: str, *, size: str = "desktop", scheme: str = "l
 
 
 def set_up(tab: Tab, **settings: Any) -> None:
-    """Change settings as a person does, in their dialog."""
+    """Fill in the dialog of settings and submit it."""
     tab.ask("document.querySelector('#open-settings').click()")
     for name, value in settings.items():
         field = f"document.querySelector('#settings [name={name}]')"
