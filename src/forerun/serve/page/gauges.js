@@ -1,6 +1,6 @@
 // What the server is doing, once a second, each figure with its last minute behind it.
 
-import { readJson } from "./api.js";
+import { apiKey, readJson } from "./api.js";
 import { byId, make, makeSvg } from "./dom.js";
 
 const MINUTE = 60; // samples
@@ -14,17 +14,20 @@ const GAUGES = [
 export function startGauges() {
   const tiles = GAUGES.map(makeTile);
   byId("gauges").append(...tiles.map((tile) => tile.element));
+  let refusedKey = null; // is not tried a second time
   const tick = async () => {
-    if (!document.hidden) await readInto(tiles);
+    if (!document.hidden && apiKey() !== refusedKey) {
+      const key = apiKey();
+      const stats = await readJson("v1/stats").catch((problem) => {
+        if (problem.status === 401) refusedKey = key;
+        return null;
+      });
+      byId("gauges").classList.toggle("stale", stats === null);
+      for (const tile of tiles) tile.show(stats);
+    }
     setTimeout(tick, 1000);
   };
   tick();
-}
-
-async function readInto(tiles) {
-  const stats = await readJson("v1/stats").catch(() => null);
-  byId("gauges").classList.toggle("stale", stats === null);
-  for (const tile of tiles) tile.show(stats);
 }
 
 function makeTile({ key, name, short, words, top }) {

@@ -151,14 +151,15 @@ function newChat() {
 }
 
 // Keeps the end of a growing answer in view unless the reader has scrolled away from it.  A second
-// run grows beside the first, from its top.
+// run grows beside the first, where there is room for both, and needs no scrolling.
 function startFollowing() {
+  const stacked = matchMedia("(max-width: 46rem)"); // as in answers.css
   let isAtEnd = true;
   const distance = () => document.documentElement.scrollHeight - innerHeight - scrollY;
   addEventListener("scroll", () => (isAtEnd = distance() < 80), { passive: true });
   new ResizeObserver(() => {
     const turn = turns.at(-1)?.turn;
-    if (turn && isAtEnd && !turn.isCompared) scrollTo({ top: document.documentElement.scrollHeight });
+    if (turn && isAtEnd && (!turn.isCompared || stacked.matches)) scrollTo({ top: document.documentElement.scrollHeight });
   }).observe(byId("turns"));
 }
 

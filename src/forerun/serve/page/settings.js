@@ -14,14 +14,19 @@ function saved() {
   }
 }
 
-export function openSettings() {
+function fillIn() {
+  for (const [name, value] of Object.entries({ ...DEFAULTS, ...saved() })) form.elements[name].value = value;
+}
+
+function openSettings() {
   form.elements.key.value = apiKey();
   byId("settings").showModal();
 }
 
 export function startSettings() {
-  for (const [name, value] of Object.entries({ ...DEFAULTS, ...saved() })) form.elements[name].value = value;
+  fillIn();
   form.addEventListener("submit", keep);
+  byId("settings").addEventListener("cancel", fillIn);
   byId("settings").addEventListener("click", (event) => {
     if (event.target === byId("settings") && form.reportValidity()) form.requestSubmit();
   });

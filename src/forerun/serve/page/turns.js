@@ -51,7 +51,6 @@ export class Turn {
     this.runs.length = 1;
     while (this.views.children.length > 1) this.views.lastChild.remove();
     this.#showCompared(true);
-    this.views.scrollIntoView({ block: "start" });
     const progress = make("p", { class: "soft progress" });
     this.outcome.replaceChildren(progress);
     try {
@@ -83,6 +82,7 @@ export class Turn {
     view.classList.add("running");
     this.runs.push(run);
     this.views.append(view);
+    if (this.isCompared) view.scrollIntoView({ block: "start" });
     const body = { ...this.body };
     if (!speculates) body.speculation = false;
     else if (this.speculation) body.speculation = this.speculation;

@@ -62,8 +62,8 @@ function sameText({ same }, fast, plain, seed) {
 }
 
 function speedWords(gain) {
-  if (gain > 1.03) return `, ${gain.toFixed(1)} times as fast.`;
-  if (gain < 0.97) return `, but ${gain.toFixed(2)} of the speed: here speculation cost time.`;
+  if (gain >= 1.05) return `, ${gain.toFixed(1)} times as fast.`;
+  if (gain < 0.95) return `, but ${gain.toFixed(2)} of the speed: here speculation cost time.`;
   return ", at the same speed.";
 }
 
