@@ -153,10 +153,13 @@ class Desk:
 
     async def warm_up(self) -> None:
         """Answer a request that nobody asked: the first client need not wait for what is made
-        once, the usual engine and the code that is compiled for it."""
-        ask = Ask(prompts=[[0]], sampling=Sampling(seed=0), max_new_tokens=2, ignore_eos=True)
+        once, the usual engine and the code that is compiled for it.  A text that repeats itself
+        lets any drafter guess, so drafting is compiled too."""
+        length = 8 if self.target.max_context is None else min(8, self.target.max_context - 1)
+        prompt = [place % min(2, self.target.vocab_size) for place in range(length)]
+        ask = Ask(prompts=[prompt], sampling=Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
         try:
-            await self.enter(ask, request_id="warm-up").results()
+            await self.enter(ask, owner="warm-up", request_id="warm-up").results()
         except ApiError as error:  # whoever starts a server may see what clients may not
             raise error.__cause__ or error from None
 
