@@ -36,10 +36,10 @@ XP = compat.array_namespace(np.empty(0))
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four segments a tile, so that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "law_tile", lambda num_rows, vocab_size: 4)
+    monkeypatch.setattr(decide, "law_piece", lambda num_rows, vocab_size: decide.LawPiece(2, 2))
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: decide.RaceTile(4, 4))
-    monkeypatch.setattr(decide, "GANG", 2)
+    piece = decide.RacePiece(1, 2, 4, gang=16)
+    monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: piece)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
@@ -134,6 +134,7 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     first, second = (decided(launch(rule, on_device, scratch)) for _ in range(2))
     assert first == second == made.reference(rule)
     assert not scratch.counts.any()
+    assert not scratch.list_counts.any()
     assert not scratch.finished.any()
     assert (scratch.keys == LOWEST_KEY).all()
 

@@ -14,15 +14,23 @@ from forerun.addresses import Purpose
 from forerun.gpu.kernels.racing import match_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
-from forerun.gpu.scratch import SEGMENT, LawScratch, Outcome, Scratch, Tensor, num_segments, padded
+from forerun.gpu.scratch import (
+    BLOCK,
+    SEGMENT,
+    LawScratch,
+    Outcome,
+    Scratch,
+    Tensor,
+    num_blocks,
+    num_segments,
+    padded,
+)
 
 LAW_WARPS = 8
 """Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
 MANY_PROGRAMS = 4096
 AT_ONCE = 1024
 """About as many programs run at once; of more, the later ones may find that a guess was refused."""
-GANG = 8
-"""Segments that a program of `match` opens at a time."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
 
@@ -57,8 +65,10 @@ class Round:
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`match` on chains and trees, in one launch."""
     num_sequences, num_rows, vocab_size = made.logits.shape
-    tile = race_tile(num_sequences * num_rows, vocab_size)
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile.segments)
+    piece = race_piece(num_sequences * num_rows, vocab_size)
+    step, blocks = min(piece.step, num_blocks(vocab_size)), num_blocks(vocab_size)
+    steps = min(piece.steps, blocks // step)
+    num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
     match_kernel[(num_programs,)](
         made.logits,
         made.tokens,
@@ -69,11 +79,11 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
         scratch.keys,
-        scratch.counts,
+        scratch.bars,
+        scratch.list_counts,
+        scratch.lists,
         scratch.finished,
         scratch.limits,
-        scratch.sampled,
-        scratch.faults,
         out.reached,
         out.accepted,
         out.extra,
@@ -81,14 +91,19 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         num_sequences,
         num_rows,
         V=vocab_size,
-        TILE=tile.segments,
-        GANG=min(tile.segments, GANG),
+        BLOCKS=blocks,
+        LIST=scratch.lists.shape[3],
+        STEP=step,
+        STEPS=steps,
+        STAGES=piece.stages,
+        SCOUTS=min(piece.scouts, blocks),
+        GANG=piece.gang,
         ROWS=padded(num_rows),
         TREE=made.parents is not None,
         SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
-        num_warps=tile.num_warps,
-        maxnreg=tile.most_registers,
+        num_warps=piece.num_warps,
+        maxnreg=piece.most_registers,
         **OPTIONS,
     )
 
@@ -146,8 +161,8 @@ def _launch_ratios(
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    tile = law_tile(num_sequences * num_rows, vocab_size)
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile)
+    piece = law_piece(num_sequences * num_rows, vocab_size)
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, piece.step * piece.steps)
     ratio_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
@@ -183,7 +198,9 @@ def _launch_ratios(
         RULE=rule,
         V=vocab_size,
         SEGMENTS=num_segments(vocab_size),
-        TILE=tile,
+        TILE=piece.step,
+        STEPS=piece.steps,
+        STAGES=piece.stages,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         SKIP=num_programs > AT_ONCE,
@@ -202,8 +219,9 @@ def _launch_residuals(
     num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
-    tile = law_tile(num_sequences * num_slots, vocab_size)
-    residual_kernel[(num_sequences * num_slots * num_tiles(vocab_size, tile),)](
+    piece = residual_piece(num_sequences * num_slots, vocab_size)
+    num_programs = num_sequences * num_slots * num_tiles(vocab_size, piece.step * piece.steps)
+    residual_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
         made.tokens,
@@ -230,7 +248,9 @@ def _launch_residuals(
         BLOCKWISE=rule == BLOCKWISE,
         V=vocab_size,
         SEGMENTS=num_segments(vocab_size),
-        TILE=tile,
+        TILE=piece.step,
+        STEPS=piece.steps,
+        STAGES=piece.stages,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
@@ -244,22 +264,38 @@ def num_tiles(vocab_size: int, tile: int) -> int:
     return -(-vocab_size // (tile * SEGMENT))
 
 
-def law_tile(num_rows: int, vocab_size: int) -> int:
-    """Segments of a tile where weights are summed: small where rows are few, so that they fill the
-    device.  One warp sums a segment, so no sum depends on the tile."""
-    return 32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64
+class LawPiece(NamedTuple):
+    """How rows are cut into programs where weights are summed.  One warp sums a segment, so no sum
+    depends on it."""
+
+    step: int  # segments that are read at a time
+    steps: int = 1
+    stages: int = 1
 
 
-class RaceTile(NamedTuple):
+def law_piece(num_rows: int, vocab_size: int) -> LawPiece:
+    """Small pieces where rows are few, so that they fill the device."""
+    return LawPiece(32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64)
+
+
+def residual_piece(num_rows: int, vocab_size: int) -> LawPiece:
+    return law_piece(num_rows, vocab_size)
+
+
+class RacePiece(NamedTuple):
     """How `match` is cut into programs.  The winner of a race does not depend on it."""
 
-    segments: int
+    step: int  # blocks that are read at a time
+    steps: int
     num_warps: int
+    stages: int = 1
+    gang: int = 64  # quads that are timed at a time
+    scouts: int = 128  # tokens that are timed first where there is one step
     most_registers: int | None = None  # of a thread: fewer, so that more programs run at once
 
 
-def race_tile(num_rows: int, vocab_size: int) -> RaceTile:
-    """Small tiles where rows are few, so that they fill the device."""
+def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
+    """Small pieces where rows are few, so that they fill the device."""
     if num_rows * num_tiles(vocab_size, 16) <= MANY_PROGRAMS:
-        return RaceTile(16, 4)
-    return RaceTile(32, 8, 64)
+        return RacePiece(8, 1, 4)
+    return RacePiece(16, 8, 4)

@@ -17,6 +17,13 @@ LOWEST_KEY = -(2**63 - 1)
 SEGMENT = 128
 """Tokens whose weights are summed together."""
 FEWEST_SEGMENTS = 16
+BLOCK = 256
+"""Tokens that share a minimum of noise."""
+QUADS = 64
+"""Quads of tokens of a block."""
+FEWEST_LISTED = 8
+MOST_LISTED = 1 << 22
+"""In the lists of all rows, unless `FEWEST_LISTED` a block are more."""
 
 
 def padded(count: int) -> int:
@@ -27,6 +34,17 @@ def padded(count: int) -> int:
 def num_segments(vocab_size: int) -> int:
     """Segments of a row in scratch memory: a power of two."""
     return max(FEWEST_SEGMENTS, padded(-(-vocab_size // SEGMENT)))
+
+
+def num_blocks(vocab_size: int) -> int:
+    """Blocks of a row in scratch memory: a power of two."""
+    return padded(-(-vocab_size // BLOCK))
+
+
+def num_listed(num_rows: int, vocab_size: int) -> int:
+    """Quads that the lists of a race have room for, per block: a power of two."""
+    share = MOST_LISTED // (num_rows * num_blocks(vocab_size))
+    return min(max(FEWEST_LISTED, padded(share + 1) // 2), QUADS)
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,9 @@ class Scratch:
     counts: Tensor  # (B, N) int32: zero between launches
     finished: Tensor  # (B,) int32: zero between launches
     limits: Tensor  # (B,) int32: FAR between launches
-    sampled: Tensor  # (B, N) int64
+    bars: Tensor  # (B, N, BLOCKS) float32
+    list_counts: Tensor  # (B, N, BLOCKS) int32: zero between launches
+    lists: Tensor  # (B, N, BLOCKS, LIST) int32
     faults: Tensor  # (B, N) int32
     nothing: Tensor  # (1,) float32: stands for an argument that a kernel does not read
     no_tokens: Tensor  # (B,) int32 of zeros: lengths of drafts without tokens
@@ -82,6 +102,7 @@ class Scratch:
     ) -> Scratch:
         """for_match_only: leave out what only `ratio`, `block` and draws need."""
         rows = num_sequences, num_rows
+        blocks = *rows, num_blocks(vocab_size)
         integers = {"dtype": torch.int32, "device": device}
         return cls(
             num_sequences,
@@ -91,7 +112,9 @@ class Scratch:
             torch.zeros(rows, **integers),
             torch.zeros(num_sequences, **integers),
             torch.full((num_sequences,), FAR, **integers),
-            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(blocks, device=device),
+            torch.zeros(blocks, **integers),
+            torch.zeros((*blocks, num_listed(num_sequences * num_rows, vocab_size)), **integers),
             torch.zeros(rows, **integers),
             torch.zeros(1, device=device),
             torch.zeros(num_sequences, **integers),

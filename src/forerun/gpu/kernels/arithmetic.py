@@ -12,6 +12,8 @@ from triton.language.random import philox_impl
 
 BLOCK = tl.constexpr(256)
 """Tokens that share a minimum of noise."""
+QUADS = tl.constexpr(64)
+"""Quads of a block: four tokens share a call of Philox."""
 SEGMENT = tl.constexpr(128)
 """Tokens that are reduced together: float32 logits that one warp reads at once."""
 FAR = tl.constexpr(1 << 30)

@@ -1,10 +1,12 @@
 """`match`: one launch in which every row of every sequence is raced, and the draft compared.
 
-A row is cut into tiles, one program each.  A program races its tile: segments of 128 tokens that
-cannot hold the row's winner are not opened.  A race is decided by whole numbers, the keys of its
-tokens, so the winner of a row is one atomic maximum over its tiles, in any order.  The last program
-of a row compares the winner with the draft, and the last row of a sequence says how far the draft
-was right.
+A row is cut into pieces of whole blocks of 256 tokens, one program each.  A program first times a
+few tokens that may well win: the drafted ones, and those that have the minimum of their blocks.  No
+token arrives before the minimum of its block allows, so the best of these times is a logit for
+every block that a winner must have.  Then it reads its piece, lists the quads of tokens that reach
+that logit, and times only these.  A race is decided by whole numbers, the keys of its tokens, so
+the winner of a row is one atomic maximum over its pieces, in any order.  The last program of a
+sequence compares the winners with the draft.
 """
 
 import triton
@@ -13,7 +15,7 @@ import triton.language as tl
 from forerun.gpu.kernels.arithmetic import (
     BLOCK,
     FAR,
-    SEGMENT,
+    QUADS,
     TARGET,
     arrive,
     block_noise,
@@ -35,143 +37,165 @@ LOWEST = tl.constexpr(-(2**63 - 1))
 TOKEN_BITS = tl.constexpr(2**20 - 1)
 SLACK = tl.constexpr(1e-4)
 """Above the rounding error of a logarithm, so that a bound cannot exclude the winner."""
-
-
-@triton.jit
-def _ordered(score):
-    """The bits of float64 scores as whole numbers in the same order, the lowest 20 bits set."""
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int64, bitcast=True)  # -0 equals 0
-    return tl.where(bits >= 0, bits, bits ^ HIGHEST) | TOKEN_BITS
+KEY_SLACK = tl.constexpr(2.0**-30)
+"""Above the part of a score that its key leaves out."""
+LOGIT_SLACK = tl.constexpr(2.0**-21)
+"""Above the rounding error of a float32 number."""
+SMALLEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def _key(value, score, token):
     """A larger key wins: the larger score, or the lower id where scores agree in 44 bits."""
-    return tl.where(finite(value), _ordered(score) - token, LOWEST)
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int64, bitcast=True)  # -0 equals 0
+    ordered = tl.where(bits >= 0, bits, bits ^ HIGHEST) | TOKEN_BITS
+    return tl.where(finite(value), ordered - token, LOWEST)
 
 
 @triton.jit
-def _score(value, rate, noise):
-    """The logarithm of a token's speed in float64; the product is exact."""
-    return value.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
+def _least_score(key):
+    """A score that no score of this key is below."""
+    ordered = key & ~TOKEN_BITS
+    bits = tl.where(ordered >= 0, ordered, ordered ^ HIGHEST)
+    return tl.where(key == LOWEST, float("-inf"), bits.to(tl.float64, bitcast=True))
 
 
 @triton.jit
 def _noisy_key(values, rate, noise, tokens):
-    return _key(values, _score(values, rate, noise), tokens)
+    """Keys of the scores x r - log E in float64; the product is exact."""
+    score = values.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
+    return _key(values, score, tokens)
 
 
 @triton.jit
-def _guess_keys(row, guesses, threshold, rate, seed, position, V: tl.constexpr):
+def _guess_keys(row, guesses, threshold, rate, greedy, seed, position, V: tl.constexpr):
     """Keys of any tokens (N,); of tokens outside the vocabulary the lowest."""
     inside = (guesses >= 0) & (guesses < V)
     tokens = tl.where(inside, guesses, 0).to(tl.int32)
     values = load_values(row, tokens, inside, threshold)
     minimum, lane = block_noise(seed, position, tokens // BLOCK)
-    return _noisy_key(values, rate, lane_noise(seed, position, tokens, minimum, lane), tokens)
+    noise = lane_noise(seed, position, tokens, minimum, lane)
+    return _noisy_key(values, rate, tl.where(greedy, 1.0, noise), tokens)
 
 
 @triton.jit
-def _open(
-    row,
-    segment,
-    exists,
-    minimum,
-    lane,
-    threshold,
-    rate,
-    seed,
-    position,
-    V: tl.constexpr,
-    GANG: tl.constexpr,
-):
-    """The largest key of segments (GANG,), of those that exist; minimum, lane: of their blocks."""
-    quads = segment[:, None] * (SEGMENT // 4) + tl.arange(0, SEGMENT // 4)[None, :]
+def _fastest_keys(row, blocks, minimum, lane, threshold, rate, greedy, V: tl.constexpr):
+    """Keys of the tokens that have the minimum of their blocks (N,)."""
+    tokens = blocks * BLOCK + lane
+    values = load_values(row, tokens, tokens < V, threshold)
+    return _noisy_key(values, rate, tl.where(greedy, 1.0, minimum), tokens)
+
+
+@triton.jit
+def _needed(bar, minimum, rate, greedy, threshold):
+    """The logit that a token must have to reach the key `bar`, in blocks of these minima (N,)."""
+    score = _least_score(bar)
+    score -= SLACK + tl.abs(score) * KEY_SLACK
+    noise = tl.where(greedy, 0.0, logarithm(minimum)).to(tl.float64)
+    logit = (score + noise) / rate.to(tl.float64)
+    logit = (logit - tl.abs(logit) * LOGIT_SLACK).to(tl.float32)
+    return tl.maximum(tl.maximum(logit, threshold), SMALLEST)
+
+
+@triton.jit
+def _quad_keys(row, quads, exist, threshold, rate, greedy, seed, position, V: tl.constexpr):
+    """Keys (N, 4) of the tokens of quads (N,), of those that exist; the highest of NaN and +inf."""
+    minimum, lane = block_noise(seed, position, quads // QUADS)
     first, second, third, fourth = words(seed, position, quads, TARGET)
-    bits = tl.join(tl.join(first, third), tl.join(second, fourth))  # the four words of every quad
-    rest = exponential(tl.reshape(bits, (GANG, SEGMENT)))
-    tokens = segment[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
-    values = load_values(row, tokens, exists[:, None] & (tokens < V), threshold)
+    bits = tl.join(tl.join(first, third), tl.join(second, fourth))
+    rest = exponential(tl.reshape(bits, (quads.shape[0], 4)))
+    tokens = quads[:, None] * 4 + tl.arange(0, 4)[None, :]
+    values = load_values(row, tokens, exist[:, None] & (tokens < V), threshold)
     noise = tl.where((tokens & 255) == lane[:, None], minimum[:, None], minimum[:, None] + rest)
-    keys = _noisy_key(values, rate, noise, tokens)
-    return tl.max(tl.max(keys, axis=1), axis=0)
+    keys = _noisy_key(values, rate, tl.where(greedy, 1.0, noise), tokens)
+    return tl.where((values < float("inf")), keys, HIGHEST)
+
+
+@triton.jit
+def _list_piece(
+    row,
+    blocks,
+    needed,
+    count,
+    listed,
+    V: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Append the quads of blocks (ROWS,) with a logit that is needed (ROWS,), as far as the list
+    has room."""
+    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    values = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+    values = tl.where(values != values, float("inf"), values)
+    largest = tl.max(tl.reshape(values, (ROWS, QUADS, 4)), axis=2)
+    chosen = largest >= needed[:, None]
+    quads = blocks[:, None] * QUADS + tl.arange(0, QUADS)[None, :]
+    place = tl.atomic_add(count + quads * 0, 1, mask=chosen, sem="relaxed", scope="gpu")
+    tl.store(listed + place, quads, mask=chosen & (place < CAPACITY))
 
 
 @triton.jit
 def _race(
     row,
-    values,
-    segments,
     guesses,
-    cell,
+    split,
+    bars,
+    count,
+    listed,
     threshold,
     rate,
+    greedy,
     seed,
     position,
     V: tl.constexpr,
-    TILE: tl.constexpr,
+    STEP: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCOUTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
     GANG: tl.constexpr,
     GUESSED: tl.constexpr,
-    SHARED: tl.constexpr,
 ):
-    """(the largest key of a tile, a key of the row that it must reach to matter).
-
-    values: (TILE, 128) logits of segments (TILE,); NaN was replaced by +inf.
-    guesses: drafted tokens for this row.  Often one of them is the winner, and then its key
-        excludes nearly every segment.
-    cell: the largest key of the row so far.
-    """
-    best = tl.full((), LOWEST, tl.int64)
-    bar = best
+    """(the largest key of a piece, or a larger one of its row; the largest of the guesses)."""
+    NUM_BLOCKS: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    begin = split * STEP * STEPS
+    guessed = tl.full((), LOWEST, tl.int64)
     if GUESSED:
-        keys = _guess_keys(row, guesses, threshold, rate, seed, position, V)
-        bar = tl.max(keys, axis=0)
-        begin = tl.min(segments, axis=0) * SEGMENT
-        is_here = (guesses >= begin) & (guesses < begin + TILE * SEGMENT)
-        best = tl.max(tl.where(is_here, keys, LOWEST), axis=0)
-    block = segments // (BLOCK // SEGMENT)
-    minimum, lane = block_noise(seed, position, block)
-    fastest = block * BLOCK + lane
-    keys = _noisy_key(load_values(row, fastest, fastest < V, threshold), rate, minimum, fastest)
-    best = tl.maximum(best, tl.max(keys, axis=0))
-    if SHARED:  # tell the other tiles of the row early, and hear from them
-        bar = tl.maximum(bar, tl.atomic_max(cell, best, sem="relaxed", scope="gpu"))
-    largest = tl.max(values, axis=1)
-    bounds = _ordered(_score(largest, rate, minimum) + SLACK)  # no key of the segment is larger
-    bounds = tl.where(largest > float("-inf"), bounds, LOWEST)
-    is_open = (bounds > tl.maximum(best, bar)).to(tl.int32)
-    while tl.max(is_open, axis=0) > 0:
-        rank = tl.cumsum(is_open, axis=0) * is_open  # 1, 2, ... for open segments, 0 for others
-        chosen = rank[None, :] == tl.arange(0, GANG)[:, None] + 1  # (GANG, TILE)
-        leader = _open(
-            row,
-            tl.sum(tl.where(chosen, segments[None, :], 0), axis=1),
-            tl.sum(chosen.to(tl.int32), axis=1) > 0,
-            tl.sum(tl.where(chosen, minimum[None, :], 0.0), axis=1),
-            tl.sum(tl.where(chosen, lane[None, :], 0), axis=1),
-            threshold,
-            rate,
-            seed,
-            position,
-            V,
-            GANG,
-        )
-        best = tl.maximum(best, leader)
-        is_open = ((rank > GANG) & (bounds > tl.maximum(best, bar))).to(tl.int32)
-    return tl.where(tl.max(largest, axis=0) == float("inf"), HIGHEST, best), bar
-
-
-@triton.jit
-def _likeliest(row, values, segments, threshold, V: tl.constexpr):
-    """The key of the largest logit of a tile, at temperature 0."""
-    largest = tl.max(values, axis=1)
-    top = tl.max(largest, axis=0)
-    segment = tl.min(tl.where(largest == top, segments, FAR), axis=0)
-    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
-    inner = load_values(row, tokens, tokens < V, threshold)
-    token = tl.min(tl.where(inner == top, tokens, FAR), axis=0)
-    key = _key(top, top.to(tl.float64), token)
-    return tl.where(top == float("inf"), HIGHEST, key)
+        keys = _guess_keys(row, guesses, threshold, rate, greedy, seed, position, V)
+        guessed = tl.max(keys, axis=0)
+    if STEPS == 1:  # a small piece: tokens all over the row are timed first
+        scouts = tl.arange(0, SCOUTS) * NUM_BLOCKS // SCOUTS
+    else:
+        scouts = begin + tl.arange(0, STEP * STEPS)
+    minimum, lane = block_noise(seed, position, scouts)
+    keys = _fastest_keys(row, scouts, minimum, lane, threshold, rate, greedy, V)
+    best = tl.maximum(guessed, tl.max(keys, axis=0))
+    if STEPS == 1:
+        blocks = begin + tl.arange(0, STEP)
+        minimum, lane = block_noise(seed, position, blocks)
+        needed = _needed(best, minimum, rate, greedy, threshold)
+        _list_piece(row, blocks, needed, count, listed, V, CAPACITY, STEP)
+    else:
+        tl.store(bars + scouts, _needed(best, minimum, rate, greedy, threshold))
+        tl.debug_barrier()
+        for step in tl.range(STEPS, num_stages=STAGES):
+            blocks = begin + step * STEP + tl.arange(0, STEP)
+            needed = tl.load(bars + blocks)
+            _list_piece(row, blocks, needed, count, listed, V, CAPACITY, STEP)
+    tl.debug_barrier()  # the list is complete
+    num_listed = tl.atomic_xchg(count, 0, sem="relaxed", scope="gpu")
+    is_full = num_listed > CAPACITY  # then every quad of the piece is timed
+    num_listed = tl.where(is_full, STEP * STEPS * QUADS, num_listed)
+    start = 0
+    while start < num_listed:
+        slots = start + tl.arange(0, GANG)
+        exist = slots < num_listed
+        quads = tl.load(listed + slots, mask=exist & (is_full == 0), other=0, cache_modifier=".cg")
+        quads = tl.where(is_full, begin * QUADS + slots, quads)
+        timed = _quad_keys(row, quads, exist, threshold, rate, greedy, seed, position, V)
+        best = tl.maximum(best, tl.max(tl.max(timed, axis=1), axis=0))
+        start += GANG
+    return best, guessed
 
 
 @triton.jit
@@ -185,39 +209,36 @@ def _depth(parents, node):
 
 
 @triton.jit
-def _conclude(
-    tokens,
-    parents,
-    length,
-    sampled,
-    faults,
-    limit,
-    ROWS: tl.constexpr,
-    TREE: tl.constexpr,
-):
-    """(row reached, tokens accepted, fault) of a sequence whose rows are all decided."""
-    reached = 0
-    accepted = 0
+def _at(values, slots, slot):
+    """The entry of values (N,) at a slot."""
+    return tl.sum(tl.where(slots == slot, values, 0), axis=0)
+
+
+@triton.jit
+def _conclude(keys, guesses, above, slots, length, TREE: tl.constexpr):
+    """(row reached, tokens accepted, extra token, fault) from the winners of all rows (ROWS,).
+
+    guesses, above: the nodes of the draft and their parents, -2 for those that do not count.
+    """
+    is_broken = (keys == HIGHEST) | (keys == LOWEST)
+    winners = tl.where(is_broken, 0, TOKEN_BITS - (keys & TOKEN_BITS))
     if TREE:
-        slots = tl.arange(0, ROWS)
-        inside = slots < length
-        guesses = tl.load(tokens + slots, mask=inside, other=0)
-        above = tl.load(parents + slots, mask=inside, other=-2)
-        fault = 0
+        reached = 0
+        accepted = 0
         going_on = True
         while going_on:
-            fault = tl.load(faults + reached, cache_modifier=".cg")
-            token = tl.load(sampled + reached, cache_modifier=".cg")
-            hits = inside & (above == reached - 1) & (guesses == token)
-            child = tl.min(tl.where(hits, slots, FAR), axis=0)
-            going_on = (child < FAR) & (fault == 0)
+            is_hit = (above == reached - 1) & (guesses == _at(winners, slots, reached))
+            child = tl.min(tl.where(is_hit, slots, FAR), axis=0)
+            going_on = (child < FAR) & (_at(is_broken.to(tl.int32), slots, reached) == 0)
             reached = tl.where(going_on, child + 1, reached)
             accepted += going_on.to(tl.int32)
     else:
-        reached = tl.load(limit, volatile=True)
+        is_hit = (slots < length) & (guesses == winners) & (is_broken == 0)
+        reached = tl.min(tl.where(is_hit, FAR, slots), axis=0)
         accepted = reached
-        fault = tl.load(faults + reached, cache_modifier=".cg")
-    return reached, accepted, fault
+    is_wrong = _at(is_broken.to(tl.int32), slots, reached) != 0
+    fault = tl.where(is_wrong, fault_at(reached, TARGET_ROW), 0)
+    return reached, accepted, _at(winners, slots, reached), fault
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_rows"])
@@ -231,11 +252,11 @@ def match_kernel(
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
     keys,  # (B, N) int64, LOWEST before and after
-    counts,  # (B, N) int32, zero before and after
+    bars,  # (B, N, BLOCKS) float32
+    list_counts,  # (B, N, BLOCKS) int32, zero before and after; a piece has that of its first block
+    lists,  # (B, N, BLOCKS, LIST) int32: quads that are timed; a piece has that of all its blocks
     finished,  # (B,) int32, zero before and after
     limits,  # (B,) int32, FAR before and after: no row past it matters
-    sampled,  # (B, N) int64
-    faults,  # (B, N) int32
     out_reached,  # (B,) int32
     out_accepted,  # (B,) int32
     out_extra,  # (B,) int64
@@ -243,18 +264,23 @@ def match_kernel(
     num_sequences,
     num_rows,
     V: tl.constexpr,
-    TILE: tl.constexpr,
-    GANG: tl.constexpr,  # segments that are opened at a time
+    BLOCKS: tl.constexpr,
+    LIST: tl.constexpr,
+    STEP: tl.constexpr,  # blocks that are read at a time
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,  # of the pipeline that reads, where there are several steps
+    SCOUTS: tl.constexpr,  # tokens that are timed first where there is one step
+    GANG: tl.constexpr,  # quads that are timed at a time
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
-    SKIP: tl.constexpr,  # many programs: it pays to look for refusals and for keys of other tiles
+    SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
+    SPLITS: tl.constexpr = (V + STEP * STEPS * BLOCK - 1) // (STEP * STEPS * BLOCK)
     pid = tl.program_id(0)
-    tile = pid % TILES
-    sequence = (pid // TILES) % num_sequences
-    index = pid // TILES // num_sequences  # rows of all sequences in turn: refusals come early
+    split = pid % SPLITS
+    sequence = (pid // SPLITS) % num_sequences
+    index = pid // SPLITS // num_sequences  # rows of all sequences in turn: refusals come early
     length = tl.load(lengths + sequence)
     first = sequence * num_rows
     place = first + index
@@ -265,73 +291,57 @@ def match_kernel(
     if SKIP and not TREE:
         is_read = is_read & (index <= limit_now(limits + sequence))
     if is_read:
-        row = logits + place.to(tl.int64) * V
         threshold = float("-inf")
         if TRUNCATED:
             threshold = tl.load(thresholds + place)
-        segments = tile * TILE + tl.arange(0, TILE)
-        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
-        values = load_values(row, columns, columns < V, threshold)
-        values = tl.where(values != values, float("inf"), values)
         temperature = tl.load(temperatures + sequence)
-        cell = keys + place
-        if temperature == 0.0:
-            key = _likeliest(row, values, segments, threshold, V)
-            bar = key
-        else:
-            depth = index
-            follows = slots == index
-            if TREE:
-                depth = _depth(parents + sequence * (num_rows - 1), index - 1)
-                follows = tl.load(parents + nodes, mask=inside, other=-2) == index - 1
-            key, bar = _race(
-                row,
-                values,
-                segments,
-                tl.load(tokens + nodes, mask=inside & follows, other=-1),
-                cell,
-                threshold,
-                inverse(temperature),
-                tl.load(seeds + sequence),
-                tl.load(positions + sequence) + depth,
-                V,
-                TILE,
-                GANG,
-                ROWS > 1,
-                SKIP,
-            )
-        if (key >= bar) & (key > LOWEST):
-            tl.atomic_max(cell, key, sem="relaxed", scope="gpu")
-    if arrive(counts + place) == TILES - 1:  # the last of a row; it may be past a refusal
-        key = tl.atomic_xchg(keys + place, LOWEST, sem="relaxed", scope="gpu")
-        is_broken = (key == HIGHEST) | (key == LOWEST)
-        token = tl.where(is_broken, 0, TOKEN_BITS - (key & TOKEN_BITS))
-        is_refused = (index == length) | is_broken
-        if index < length:
-            guess = tl.load(tokens + sequence * (num_rows - 1) + index)
-            is_refused = is_refused | (guess != token)
-        tl.store(sampled + place, token)
-        tl.store(faults + place, tl.where(is_broken, fault_at(index, TARGET_ROW), 0))
-        if not TREE and is_refused:
+        depth = index
+        follows = slots == index
+        if TREE:
+            depth = _depth(parents + sequence * (num_rows - 1), index - 1)
+            follows = tl.load(parents + nodes, mask=inside, other=-2) == index - 1
+        piece = place * BLOCKS + split * STEP * STEPS
+        best, guessed = _race(
+            logits + place.to(tl.int64) * V,
+            tl.load(tokens + nodes, mask=inside & follows, other=-1),
+            split,
+            bars + place * BLOCKS,
+            list_counts + piece,
+            lists + piece.to(tl.int64) * LIST,
+            threshold,
+            inverse(temperature),
+            temperature == 0.0,
+            tl.load(seeds + sequence),
+            tl.load(positions + sequence) + depth,
+            V,
+            STEP,
+            STEPS,
+            STAGES,
+            SCOUTS,
+            STEP * STEPS * LIST,
+            GANG,
+            ROWS > 1,
+        )
+        winner = TOKEN_BITS - (best & TOKEN_BITS)
+        is_here = winner // (STEP * STEPS * BLOCK) == split
+        if ((best > LOWEST) & is_here) | (best == HIGHEST):
+            tl.atomic_max(keys + place, best, sem="relaxed", scope="gpu")
+        if SKIP and not TREE and best > guessed:
             tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
-        if arrive(finished + sequence) == num_rows - 1:
-            draft = sequence * (num_rows - 1)
-            reached, accepted, fault = _conclude(
-                tokens + draft,
-                parents + draft,
-                length,
-                sampled + first,
-                faults + first,
-                limits + sequence,
-                ROWS,
-                TREE,
-            )
-            guesses = tl.load(tokens + nodes, mask=inside, other=0)
-            tl.store(out_reached + sequence, reached)
-            tl.store(out_accepted + sequence, accepted)
-            tl.store(out_extra + sequence, tl.load(sampled + first + reached, cache_modifier=".cg"))
-            tl.store(out_fault + sequence, outside(guesses, slots, fault, V))
-            tl.debug_barrier()  # every warp has read its limit
-            tl.store(limits + sequence, FAR)
-            tl.store(finished + sequence, 0)
-            tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)
+    if arrive(finished + sequence) == num_rows * SPLITS - 1:
+        winners = tl.load(
+            keys + first + slots, mask=slots <= length, other=LOWEST, cache_modifier=".cg"
+        )
+        guesses = tl.load(tokens + nodes, mask=inside, other=-2)
+        above = guesses
+        if TREE:
+            above = tl.load(parents + nodes, mask=inside, other=-2)
+        reached, accepted, extra, fault = _conclude(winners, guesses, above, slots, length, TREE)
+        tl.store(out_reached + sequence, reached)
+        tl.store(out_accepted + sequence, accepted)
+        tl.store(out_extra + sequence, extra)
+        tl.store(out_fault + sequence, outside(tl.where(inside, guesses, 0), slots, fault, V))
+        tl.store(limits + sequence, FAR)
+        tl.store(finished + sequence, 0)
+        tl.debug_barrier()
+        tl.store(keys + first + slots, tl.full((ROWS,), LOWEST, tl.int64), mask=slots < num_rows)

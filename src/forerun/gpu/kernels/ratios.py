@@ -102,12 +102,14 @@ def ratio_kernel(
     V: tl.constexpr,
     SEGMENTS: tl.constexpr,
     TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
+    TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
@@ -133,15 +135,16 @@ def ratio_kernel(
         draft_threshold = tl.load(draft_thresholds + drafted, mask=has_law, other=0.0)
     start = place * SEGMENTS
     if is_read:
-        segments = tile * TILE + tl.arange(0, TILE)
-        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
-        inside = columns < V
-        values = load_values(row, columns, inside, threshold)
-        if not POINT:  # both rows are asked for before either is reduced
-            guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
-        _write_tile(values, rate, maxima + start, sums + start, segments, V)
-        if not POINT and has_law:
-            _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
+        for step in tl.range(STEPS, num_stages=STAGES):
+            segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
+            columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+            inside = columns < V
+            values = load_values(row, columns, inside, threshold)
+            if not POINT:  # both rows are asked for before either is reduced
+                guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+            _write_tile(values, rate, maxima + start, sums + start, segments, V)
+            if not POINT and has_law:
+                _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
             token = tl.load(tokens + drafted, mask=index < length, other=0)
