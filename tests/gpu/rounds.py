@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +109,21 @@ def example(
         [2**64 - 1 - 977 * row for row in range(num_rows)],
         [row * (2**32 + 5) for row in range(num_rows)],
         tree,
+    )
+
+
+def rows_of(made: Example, some: Sequence[int]) -> Example:
+    """Some of the rows."""
+    rows = list(some)
+    return replace(
+        made,
+        target=made.target[rows],
+        draft=made.draft[rows],
+        tokens=made.tokens[rows],
+        lengths=[made.lengths[row] for row in rows],
+        temperatures=[made.temperatures[row] for row in rows],
+        seeds=[made.seeds[row] for row in rows],
+        positions=[made.positions[row] for row in rows],
     )
 
 

@@ -15,13 +15,14 @@ pytest.importorskip("triton")
 import array_api_compat as compat  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from rounds import decided, example, launch, rounded  # noqa: E402
+from rounds import Example, decided, example, launch, rounded, rows_of  # noqa: E402
 
 from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
 from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
+from forerun.gpu.siblings import most_refusals  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
 pytestmark = [
@@ -79,17 +80,7 @@ def test_block_keeps_part_of_a_draft_by_its_second_coins() -> None:
     some = [row for row in range(100) if accepted[row] == 2]
     some = sorted(some, key=lambda row: extra[row] == unscaled[row])[:2]
     assert extra[some[0]] != unscaled[some[0]]
-    chosen = replace(
-        made,
-        target=made.target[some],
-        draft=made.draft[some],
-        tokens=made.tokens[some],
-        lengths=[3] * 2,
-        temperatures=[1.0] * 2,
-        seeds=[made.seeds[row] for row in some],
-        positions=[made.positions[row] for row in some],
-    )
-    out = launch("block", chosen.round(torch.float32, "cpu", law=True))
+    out = launch("block", rows_of(made, some).round(torch.float32, "cpu", law=True))
     assert decided(out) == ([2] * 2, [extra[row] for row in some])
 
 
@@ -105,6 +96,43 @@ def test_match_on_trees() -> None:
     out = launch("match", made.round(torch.float32, "cpu"))
     assert decided(out) == made.reference("match")
     assert out.reached.tolist() == [2, 1, 0]
+
+
+def sampled_tree(seed: int, num_rows: int, vocab_size: int, tree: Tree) -> Example:
+    """Children drawn from laws near their parent's, each from its own; the last row greedy."""
+    made = example(seed, num_rows, len(tree), vocab_size, temperatures=(1.0,), tree=tree)
+    rng = np.random.default_rng(seed)
+    above = [parent + 1 for parent in tree.parents]
+    draft = made.target[:, above].numpy() + rng.normal(size=made.draft.shape)
+    heat = np.ones((num_rows, 1, 1))
+    heat[-1] = 0.0
+    tokens = np.argmax(draft + heat * rng.gumbel(size=draft.shape), axis=-1)
+    return replace(
+        made,
+        draft=torch.tensor(draft, dtype=torch.float32),
+        tokens=torch.tensor(tokens),
+        temperatures=heat[:, 0, 0].tolist(),
+        lengths=[len(tree)] * (num_rows - 1) + [len(tree) - 1],
+    )
+
+
+@pytest.mark.parametrize("point", [False, True])
+def test_siblings_on_trees(point: bool) -> None:
+    """Three children, of which the second has two.  Two rows that refuse all children of the text,
+    and one that ends at each of the other depths."""
+    made = sampled_tree(31, 60, 20, Tree((-1, -1, -1, 1, 1)))
+    accepted, _ = made.reference("siblings", point=point)
+    refusing = [row for row in range(59) if accepted[row] == 0]
+    some = [*refusing[:2], *(accepted.index(count) for count in (1, 2)), 59]
+    out = launch("siblings", rows_of(made, some).round(torch.float32, "cpu", point=point, law=True))
+    assert decided(out) == rows_of(made, some).reference("siblings", point=point)
+
+
+def test_most_refusals() -> None:
+    assert most_refusals(Tree(())) == 0
+    assert most_refusals(Tree.chain(4)) == 1
+    assert most_refusals(Tree((-1, -1, -1, 1, 1))) == 3
+    assert most_refusals(Tree((-1, -1, 1, 1, 1, 2, 3, 3))) == 4
 
 
 def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:

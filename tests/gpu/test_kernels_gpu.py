@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rounds import Example, decided, example, launch, rounded  # noqa: E402
+from rounds import Example, decided, example, launch, rounded, rows_of  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import choice  # noqa: E402
@@ -62,19 +62,6 @@ def test_trees_end_as_the_rule_says() -> None:
     assert differing(decided(out), made.reference("match")) <= 1
 
 
-def rows_of(made: Example, some: slice) -> Example:
-    return replace(
-        made,
-        target=made.target[some],
-        draft=made.draft[some],
-        tokens=made.tokens[some],
-        lengths=made.lengths[some],
-        temperatures=made.temperatures[some],
-        seeds=made.seeds[some],
-        positions=made.positions[some],
-    )
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_sequence_alone_ends_as_in_a_batch(made: Example, rule: str) -> None:
     """To the bit, so no outcome differs, in ten batches and one by one."""
@@ -83,7 +70,7 @@ def test_a_sequence_alone_ends_as_in_a_batch(made: Example, rule: str) -> None:
     for _ in range(9):
         assert decided(launch(rule, on_device)) == together
     for row in range(0, BATCH, 3):
-        one = rows_of(made, slice(row, row + 1)).round(torch.float32, "cuda", law=rule != "match")
+        one = rows_of(made, range(row, row + 1)).round(torch.float32, "cuda", law=rule != "match")
         expected = [together[0][row]], [together[1][row]]
         assert decided(launch(rule, one)) == expected
 
@@ -94,7 +81,7 @@ def test_a_captured_graph_decides_the_same(made: Example, rule: str) -> None:
     law = rule != "match"
     first, second = (
         rows_of(made, some).round(torch.float32, "cuda", law=law)
-        for some in (slice(0, 8), slice(8, 16))
+        for some in (range(8), range(8, 16))
     )
     expected = decided(launch(rule, second))
     scratch = Scratch.allocate(8, LENGTH + 1, VOCAB_SIZE, "cuda")

@@ -32,7 +32,7 @@ MANY_PROGRAMS = 4096
 AT_ONCE = 1024
 """About as many programs run at once; of more, the later ones may find that a guess was refused."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
+RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,13 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
 
 def decide_ratio(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`ratio` on chains, in two launches."""
-    laws = _launch_ratios(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
+    laws = launch_laws(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(RATIO, made, scratch, laws, out)
 
 
 def decide_block(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`block` on chains, in two launches."""
-    laws = _launch_ratios(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
+    laws = launch_laws(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(BLOCKWISE, made, scratch, laws, out)
 
 
@@ -151,10 +151,10 @@ def sample(
     if purpose is Purpose.TARGET:
         decide_match(made, scratch, out)
     else:
-        _launch_ratios(SAMPLE, made, scratch, out, purpose, slot)
+        launch_laws(SAMPLE, made, scratch, out, purpose, slot)
 
 
-def _launch_ratios(
+def launch_laws(
     rule: int, made: Round, scratch: Scratch, out: Outcome, purpose: Purpose, slot: int
 ) -> LawScratch:
     """The first launch of the rules that divide by a draft law, which is all of `sample`."""

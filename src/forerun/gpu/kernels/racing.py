@@ -29,6 +29,7 @@ from forerun.gpu.kernels.arithmetic import (
     words,
 )
 from forerun.gpu.kernels.faults import TARGET_ROW, fault_at, outside
+from forerun.gpu.kernels.trees import depth_of
 
 HIGHEST = tl.constexpr(2**63 - 1)
 """The key of a row with NaN or +inf."""
@@ -199,16 +200,6 @@ def _race(
 
 
 @triton.jit
-def _depth(parents, node):
-    """How many guesses come before what follows a node; the text itself is node -1."""
-    depth = 0
-    while node >= 0:
-        node = tl.load(parents + node).to(tl.int32)
-        depth += 1
-    return depth
-
-
-@triton.jit
 def _at(values, slots, slot):
     """The entry of values (N,) at a slot."""
     return tl.sum(tl.where(slots == slot, values, 0), axis=0)
@@ -298,7 +289,7 @@ def match_kernel(
         depth = index
         follows = slots == index
         if TREE:
-            depth = _depth(parents + sequence * (num_rows - 1), index - 1)
+            depth = depth_of(parents + sequence * (num_rows - 1), index - 1)
             follows = tl.load(parents + nodes, mask=inside, other=-2) == index - 1
         piece = place * BLOCKS + split * STEP * STEPS
         best, guessed = _race(

@@ -27,6 +27,8 @@ from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)
 SAMPLE = tl.constexpr(2)
+LAWS = tl.constexpr(3)
+"""Nothing but the laws of all rows, for `siblings`."""
 
 
 @triton.jit
@@ -186,65 +188,68 @@ def ratio_kernel(
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if arrive(finished + sequence) == num_rows - 1:
             first = sequence * num_rows
-            fault = 0
-            kept = 0
-            if RULE == RATIO:
-                kept = tl.load(limits + sequence, volatile=True)
-                tl.store(scales + first + kept, 1.0)
-            if RULE == BLOCKWISE:
-                survival = 1.0
-                tl.store(scales + first, 1.0)
-                count = 0
-                while count < length:
-                    wrong = tl.load(faults + first + count, cache_modifier=".cg")
-                    fault = tl.where(fault == 0, wrong, fault)
-                    ratio = tl.load(ratios + first + count, cache_modifier=".cg")
-                    survival = tl.minimum(survival * ratio, 1.0)
-                    count += 1
-                    hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(tl.float64)
-                    sure = hopeful & ((count == length) | (survival >= 1.0))
-                    kept = tl.where(sure, count, kept)
-                    tl.store(scales + first + count, survival)
-                    tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-            wrong = tl.load(faults + first + kept, cache_modifier=".cg")
-            fault = tl.where(fault == 0, wrong, fault)
             slots = tl.arange(0, ROWS)
-            guesses = tl.load(
-                tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
-            )
-            fault = outside(guesses, slots, fault, V)
-            plan = kept
-            if greedy | (kept == length) | (fault != 0):
-                plan = -1
-                extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
-                if (fault == 0) & (greedy == 0):
-                    last = first + kept
-                    every = tl.arange(0, SEGMENTS)
-                    inside = every * SEGMENT < V
-                    at = last * SEGMENTS + every
-                    largest = tl.load(
-                        maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
-                    )
-                    total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
-                    threshold = float("-inf")
-                    if TRUNCATED:
-                        threshold = tl.load(thresholds + last)
-                    extra = draw_law(
-                        logits + last.to(tl.int64) * V,
-                        largest,
-                        total,
-                        tl.load(laws + last * 4, cache_modifier=".cg"),
-                        rate,
-                        threshold,
-                        unit(seed, position, slot, PURPOSE),
-                        V,
-                        SEGMENTS,
-                    )
-                tl.store(out_extra + sequence, extra.to(tl.int64))
-            tl.store(planned + sequence, plan)
-            tl.store(out_reached + sequence, kept)
-            tl.store(out_accepted + sequence, kept)
-            tl.store(out_fault + sequence, fault)
+            if RULE != LAWS:
+                fault = 0
+                kept = 0
+                if RULE == RATIO:
+                    kept = tl.load(limits + sequence, volatile=True)
+                    tl.store(scales + first + kept, 1.0)
+                if RULE == BLOCKWISE:
+                    survival = 1.0
+                    tl.store(scales + first, 1.0)
+                    count = 0
+                    while count < length:
+                        wrong = tl.load(faults + first + count, cache_modifier=".cg")
+                        fault = tl.where(fault == 0, wrong, fault)
+                        ratio = tl.load(ratios + first + count, cache_modifier=".cg")
+                        survival = tl.minimum(survival * ratio, 1.0)
+                        count += 1
+                        hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(
+                            tl.float64
+                        )
+                        sure = hopeful & ((count == length) | (survival >= 1.0))
+                        kept = tl.where(sure, count, kept)
+                        tl.store(scales + first + count, survival)
+                        tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
+                wrong = tl.load(faults + first + kept, cache_modifier=".cg")
+                fault = tl.where(fault == 0, wrong, fault)
+                guesses = tl.load(
+                    tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
+                )
+                fault = outside(guesses, slots, fault, V)
+                plan = kept
+                if greedy | (kept == length) | (fault != 0):
+                    plan = -1
+                    extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
+                    if (fault == 0) & (greedy == 0):
+                        last = first + kept
+                        every = tl.arange(0, SEGMENTS)
+                        inside = every * SEGMENT < V
+                        at = last * SEGMENTS + every
+                        largest = tl.load(
+                            maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
+                        )
+                        total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+                        threshold = float("-inf")
+                        if TRUNCATED:
+                            threshold = tl.load(thresholds + last)
+                        extra = draw_law(
+                            logits + last.to(tl.int64) * V,
+                            largest,
+                            total,
+                            tl.load(laws + last * 4, cache_modifier=".cg"),
+                            rate,
+                            threshold,
+                            unit(seed, position, slot, PURPOSE),
+                            V,
+                            SEGMENTS,
+                        )
+                    tl.store(out_extra + sequence, extra.to(tl.int64))
+                tl.store(planned + sequence, plan)
+                tl.store(out_reached + sequence, kept)
+                tl.store(out_accepted + sequence, kept)
+                tl.store(out_fault + sequence, fault)
             tl.debug_barrier()  # every warp has read its limit
             tl.store(limits + sequence, FAR)
             tl.store(finished + sequence, 0)
