@@ -6,8 +6,7 @@
 K = 5, V = 128256.  Every decision of a graph has inputs of its own, together larger than the
 second-level cache, so rows come from memory.  `limit` is the time to read every row once (for
 `match` every target row) at the bandwidth measured by a copy in the same run.  --sweep times other
-pieces and numbers of warps: no outcome of `match` depends on them, and of the others only warps
-change the order of sums.  Its kernels are compiled beforehand, by several processes.
+pieces, on which no outcome depends.  Its kernels are compiled beforehand, by several processes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ import triton.language as tl
 
 from forerun.addresses import Purpose
 from forerun.gpu import ARITHMETIC, decide
-from forerun.gpu.decide import LawPiece, RacePiece, Round
+from forerun.gpu.decide import Round
+from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece
 from forerun.gpu.scratch import Outcome, Scratch
 
 VOCAB_SIZE, LENGTH = 128256, 5
@@ -42,63 +42,52 @@ RULES = {
     "block": decide.decide_block,
 }
 SAMPLES = {"sample target": Purpose.TARGET, "sample draft": Purpose.DRAFT}
-RACE_PIECES = [
-    RacePiece(*one)
-    for one in (
-        # step, steps, warps, stages, gang, scouts
-        (4, 1, 2, 1, 64, 64),
-        (4, 1, 4, 1, 64, 128),
-        (8, 1, 2, 1, 64, 64),
-        (8, 1, 4, 1, 32, 128),
-        (8, 1, 4, 1, 64, 32),
-        (8, 1, 4, 1, 64, 128),
-        (8, 1, 4, 1, 128, 128),
-        (8, 1, 8, 1, 128, 256),
-        (16, 1, 4, 1, 64, 128),
-        (16, 1, 8, 1, 64, 128),
-        (32, 1, 8, 1, 64, 128),
-        (8, 4, 4, 3, 64),
-        (4, 8, 1, 3, 32),
-        (4, 8, 2, 3, 64),
-        (4, 8, 4, 3, 64),
-        (4, 16, 1, 4, 32),
-        (4, 32, 1, 4, 32),
-        (8, 8, 2, 3, 64),
-        (8, 8, 4, 3, 64),
-        (8, 16, 4, 3, 64),
-        (8, 16, 4, 4, 64),
-        (8, 32, 4, 4, 64),
-        (16, 4, 4, 3, 64),
-        (16, 8, 4, 1, 64),
-        (16, 8, 4, 3, 64),
-        (16, 8, 8, 3, 64),
-        (16, 16, 8, 3, 64),
-        (32, 4, 8, 3, 128),
-    )
-]
-LAW_PIECES = [
-    (LawPiece(*piece), warps)
-    for *piece, warps in (
-        # step, steps, stages, warps
-        (16, 1, 1, 8),
-        (32, 1, 1, 8),
-        (64, 1, 1, 8),
-        (16, 1, 1, 4),
-        (32, 1, 1, 4),
-        (8, 4, 3, 8),
-        (8, 8, 3, 8),
-        (8, 16, 4, 8),
-        (16, 2, 2, 8),
-        (16, 4, 3, 8),
-        (16, 8, 3, 8),
-        (16, 8, 4, 8),
-        (32, 2, 1, 8),
-        (32, 4, 3, 8),
-        (8, 8, 3, 4),
-        (16, 4, 3, 4),
-        (32, 4, 3, 16),
-    )
-]
+RACE_PIECES: dict[int, list[Any]] = {
+    1: [
+        RacePiece(4, 2, 64),
+        RacePiece(4, 4, 128),
+        RacePiece(8, 4, 128),
+        RacePiece(8, 4, 256),
+        RacePiece(8, 8, 256),
+        RacePiece(16, 8, 256),
+        SiftPiece(8, 1, 1, 4, 8),
+    ],
+    8: [
+        RacePiece(8, 4, 128),
+        RacePiece(16, 4, 128),
+        SiftPiece(8, 1, 1, 4),
+        SiftPiece(16, 1, 1, 4),
+        SiftPiece(16, 1, 1, 4, 8),
+        SiftPiece(32, 1, 1, 8, 8),
+        SiftPiece(8, 4, 3, 4, 8),
+        SiftPiece(16, 4, 3, 8, 8),
+    ],
+    64: [
+        SiftPiece(16, 1, 1, 4),
+        SiftPiece(32, 1, 1, 8),
+        SiftPiece(8, 4, 3, 4),
+        SiftPiece(8, 8, 3, 4),
+        SiftPiece(16, 4, 3, 8),
+        SiftPiece(16, 8, 3, 8),
+        SiftPiece(8, 8, 4, 4),
+    ],
+    256: [
+        SiftPiece(8, 8, 3, 4),
+        SiftPiece(8, 16, 3, 4),
+        SiftPiece(16, 8, 3, 8),
+        SiftPiece(16, 16, 3, 8),
+        SiftPiece(16, 16, 3, 8, 8),
+        SiftPiece(16, 32, 3, 8),
+        SiftPiece(16, 16, 4, 8),
+    ],
+}
+"""By batch, as the device is filled by different ones."""
+LAW_PIECES: dict[int, list[LawPiece]] = {
+    1: [LawPiece(4), LawPiece(8)],
+    8: [LawPiece(4), LawPiece(8), LawPiece(16), LawPiece(4, 4, 3)],
+    64: [LawPiece(4), LawPiece(8), LawPiece(16), LawPiece(8, 2), LawPiece(4, 4, 3)],
+    256: [LawPiece(8), LawPiece(16), LawPiece(8, 2), LawPiece(4, 4, 3), LawPiece(4, 8, 3)],
+}
 WORKERS = 14
 """Processes that compile for a sweep."""
 
@@ -241,27 +230,34 @@ class Bench:
         }
 
 
-def settings(name: str) -> list[Any]:
-    return RACE_PIECES if name in ("match", "sample target") else LAW_PIECES
+def settings(name: str, batch: int) -> list[Any]:
+    pieces = RACE_PIECES if name in ("match", "sample target") else LAW_PIECES
+    return pieces[batch]
 
 
-def choose(name: str, setting: Any) -> None:
-    """Take this setting from now on."""
+def choose(name: str, piece: Any) -> None:
+    """Take this piece from now on."""
+    chosen = lambda num_rows, vocab_size: piece  # noqa: E731
     if name in ("match", "sample target"):
-        decide.race_piece = lambda num_rows, vocab_size: setting  # type: ignore[misc]
+        decide.race_piece = chosen
     else:
-        piece, decide.LAW_WARPS = setting
-        decide.law_piece = lambda num_rows, vocab_size: piece  # type: ignore[misc]
+        decide.law_piece = decide.residual_piece = chosen
 
 
 def compile_some(start: int, dtype: torch.dtype, names: list[str]) -> None:
-    """Launch kernels of some settings, as small and as large batches do; Triton caches them."""
+    """Launch kernels of some pieces, as small and as large batches do; Triton caches them."""
     bench = Bench(1, dtype, 1)
-    every = [(name, setting) for name in names for setting in settings(name)]
-    for name, setting in every[start::WORKERS]:
-        choose(name, setting)
+    every = [
+        (batch, name, piece)
+        for name in names
+        for batch in RACE_PIECES
+        for piece in settings(name, batch)
+    ]
+    for batch, name, piece in every[start::WORKERS]:
+        choose(name, piece)
         for decide.AT_ONCE in (0, 10**9):
-            bench.launch(name, bench.rounds[0])
+            if decide.AT_ONCE == 0 or batch <= 8:
+                bench.launch(name, bench.rounds[0])
     torch.cuda.synchronize()
 
 
@@ -277,18 +273,16 @@ def compile_settings(dtype: str, names: list[str]) -> None:
 
 
 def sweep(bench: Bench, speed: float, names: list[str]) -> list[dict[str, Any]]:
-    """Every setting, the fastest first.  Outcomes must be those of the first setting; only warps
-    change the order of sums."""
+    """Every piece, the fastest first.  Outcomes must be those of the first."""
     results = []
     for name in names:
-        expected = {}
-        for setting in settings(name):
-            choose(name, setting)
-            result = bench.time(name, speed) | {"setting": str(setting)}
+        expected = None
+        for piece in settings(name, bench.batch):
+            choose(name, piece)
+            result = bench.time(name, speed) | {"setting": str(piece)}
             outcome = bench.out.accepted.tolist(), bench.out.extra.tolist()
-            group = setting[1] if settings(name) is LAW_PIECES else 0
-            result["same"] = outcome == expected.setdefault(group, outcome)
-            results.append(result)
+            expected = expected or outcome
+            results.append(result | {"same": outcome == expected})
     return sorted(results, key=lambda result: (result["what"], result["batch"], result["ms"]))
 
 

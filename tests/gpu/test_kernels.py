@@ -21,6 +21,7 @@ from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
+from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece  # noqa: E402
 from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.gpu.siblings import most_refusals  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
@@ -31,16 +32,16 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
 ]
+RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1)
 XP = compat.array_namespace(np.empty(0))
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four segments a tile, so that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "law_piece", lambda num_rows, vocab_size: decide.LawPiece(2, 2))
+    monkeypatch.setattr(decide, "law_piece", lambda num_rows, vocab_size: LawPiece(1, 2))
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    piece = decide.RacePiece(1, 2, 4, gang=16)
-    monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: piece)
+    monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: RACE)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])

@@ -7,16 +7,25 @@ All of it can be captured in a CUDA graph: make a `Round` of the tensors that th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from forerun.addresses import Purpose
-from forerun.gpu.kernels.racing import match_kernel
+from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
+from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
+from forerun.gpu.pieces import (
+    RacePiece,
+    SiftPiece,
+    law_piece,
+    num_tiles,
+    race_piece,
+    residual_piece,
+)
 from forerun.gpu.scratch import (
     BLOCK,
-    SEGMENT,
     LawScratch,
     Outcome,
     Scratch,
@@ -26,9 +35,8 @@ from forerun.gpu.scratch import (
     padded,
 )
 
-LAW_WARPS = 8
+LAW_WARPS = 4
 """Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
-MANY_PROGRAMS = 4096
 AT_ONCE = 1024
 """About as many programs run at once; of more, the later ones may find that a guess was refused."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
@@ -63,13 +71,10 @@ class Round:
 
 
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
-    """`match` on chains and trees, in one launch."""
-    num_sequences, num_rows, vocab_size = made.logits.shape
-    piece = race_piece(num_sequences * num_rows, vocab_size)
-    step, blocks = min(piece.step, num_blocks(vocab_size)), num_blocks(vocab_size)
-    steps = min(piece.steps, blocks // step)
-    num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
-    match_kernel[(num_programs,)](
+    """`match` on chains and trees, in one launch, or two where there are many rows."""
+    num_rows, vocab_size = made.logits.shape[1:]
+    piece = race_piece(scratch.num_sequences * scratch.num_rows, vocab_size)
+    inputs = (
         made.logits,
         made.tokens,
         made.lengths if made.parents is None else made.parents,
@@ -78,10 +83,71 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         made.seeds,
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
+    )
+    options = OPTIONS | {
+        "V": vocab_size,
+        "BLOCKS": num_blocks(vocab_size),
+        "ROWS": padded(num_rows),
+        "TREE": made.parents is not None,
+        "TRUNCATED": made.thresholds is not None,
+    }
+    if isinstance(piece, SiftPiece):
+        _launch_sift(piece, made, scratch, out, inputs, options)
+    else:
+        _launch_race(piece, made, scratch, out, inputs, options)
+
+
+def _launch_race(
+    piece: RacePiece,
+    made: Round,
+    scratch: Scratch,
+    out: Outcome,
+    inputs: Sequence[Tensor],
+    options: dict[str, Any],
+) -> None:
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    step = min(piece.step, num_blocks(vocab_size))
+    race_kernel[(num_sequences * num_rows * -(-vocab_size // (step * BLOCK)),)](
+        *inputs,
+        scratch.keys,
+        scratch.lists,
+        scratch.finished,
+        out.reached,
+        out.accepted,
+        out.extra,
+        out.fault,
+        num_sequences,
+        num_rows,
+        STEP=step,
+        SCOUTS=min(piece.scouts, num_blocks(vocab_size)),
+        GANG=piece.num_warps * 32,
+        num_warps=piece.num_warps,
+        **options,
+    )
+
+
+def _launch_sift(
+    piece: SiftPiece,
+    made: Round,
+    scratch: Scratch,
+    out: Outcome,
+    inputs: Sequence[Tensor],
+    options: dict[str, Any],
+) -> None:
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    bar_kernel[(num_sequences * num_rows,)](
+        *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
+    )
+    step = min(piece.step, num_blocks(vocab_size))
+    steps = min(piece.steps, num_blocks(vocab_size) // step)
+    num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
+    sift_kernel[(num_programs,)](
+        *inputs,
         scratch.keys,
         scratch.bars,
-        scratch.list_counts,
         scratch.lists,
+        scratch.list_counts,
+        scratch.counts,
         scratch.finished,
         scratch.limits,
         out.reached,
@@ -90,21 +156,14 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         out.fault,
         num_sequences,
         num_rows,
-        V=vocab_size,
-        BLOCKS=blocks,
-        LIST=scratch.lists.shape[3],
+        LIST=scratch.lists.shape[2],
         STEP=step,
         STEPS=steps,
         STAGES=piece.stages,
-        SCOUTS=min(piece.scouts, blocks),
-        GANG=piece.gang,
-        ROWS=padded(num_rows),
-        TREE=made.parents is not None,
+        GANG=piece.num_warps * 32,
         SKIP=num_programs > AT_ONCE,
-        TRUNCATED=made.thresholds is not None,
         num_warps=piece.num_warps,
-        maxnreg=piece.most_registers,
-        **OPTIONS,
+        **options,
     )
 
 
@@ -257,45 +316,3 @@ def _launch_residuals(
         num_warps=LAW_WARPS,
         **OPTIONS,
     )
-
-
-def num_tiles(vocab_size: int, tile: int) -> int:
-    """Programs that share a row."""
-    return -(-vocab_size // (tile * SEGMENT))
-
-
-class LawPiece(NamedTuple):
-    """How rows are cut into programs where weights are summed.  One warp sums a segment, so no sum
-    depends on it."""
-
-    step: int  # segments that are read at a time
-    steps: int = 1
-    stages: int = 1
-
-
-def law_piece(num_rows: int, vocab_size: int) -> LawPiece:
-    """Small pieces where rows are few, so that they fill the device."""
-    return LawPiece(32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64)
-
-
-def residual_piece(num_rows: int, vocab_size: int) -> LawPiece:
-    return law_piece(num_rows, vocab_size)
-
-
-class RacePiece(NamedTuple):
-    """How `match` is cut into programs.  The winner of a race does not depend on it."""
-
-    step: int  # blocks that are read at a time
-    steps: int
-    num_warps: int
-    stages: int = 1
-    gang: int = 64  # quads that are timed at a time
-    scouts: int = 128  # tokens that are timed first where there is one step
-    most_registers: int | None = None  # of a thread: fewer, so that more programs run at once
-
-
-def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
-    """Small pieces where rows are few, so that they fill the device."""
-    if num_rows * num_tiles(vocab_size, 16) <= MANY_PROGRAMS:
-        return RacePiece(8, 1, 4)
-    return RacePiece(16, 8, 4)

@@ -14,16 +14,17 @@ FAR = 1 << 30
 """Past every slot: what `limits` holds between launches."""
 LOWEST_KEY = -(2**63 - 1)
 """Below the key of every token: what `keys` holds between launches."""
-SEGMENT = 128
+SEGMENT = 512
 """Tokens whose weights are summed together."""
 FEWEST_SEGMENTS = 16
 BLOCK = 256
 """Tokens that share a minimum of noise."""
 QUADS = 64
 """Quads of tokens of a block."""
-FEWEST_LISTED = 8
-MOST_LISTED = 1 << 22
-"""In the lists of all rows, unless `FEWEST_LISTED` a block are more."""
+FEW_ROWS = 64
+"""Of a race: all quads of so many have room in lists."""
+ENOUGH_LISTED = 4096
+"""Quads of one of more rows: where more may win, which has odds below 1e-6, all are timed."""
 
 
 def padded(count: int) -> int:
@@ -42,9 +43,9 @@ def num_blocks(vocab_size: int) -> int:
 
 
 def num_listed(num_rows: int, vocab_size: int) -> int:
-    """Quads that the lists of a race have room for, per block: a power of two."""
-    share = MOST_LISTED // (num_rows * num_blocks(vocab_size))
-    return min(max(FEWEST_LISTED, padded(share + 1) // 2), QUADS)
+    """Quads that the list of a row has room for."""
+    every = num_blocks(vocab_size) * QUADS
+    return every if num_rows <= FEW_ROWS else min(every, ENOUGH_LISTED)
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Scratch:
     finished: Tensor  # (B,) int32: zero between launches
     limits: Tensor  # (B,) int32: FAR between launches
     bars: Tensor  # (B, N, BLOCKS) float32
-    list_counts: Tensor  # (B, N, BLOCKS) int32: zero between launches
-    lists: Tensor  # (B, N, BLOCKS, LIST) int32
+    list_counts: Tensor  # (B, N) int32: zero between launches
+    lists: Tensor  # (B, N, LIST) int32
     faults: Tensor  # (B, N) int32
     nothing: Tensor  # (1,) float32: stands for an argument that a kernel does not read
     no_tokens: Tensor  # (B,) int32 of zeros: lengths of drafts without tokens
@@ -102,7 +103,6 @@ class Scratch:
     ) -> Scratch:
         """for_match_only: leave out what only `ratio`, `block` and draws need."""
         rows = num_sequences, num_rows
-        blocks = *rows, num_blocks(vocab_size)
         integers = {"dtype": torch.int32, "device": device}
         return cls(
             num_sequences,
@@ -112,9 +112,9 @@ class Scratch:
             torch.zeros(rows, **integers),
             torch.zeros(num_sequences, **integers),
             torch.full((num_sequences,), FAR, **integers),
-            torch.zeros(blocks, device=device),
-            torch.zeros(blocks, **integers),
-            torch.zeros((*blocks, num_listed(num_sequences * num_rows, vocab_size)), **integers),
+            torch.zeros((*rows, num_blocks(vocab_size)), device=device),
+            torch.zeros(rows, **integers),
+            torch.zeros((*rows, num_listed(num_sequences * num_rows, vocab_size)), **integers),
             torch.zeros(rows, **integers),
             torch.zeros(1, device=device),
             torch.zeros(num_sequences, **integers),

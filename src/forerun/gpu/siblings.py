@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from forerun.addresses import Purpose
-from forerun.gpu.decide import LAW_WARPS, LAWS, OPTIONS, Round, launch_laws, num_tiles
+from forerun.gpu.decide import LAW_WARPS, LAWS, OPTIONS, Round, launch_laws
 from forerun.gpu.kernels.siblings import sibling_kernel
+from forerun.gpu.pieces import num_tiles
 from forerun.gpu.scratch import Outcome, Scratch, num_segments, padded
 from forerun.tree import ROOT, Tree
 
-TILE = 32
+TILE = 8
 """Segments that a program sums."""
 
 

@@ -1,7 +1,7 @@
 """The first of two launches of `ratio` and `block`, and all of `sample`.
 
 Every target and draft row is read once and reduced to the largest logit and the sum of weights of
-each segment of 128 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
+each segment of 512 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
 of the drafted token.  Whoever finishes a sequence last throws the coins.  Where all guesses are
 kept (and at temperature 0 always) the extra token is drawn at once, and the second launch has
 nothing to do for the sequence.
@@ -21,7 +21,14 @@ from forerun.gpu.kernels.arithmetic import (
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, likeliest, power, segment_sums, summarise
+from forerun.gpu.kernels.drawing import (
+    draw_law,
+    likeliest,
+    power,
+    segment_sums,
+    summarise,
+    tokens_of,
+)
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 RATIO = tl.constexpr(0)
@@ -33,7 +40,7 @@ LAWS = tl.constexpr(3)
 
 @triton.jit
 def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
-    """Write maxima and sums of segments (TILE,) with logits (TILE, 128)."""
+    """Write maxima and sums of segments (TILE,) with logits (TILE, PARTS, 128)."""
     largest, total = summarise(values, rate)
     inside = segments * SEGMENT < V
     tl.store(maxima + segments, largest, mask=inside)
@@ -139,7 +146,7 @@ def ratio_kernel(
     if is_read:
         for step in tl.range(STEPS, num_stages=STAGES):
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
-            columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+            columns = tokens_of(segments)
             inside = columns < V
             values = load_values(row, columns, inside, threshold)
             if not POINT:  # both rows are asked for before either is reduced

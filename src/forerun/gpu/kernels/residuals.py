@@ -17,7 +17,7 @@ from forerun.gpu.kernels.arithmetic import (
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, pick, power, total_of
+from forerun.gpu.kernels.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def residual_kernel(
         scale = tl.load(scales + first + slot)
         for step in tl.range(STEPS, num_stages=STAGES):
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
-            columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+            columns = tokens_of(segments)
             weights = _owed(
                 logits + (first + slot).to(tl.int64) * V,
                 draft_logits + guess.to(tl.int64) * V,
@@ -126,7 +126,7 @@ def residual_kernel(
                 POINT,
             )
             mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
-            tl.store(mine, tl.sum(weights, axis=1), mask=segments * SEGMENT < V)
+            tl.store(mine, sum_segments(weights), mask=segments * SEGMENT < V)
         if arrive(finished + sequence) == num_summed * TILES - 1:
             seed = tl.load(seeds + sequence)
             position = tl.load(positions + sequence)

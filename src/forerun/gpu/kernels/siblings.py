@@ -20,7 +20,7 @@ from forerun.gpu.kernels.arithmetic import (
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, pick, power, total_of
+from forerun.gpu.kernels.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 from forerun.gpu.kernels.trees import depth_of
 
@@ -268,7 +268,6 @@ def sibling_kernel(
             reached = tl.load(out_reached + sequence)
             num_refused = tl.load(refused + num_rows - 1)
             segments = tile * TILE + tl.arange(0, TILE)
-            columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
             left = _left(
                 logits,
                 draft_logits,
@@ -280,13 +279,13 @@ def sibling_kernel(
                 rests,
                 reached,
                 num_refused,
-                columns,
+                tokens_of(segments),
                 rate,
                 V,
                 POINT,
                 TRUNCATED,
             )
-            tl.store(owed + segments, tl.sum(left, axis=1), mask=segments * SEGMENT < V)
+            tl.store(owed + segments, sum_segments(left), mask=segments * SEGMENT < V)
             is_last = arrive(finished + sequence) == TILES - 1
         if is_last:
             seed = tl.load(seeds + sequence)
