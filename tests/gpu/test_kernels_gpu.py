@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rounds import Example, decided, example, launch, rounded, rows_of  # noqa: E402
+from rounds import Example, decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import choice  # noqa: E402
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 VOCAB_SIZE, BATCH, LENGTH = 128256, 64, 5
 RULES = ("match", "ratio", "block")
+TREE = Tree.of_branching((3, 2))
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +53,26 @@ def test_rounds_end_as_the_rule_says(made: Example, rule: str, dtype: torch.dtyp
 
 
 def test_trees_end_as_the_rule_says() -> None:
-    tree = Tree.of_branching((3, 2))
-    made = example(22, 8, len(tree), VOCAB_SIZE, ragged=False, near=0.2, tree=tree)
+    made = example(22, 8, len(TREE), VOCAB_SIZE, ragged=False, near=0.2, tree=TREE)
     first = made.reference("match")[1]
     tokens = made.tokens.clone()
     tokens[:, 2] = torch.tensor(first)
     made = replace(made, tokens=tokens)
     out = launch("match", made.round(torch.float32, "cuda"))
     assert differing(decided(out), made.reference("match")) <= 1
+
+
+@pytest.mark.parametrize("point", [False, True])
+def test_siblings_end_as_the_rule_says(point: bool) -> None:
+    """Children from laws near their parents'; one of 16 may differ (see above)."""
+    made = sampled_tree(23, 16, VOCAB_SIZE, TREE)
+    on_device = made.round(torch.float32, "cuda", point=point, law=True)
+    together = decided(launch("siblings", on_device))
+    assert differing(together, made.reference("siblings", point=point)) <= 1
+    assert decided(launch("siblings", on_device)) == together
+    for row in (0, 5, 15):
+        one = rows_of(made, [row]).round(torch.float32, "cuda", point=point, law=True)
+        assert decided(launch("siblings", one)) == ([together[0][row]], [together[1][row]])
 
 
 @pytest.mark.parametrize("rule", RULES)
