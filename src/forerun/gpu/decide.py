@@ -17,6 +17,7 @@ from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
 from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
 from forerun.gpu.pieces import (
+    LawPiece,
     RacePiece,
     SiftPiece,
     law_piece,
@@ -220,7 +221,7 @@ def launch_laws(
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    piece = law_piece(num_sequences * num_rows, vocab_size)
+    piece = _widened(law_piece(num_sequences * num_rows, vocab_size), made)
     num_programs = num_sequences * num_rows * num_tiles(vocab_size, piece.step * piece.steps)
     ratio_kernel[(num_programs,)](
         made.logits,
@@ -278,7 +279,7 @@ def _launch_residuals(
     num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
-    piece = residual_piece(num_sequences * num_slots, vocab_size)
+    piece = _widened(residual_piece(num_sequences * num_slots, vocab_size), made)
     num_programs = num_sequences * num_slots * num_tiles(vocab_size, piece.step * piece.steps)
     residual_kernel[(num_programs,)](
         made.logits,
@@ -316,3 +317,11 @@ def _launch_residuals(
         num_warps=LAW_WARPS,
         **OPTIONS,
     )
+
+
+def _widened(piece: LawPiece, made: Round) -> LawPiece:
+    """The piece, with steps twice as wide for logits of 16 bits: a warp then reads two segments at
+    once, and one warp must have all of a segment, or the order of its sum depends on the piece."""
+    laws = (made.logits, made.draft_logits)
+    is_narrow = any(law is not None and law.element_size() == 2 for law in laws)
+    return piece._replace(step=2 * piece.step) if is_narrow else piece
