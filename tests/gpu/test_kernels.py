@@ -24,6 +24,7 @@ from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
 from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece  # noqa: E402
 from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.gpu.siblings import most_refusals  # noqa: E402
+from forerun.rules import siblings  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
 pytestmark = [
@@ -112,13 +113,17 @@ def test_match_on_trees() -> None:
 
 
 @pytest.mark.parametrize("point", [False, True])
-def test_siblings_on_trees(point: bool) -> None:
-    """Three children, of which the second has two.  Two rows that refuse all children of the text,
-    and one that ends at each of the other depths."""
+def test_siblings_on_trees(point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three children, of which the second has two.  Rows that end at each depth, a greedy one, and
+    one that would keep less if what a refusal leaves were not a law."""
     made = sampled_tree(31, 60, 20, Tree((-1, -1, -1, 1, 1)))
     accepted, _ = made.reference("siblings", point=point)
-    refusing = [row for row in range(59) if accepted[row] == 0]
-    some = [*refusing[:2], *(accepted.index(count) for count in (1, 2)), 59]
+    with monkeypatch.context() as patched:
+        patched.setattr(siblings, "residual", lambda xp, law, drawn: np.maximum(law - drawn, 0.0))
+        fewer, _ = made.reference("siblings", point=point)
+    pairs = list(zip(accepted, fewer, strict=True))
+    more = next(row for row, (count, other) in enumerate(pairs) if count > other)
+    some = [more, *(accepted.index(count) for count in (0, 1, 2)), 59]
     out = launch("siblings", rows_of(made, some).round(torch.float32, "cpu", point=point, law=True))
     assert decided(out) == rows_of(made, some).reference("siblings", point=point)
 
