@@ -33,16 +33,16 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
 ]
-RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1)
+RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1, 1)
 XP = compat.array_namespace(np.empty(0))
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so small that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "law_piece", lambda num_rows, vocab_size: LawPiece(1, 2))
+    monkeypatch.setattr(decide, "law_piece", lambda *_: LawPiece(1, 2))
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: SIFT)
+    monkeypatch.setattr(decide, "race_piece", lambda *_: SIFT)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
@@ -59,7 +59,7 @@ def test_few_rows_race_as_many_do(few: bool, monkeypatch: pytest.MonkeyPatch) ->
     """In one launch; and in two where the lists have room for too few quads, so all are timed."""
     made = example(1, 2, 1, 300, temperatures=(0.7, 0.0), ragged=False)
     if few:
-        monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: RACE)
+        monkeypatch.setattr(decide, "race_piece", lambda *_: RACE)
     else:
         monkeypatch.setattr(scratch, "FEW_ROWS", 0)
         monkeypatch.setattr(scratch, "ENOUGH_LISTED", 1)
@@ -174,7 +174,7 @@ def test_a_quad_whose_bound_is_tight_is_timed(
 ) -> None:
     """Races, out of 1,000, in which the fastest tokens of the blocks, which are timed first, nearly
     exclude the winner: the bound of its block is earlier by a factor of less than 3."""
-    monkeypatch.setattr(decide, "race_piece", lambda num_rows, vocab_size: piece)
+    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
     count, size = 1_000, 512
     weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
     key = noise.seed_key(XP, [1], None)

@@ -23,7 +23,6 @@ from forerun.gpu.pieces import (
     law_piece,
     num_tiles,
     race_piece,
-    residual_piece,
 )
 from forerun.gpu.scratch import (
     BLOCK,
@@ -221,7 +220,7 @@ def launch_laws(
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    piece = _widened(law_piece(num_sequences * num_rows, vocab_size), made)
+    piece = _law_piece(rule, made)
     num_programs = num_sequences * num_rows * num_tiles(vocab_size, piece.step * piece.steps)
     ratio_kernel[(num_programs,)](
         made.logits,
@@ -279,7 +278,7 @@ def _launch_residuals(
     num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
-    piece = _widened(residual_piece(num_sequences * num_slots, vocab_size), made)
+    piece = _law_piece(rule, made)
     num_programs = num_sequences * num_slots * num_tiles(vocab_size, piece.step * piece.steps)
     residual_kernel[(num_programs,)](
         made.logits,
@@ -319,9 +318,11 @@ def _launch_residuals(
     )
 
 
-def _widened(piece: LawPiece, made: Round) -> LawPiece:
-    """The piece, with steps twice as wide for logits of 16 bits: a warp then reads two segments at
-    once, and one warp must have all of a segment, or the order of its sum depends on the piece."""
+def _law_piece(rule: int, made: Round) -> LawPiece:
+    """How the rows are cut, steps being twice as wide for logits of 16 bits: a warp then reads two
+    segments at once, and one warp must have all of a segment, or its sum depends on the piece."""
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    piece = law_piece(num_sequences * num_rows, vocab_size, rule == RATIO)
     laws = (made.logits, made.draft_logits)
     is_narrow = any(law is not None and law.element_size() == 2 for law in laws)
     return piece._replace(step=2 * piece.step) if is_narrow else piece
