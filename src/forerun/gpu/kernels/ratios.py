@@ -49,16 +49,27 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
 
 @triton.jit
 def _gather(
-    row, threshold, rate, maxima, sums, token, greedy, V: tl.constexpr, SEGMENTS: tl.constexpr
+    row,
+    threshold,
+    rate,
+    maxima,
+    sums,
+    token,
+    value,
+    greedy,
+    V: tl.constexpr,
+    SEGMENTS: tl.constexpr,
 ):
-    """(largest logit, total weight, likeliest token, probability of a token) of a row."""
+    """(largest logit, total weight, likeliest token, probability of a token) of a row.
+
+    value: the logit of that token.
+    """
     segments = tl.arange(0, SEGMENTS)
     inside = segments * SEGMENT < V
     largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
     best = tl.max(largest, axis=0)
     mass = tl.sum(segment_sums(largest, total, best, rate), axis=0)
-    value = tl.load(row + token).to(tl.float32)
     value = tl.where(value < threshold, float("-inf"), value)
     chance = tl.div_rn(power(value, best, rate), mass)
     top = 0
@@ -143,7 +154,14 @@ def ratio_kernel(
         threshold = tl.load(thresholds + place)
         draft_threshold = tl.load(draft_thresholds + drafted, mask=has_law, other=0.0)
     start = place * SEGMENTS
+    token = tl.load(tokens + drafted, mask=index < length, other=0)
+    token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
+    value = 0.0
+    draft_value = 0.0
     if is_read:
+        value = tl.load(row + token).to(tl.float32)  # asked for now, used by the last of a slot
+        if not POINT:
+            draft_value = tl.load(draft_row + token, mask=has_law, other=0.0).to(tl.float32)
         for step in tl.range(STEPS, num_stages=STAGES):
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
             columns = tokens_of(segments)
@@ -156,10 +174,17 @@ def ratio_kernel(
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
-            token = tl.load(tokens + drafted, mask=index < length, other=0)
-            token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
             best, mass, top, chance = _gather(
-                row, threshold, rate, maxima + start, sums + start, token, greedy, V, SEGMENTS
+                row,
+                threshold,
+                rate,
+                maxima + start,
+                sums + start,
+                token,
+                value,
+                greedy,
+                V,
+                SEGMENTS,
             )
             fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
@@ -171,6 +196,7 @@ def ratio_kernel(
                     draft_maxima + start,
                     draft_sums + start,
                     token,
+                    draft_value,
                     greedy,
                     V,
                     SEGMENTS,
@@ -219,25 +245,25 @@ def ratio_kernel(
                         kept = tl.where(sure, count, kept)
                         tl.store(scales + first + count, survival)
                         tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-                wrong = tl.load(faults + first + kept, cache_modifier=".cg")
-                fault = tl.where(fault == 0, wrong, fault)
+                last = first + kept
+                every = tl.arange(0, SEGMENTS)
+                inside = every * SEGMENT < V
+                at = last * SEGMENTS + every  # what the draw needs is asked for at once
+                wrong = tl.load(faults + last, cache_modifier=".cg")
+                extra = tl.load(likeliests + last, cache_modifier=".cg")
+                best = tl.load(laws + last * 4, cache_modifier=".cg")
+                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+                largest = tl.load(
+                    maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
+                )
                 guesses = tl.load(
                     tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
                 )
-                fault = outside(guesses, slots, fault, V)
+                fault = outside(guesses, slots, tl.where(fault == 0, wrong, fault), V)
                 plan = kept
                 if greedy | (kept == length) | (fault != 0):
                     plan = -1
-                    extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
                     if (fault == 0) & (greedy == 0):
-                        last = first + kept
-                        every = tl.arange(0, SEGMENTS)
-                        inside = every * SEGMENT < V
-                        at = last * SEGMENTS + every
-                        largest = tl.load(
-                            maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
-                        )
-                        total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
                         threshold = float("-inf")
                         if TRUNCATED:
                             threshold = tl.load(thresholds + last)
@@ -245,7 +271,7 @@ def ratio_kernel(
                             logits + last.to(tl.int64) * V,
                             largest,
                             total,
-                            tl.load(laws + last * 4, cache_modifier=".cg"),
+                            best,
                             rate,
                             threshold,
                             unit(seed, position, slot, PURPOSE),

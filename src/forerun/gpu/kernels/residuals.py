@@ -100,6 +100,8 @@ def residual_kernel(
         is_here = (slots == slot) & ((slots == plan) | (is_tested != 0))
         is_summed = is_summed & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
     if is_summed:
+        seed = tl.load(seeds + sequence)
+        position = tl.load(positions + sequence)
         rate = inverse(tl.load(temperatures + sequence))
         threshold = float("-inf")
         draft_threshold = float("-inf")
@@ -128,8 +130,6 @@ def residual_kernel(
             mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
             tl.store(mine, sum_segments(weights), mask=segments * SEGMENT < V)
         if arrive(finished + sequence) == num_summed * TILES - 1:
-            seed = tl.load(seeds + sequence)
-            position = tl.load(positions + sequence)
             every = tl.arange(0, SEGMENTS)
             inside = every * SEGMENT < V
             kept = plan

@@ -124,6 +124,9 @@ def sift_kernel(
     row = logits + place.to(tl.int64) * V
     listed = lists + place.to(tl.int64) * LIST
     length = tl.load(lengths + sequence)
+    temperature = tl.load(temperatures + sequence)
+    seed = tl.load(seeds + sequence)
+    position = tl.load(positions + sequence)
     is_read = index <= length
     if SKIP and not TREE:
         is_read = is_read & (index <= limit_now(limits + sequence))
@@ -146,9 +149,7 @@ def sift_kernel(
             depth = index
             if TREE:
                 depth = depth_of(parents + draft, index - 1)
-            temperature = tl.load(temperatures + sequence)
-            seed = tl.load(seeds + sequence)
-            position = tl.load(positions + sequence) + depth
+            position += depth
             is_full = num_listed > LIST  # then every quad of the row is timed
             num_listed = tl.where(is_full, BLOCKS * 2 * QUADS, num_listed)
             best = tl.full((), LOWEST, tl.int64)
