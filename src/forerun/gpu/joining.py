@@ -28,7 +28,9 @@ def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) ->
     drafts = plan.drafts
     limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
     spans = [plan.answering[index] for index in indices]
-    return RoundPlan([*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices))
+    return RoundPlan(
+        [*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices, is_trial=drafts.is_trial)
+    )
 
 
 class CapturedLaws:
@@ -106,6 +108,7 @@ class Halves:
             Drafted(
                 [decision.drafted.proposals[inner] for decision, inner in order],
                 max(heights, default=None),
+                any(one.drafted.is_trial for one in self.decisions),
             ),
             [decision.paths[inner] for decision, inner in order],
             [decision.extra[inner] for decision, inner in order],

@@ -70,6 +70,12 @@ class Lanes:
         asked = torch.tensor(lengths, dtype=torch.int32)
         self.asked[: len(lengths)].copy_(asked, non_blocking=True)
 
+    def leave(self, lanes: Sequence[int]) -> None:
+        """The requests of some lanes are over: nothing is written to their rows any more."""
+        staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
+        staying[list(lanes)] = 0
+        self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))
+
 
 def cuts_law(sampling: Sampling) -> bool:
     """Whether top-k, top-p or min-p leave out tokens."""

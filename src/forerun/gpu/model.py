@@ -160,7 +160,9 @@ class GpuModel:
         """A copy with linear weights of 8 or 4 bits, run by transformers."""
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
-    def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
+    def executor(
+        self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+    ) -> Any:
         """Captured rounds, where there is no drafter or it is a model on this device too, and where
         all rows fit one pass."""
         from forerun.drafters.forced import Forced
@@ -174,7 +176,7 @@ class GpuModel:
         if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
-            return Captured(self, state, drafting, rule)
+            return Captured(self, state, drafting, rule, 0)
         other = drafter.model if type(drafter) is Model else None
         if (
             is_chain
@@ -184,7 +186,7 @@ class GpuModel:
             and not (rule.needs_draft_probs and drafter.temperature is not None)
         ):
             heat, context = drafter.temperature, other.max_context
-            return Captured(self, state, drafting, rule, heat, context)
+            return Captured(self, state, drafting, rule, draft_length, heat, context)
         return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:

@@ -1,0 +1,125 @@
+"""Which rounds are captured: for a few numbers of lanes and draft lengths, most of them beforehand.
+
+Capturing a round takes longer than running it fifty times.  Where the draft length is left to the
+policy, all lengths that it may choose are captured before the first round, and kept with the
+storage for later calls.  The time that captures take is no round's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from forerun.clock import now
+from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.lanes import Lanes
+from forerun.gpu.rounds import CapturedRound, RoundShape
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import Storage
+from forerun.types import DraftLength
+
+STEERED = (0, 1, 2, 3, 5, 8)
+"""Draft lengths that the policy may choose from."""
+LONGEST = 15
+"""Tokens of the longest draft."""
+MARGIN = 2 * (LONGEST + 1)
+"""Slots past a text that two rounds may write to."""
+SHRINK = 4
+"""A round has room for the requests at hand, and for less than so many times as many."""
+SHORT = 1024
+"""Tokens of a text up to which rounds are captured for all that storage has room for."""
+MARK = "warm"
+MOST_SECONDS = 5.0
+"""That captures before a first round take; what is left is captured by later calls."""
+
+
+class Captures:
+    """Rounds on the rows of one target, for at most `num_rows` requests."""
+
+    def __init__(
+        self, state: GpuRows, num_rows: int, draft_length: DraftLength, is_drafted: bool
+    ) -> None:
+        self._state = state
+        self._is_steered = is_drafted and draft_length == "auto"
+        self._draft_length = draft_length if is_drafted else 0
+        self._top = 1 << max(num_rows - 1, 0).bit_length()
+        self._warm: set[int] = set()  # sizes of which all lengths are captured
+        self._mark = object()  # beside the rounds that were captured, while they hold
+        self.seconds = 0.0  # that captures took so far
+        for size in self.sizes:  # now, so that memory does not grow when one is met late
+            for is_late in (False, True):
+                self.lanes(size, is_late)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers of lanes, the largest first."""
+        sizes = [self._top]
+        while sizes[-1] >= SHRINK:
+            sizes.append(sizes[-1] // SHRINK)
+        return sizes
+
+    def size(self, num_requests: int) -> int:
+        """The lanes of a round of so many requests."""
+        usable = [size for size in self.sizes if not self._warm or size in self._warm]
+        return min((size for size in usable if size >= num_requests), default=self._top)
+
+    def lengths(self, size: int) -> list[int]:
+        """Draft lengths of rounds of so many lanes, rising from 0."""
+        most = MOST_TOKENS // size - 1
+        if self._draft_length == "auto":
+            return [length for length in STEERED if length <= most]
+        return sorted({0, min(self._draft_length, LONGEST, most)})
+
+    def length(self, size: int, asked: Sequence[int]) -> int:
+        """The length of a round in which drafts of these lengths are asked for."""
+        lengths, most = self.lengths(size), max(asked, default=0)
+        return min((length for length in lengths if length >= most), default=lengths[-1])
+
+    def num_chunks(self, longest: int) -> int:
+        """Chunks of attention for texts of this length."""
+        return num_chunks(max(longest, min(self._state.storage.capacity, SHORT)))
+
+    def lanes(self, size: int, is_late: bool) -> Lanes:
+        storage = self._state.storage
+        if (size, is_late) not in storage.lanes:
+            storage.lanes[size, is_late] = Lanes(size, storage.weights.head.device)
+        lanes: Lanes = storage.lanes[size, is_late]
+        return lanes
+
+    def round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+        """The round of this shape, captured."""
+        storage, other = self._state.storage, storage_of(drafts)
+        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
+        if made is None or not made.stands_on(other):
+            begin = now()
+            made = CapturedRound(shape, lanes, storage, other)
+            made.prepare()
+            storage.rounds[shape, id(lanes)] = made
+            self.seconds += now() - begin
+        return made
+
+    def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
+        """Before a first round of this shape: capture what the policy may choose instead."""
+        if not self._is_steered or drafts is None:
+            return
+        both = self._state.storage.rounds, drafts.storage.rounds
+        if all(rounds.get(MARK) is self._mark for rounds in both):
+            return
+        for rounds in both:
+            rounds[MARK] = self._mark
+        self._warm, begin = set(), self.seconds
+        for size in self.sizes:
+            lanes = self.lanes(size, is_late=False)
+            for length in self.lengths(size):
+                if self.seconds - begin > MOST_SECONDS:
+                    return
+                other = shape._replace(num_lanes=size, draft_length=length, draws=length > 0)
+                self.round(other, lanes, drafts if length else None)
+            if self._top > 1:  # for requests that come while others are answered
+                other = shape._replace(num_lanes=size, draft_length=0, draws=False)
+                self.round(other, self.lanes(size, is_late=True), None)
+            self._warm.add(size)
+
+
+def storage_of(rows: GpuRows | None) -> Storage | None:
+    return None if rows is None else rows.storage
