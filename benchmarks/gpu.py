@@ -61,6 +61,7 @@ class Bench:
         """Set how much the two agree; to the draft policy it is another draft."""
         self.agreement = self.pair.agree(wanted)
         self.draft = GpuModel(self.pair.draft)
+        self.drafter = fr.drafters.Model(self.draft)
 
     def limit(self, length: int = 0, context: int = 0, batch: int = 1) -> float:
         """Milliseconds to read what a round reads at least."""
@@ -144,7 +145,7 @@ class Bench:
         """Rates of `fr.generate`, reading the prompt included; gives the name of the cell."""
         how: dict[str, Any] = {}
         if length != 0:
-            how = {"drafter": fr.drafters.Model(self.draft), "draft_length": length}
+            how = {"drafter": self.drafter, "draft_length": length}
         rates: list[float] = []
         unmeasured: list[float] = []
         rounds: list[float] = []

@@ -32,6 +32,7 @@ from forerun.models.rounded import Bits
 from forerun.rules import Block, Match, Ratio
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
+FEW_TOKENS = 4096  # of all rows together, that there is room for at least
 SPARE = 4  # times the storage that is needed, up to which a larger one is used
 
 
@@ -100,8 +101,9 @@ class GpuModel:
 
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
+        least = min(FIRST_CAPACITY, FEW_TOKENS // num_rows)  # so that short texts share captures
         needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
-        needed += SLACK
+        needed = max(needed + SLACK, least)
         storage = self._storage(num_rows, needed)
         rows = GpuRows(storage, num_rows, capacity)
         weakref.finalize(rows, _keep, self._pass.idle, storage)
