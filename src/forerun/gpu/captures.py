@@ -18,8 +18,9 @@ from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
 from forerun.types import DraftLength
 
-STEERED = (0, 1, 2, 3, 5, 8)
-"""Draft lengths that the policy may choose from."""
+STEERED = (0, 1, 2, 3, 5, 7)
+"""Draft lengths that the policy may choose from; 3 is what it begins with.  With 7 instead of 8
+there is one size of decision kernel fewer to compile."""
 LONGEST = 15
 """Tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
@@ -34,14 +35,18 @@ MOST_SECONDS = 5.0
 
 
 class Captures:
-    """Rounds on the rows of one target, for at most `num_rows` requests."""
+    """Rounds on the rows of one target, for at most `num_rows` requests.
+
+    draft_length: 0 without a drafter.
+    is_on_host: drafts are made on the host.
+    """
 
     def __init__(
-        self, state: GpuRows, num_rows: int, draft_length: DraftLength, is_drafted: bool
+        self, state: GpuRows, num_rows: int, draft_length: DraftLength, *, is_on_host: bool = False
     ) -> None:
         self._state = state
-        self._is_steered = is_drafted and draft_length == "auto"
-        self._draft_length = draft_length if is_drafted else 0
+        self._draft_length = draft_length
+        self._is_on_host = is_on_host
         self._top = 1 << max(num_rows - 1, 0).bit_length()
         self._warm: set[int] = set()  # sizes of which all lengths are captured
         self._mark = object()  # beside the rounds that were captured, while they hold
@@ -100,9 +105,9 @@ class Captures:
 
     def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
         """Before a first round of this shape: capture what the policy may choose instead."""
-        if not self._is_steered or drafts is None:
+        if self._draft_length != "auto" or not (shape.draft_length or self._is_on_host):
             return
-        both = self._state.storage.rounds, drafts.storage.rounds
+        both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
         if all(rounds.get(MARK) is self._mark for rounds in both):
             return
         for rounds in both:
@@ -113,8 +118,9 @@ class Captures:
             for length in self.lengths(size):
                 if self.seconds - begin > MOST_SECONDS:
                     return
-                other = shape._replace(num_lanes=size, draft_length=length, draws=length > 0)
-                self.round(other, lanes, drafts if length else None)
+                some = drafts if length else None
+                other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
+                self.round(other, lanes, some)
             if self._top > 1:  # for requests that come while others are answered
                 other = shape._replace(num_lanes=size, draft_length=0, draws=False)
                 self.round(other, self.lanes(size, is_late=True), None)

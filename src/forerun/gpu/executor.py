@@ -16,7 +16,7 @@ from typing import Any
 
 from forerun.clock import now
 from forerun.engine.drafting import Drafting
-from forerun.engine.ladder_policy import Rungs
+from forerun.engine.ladder_policy import Ladder, Rungs
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
@@ -33,7 +33,7 @@ from forerun.gpu.joining import (
     needs_host,
     part_of,
 )
-from forerun.gpu.lanes import Lane, cuts_law
+from forerun.gpu.lanes import cuts_law, lane_of
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.rules.base import Rule
@@ -46,6 +46,7 @@ class Captured:
     draft_length: how far to draft, where that is given.
     draft_temperature: of the drafter; None uses the request's.
     draft_context: the longest text that the drafter can read; None: any.
+    drafts_on_host: the drafter guesses on the host (`gpu/host_drafts.py`).
     """
 
     def __init__(
@@ -57,13 +58,18 @@ class Captured:
         draft_length: DraftLength,
         draft_temperature: float | None = None,
         draft_context: int | None = None,
+        *,
+        drafts_on_host: bool = False,
     ) -> None:
         self._steps = Stepwise(target, state, drafting, rule)
         self._state = state
         self._rule = rule
-        self._drafter = DeviceDrafter(drafting, draft_temperature, draft_context)
-        is_drafted = drafting.drafter is not None
-        self._captures = Captures(state, len(state.lengths), draft_length, is_drafted)
+        self._drafter = DeviceDrafter(
+            drafting, draft_temperature, draft_context, is_on_host=drafts_on_host
+        )
+        self._captures = Captures(
+            state, len(state.lengths), draft_length, is_on_host=drafts_on_host
+        )
         self._flight: Flight | None = None
         self._halves: Halves | None = None
         self._last_result = 0.0
@@ -73,8 +79,12 @@ class Captured:
     def device(self) -> Any:
         return self._state.storage.weights.head.device
 
-    def ladder(self, num_requests: int) -> Rungs:
-        """The draft lengths of rounds for so many requests."""
+    @property
+    def ladder(self) -> Ladder | None:
+        """The draft lengths of rounds by the number of requests."""
+        return self._rungs
+
+    def _rungs(self, num_requests: int) -> Rungs:
         size = self._captures.size(num_requests)
         lengths = self._captures.lengths(size)
         shares = [self._drafter.share(length, self._state.storage.weights) for length in lengths]
@@ -245,9 +255,7 @@ class Captured:
 
         A round on its way that serves no request of the plan is let go.  Returns the round that was
         launched beside one that was on its way."""
-        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
-        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
-        self._state.feed([part for part in parts if part[2]])
+        self._read(plan)
         flying = {} if self._flight is None else self._flight.places
         missing = [
             index
@@ -265,6 +273,12 @@ class Captured:
         asked = self._drafter.asked(plan, missing)
         self._flight = self._launch(spans, texts, asked, is_trial=plan.drafts.is_trial)
         return None
+
+    def _read(self, plan: RoundPlan) -> None:
+        """Store what is new of each text, but for the last token of those that are answered."""
+        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
+        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
+        self._state.feed([part for part in parts if part[2]])
 
     def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
         """Launch the next round for the requests of a plan that may go on."""
@@ -289,8 +303,12 @@ class Captured:
         *,
         is_late: bool = False,
         is_trial: bool = False,
+        guesses: Sequence[Sequence[int]] = (),
     ) -> Flight:
-        """Launch a round for requests with these texts; late: beside one that is on its way."""
+        """Launch a round for requests with these texts; late: beside one that is on its way.
+
+        guesses: of a drafter on the host.
+        """
         begin, captures, before = now(), self._captures, self._captures.seconds
         longest = max(map(len, texts)) + MARGIN
         num_lanes = captures.size(len(spans))
@@ -312,27 +330,13 @@ class Captured:
         captures.warm_up(shape, drafts)
         lanes = captures.lanes(num_lanes, is_late)
         made = captures.round(shape, lanes, drafts)
-        lanes.put([self._lane(*pair) for pair in zip(spans, texts, strict=True)], asked)
+        heat = self._drafter.temperature
+        lanes.put([lane_of(*pair, heat) for pair in zip(spans, texts, strict=True)], asked)
+        if guesses:
+            made.guess(guesses)
         turn = made.launch()
         launched = begin + captures.seconds - before
         return Flight(made, spans, list(map(len, texts)), asked, is_trial, launched, turn)
-
-    def _lane(self, span: Span, text: Sequence[int]) -> Lane:
-        request = span.request
-        output, temperature = len(text) - len(request.prompt), request.sampling.temperature
-        drafting = self._drafter.temperature
-        return Lane(
-            row=span.row,
-            previous=text[-2] if len(text) > 1 else 0,
-            last=text[-1],
-            stored=len(text) - 1,
-            output=output,
-            remaining=request.limit - output,
-            seed=request.seed,
-            temperature=temperature,
-            draft_temperature=temperature if drafting is None else drafting,
-            sampling=request.sampling,
-        )
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
         """The captured draft length for what is asked; none where the longest text leaves the

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from forerun.engine.plan import Span
 from forerun.sampling import Sampling
 
 MOST = 2**31 - 1
@@ -29,6 +30,24 @@ class Lane:
     temperature: float
     draft_temperature: float
     sampling: Sampling
+
+
+def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) -> Lane:
+    """The lane of a request with this text; draft_temperature: None uses the request's."""
+    request = span.request
+    output, temperature = len(text) - len(request.prompt), request.sampling.temperature
+    return Lane(
+        row=span.row,
+        previous=text[-2] if len(text) > 1 else 0,
+        last=text[-1],
+        stored=len(text) - 1,
+        output=output,
+        remaining=request.limit - output,
+        seed=request.seed,
+        temperature=temperature,
+        draft_temperature=temperature if draft_temperature is None else draft_temperature,
+        sampling=request.sampling,
+    )
 
 
 class Lanes:

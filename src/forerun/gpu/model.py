@@ -170,15 +170,18 @@ class GpuModel:
         from forerun.drafters.forced import Forced
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
+        from forerun.gpu.host_drafts import HostDrafts, reads_text_only
         from forerun.gpu.sampled_steps import SampledSteps
 
         drafter, num_rows = drafting.drafter, len(state.lengths)
-        if type(drafter) is Forced:  # requests with a grammar are answered on the host
-            drafter = drafter.inner
         if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
             return Captured(self, state, drafting, rule, 0)
+        if is_chain and reads_text_only(drafter):
+            return HostDrafts(self, state, drafting, rule, draft_length)
+        if type(drafter) is Forced:  # requests with a grammar are answered on the host
+            drafter = drafter.inner
         other = drafter.model if type(drafter) is Model else None
         if (
             is_chain

@@ -7,6 +7,7 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class RoundShape(NamedTuple):
     draft_length: int
     num_chunks: int  # of attention, for the longest text
     rule: str
-    draws: bool  # the draft is made on the device; otherwise there is none
+    draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
 
 
@@ -116,6 +117,13 @@ class CapturedRound:
         if self._graph is None and self._turns[0].is_done is not None:
             self._capture()
 
+    def guess(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Take over drafts that were made on the host, by lane."""
+        table = torch.zeros(self.drafts.shape, dtype=torch.int64)
+        for lane, tokens in enumerate(drafts):
+            table[lane, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self.drafts.copy_(table, non_blocking=True)
+
     def launch(self) -> int:
         """Queue a round; gives its turn, by which to ask for the results."""
         self.prepare()
@@ -165,7 +173,7 @@ class CapturedRound:
             lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
             lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
-            WIDE=wide, **sizes,
+            V=self._logits.shape[1], WIDE=wide, **sizes,
         )  # fmt: skip
         self._pass.queue()
         logits = self._logits.view(shape.num_lanes, k + 1, -1)
@@ -203,7 +211,7 @@ class CapturedRound:
             else:
                 next_draft_inputs[(1,)](
                     self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
-                    *where, step, k, **sizes,
+                    *where, step, k, V=self._step_logits.shape[1], **sizes,
                 )  # fmt: skip
             this.queue()
             positions = lanes.output
