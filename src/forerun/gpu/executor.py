@@ -22,6 +22,7 @@ from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.captures import MARGIN, Captures, storage_of
 from forerun.gpu.device_drafter import DeviceDrafter
+from forerun.gpu.edits import edits_law
 from forerun.gpu.flight import Flight
 from forerun.gpu.inference import inference
 from forerun.gpu.joining import (
@@ -326,12 +327,15 @@ class Captured:
             self._rule.name,
             draws=drafts is not None,
             cuts=any(cuts_law(span.request.sampling) for span in spans),
+            edits=any(edits_law(span.request) for span in spans),
         )
         captures.warm_up(shape, drafts)
         lanes = captures.lanes(num_lanes, is_late)
         made = captures.round(shape, lanes, drafts)
         heat = self._drafter.temperature
         lanes.put([lane_of(*pair, heat) for pair in zip(spans, texts, strict=True)], asked)
+        if lanes.edits is not None:
+            lanes.edits.put([span.request for span in spans], texts)
         if guesses:
             made.guess(guesses)
         turn = made.launch()

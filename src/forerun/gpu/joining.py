@@ -12,15 +12,13 @@ from forerun.engine.proposal import Drafted
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.errors import InputError, explain
+from forerun.gpu.edits import edits_law, fits_device
 from forerun.gpu.kernels.faults import TARGET_ROW
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:
-    """Which answered spans are sampled on the host, (A,): a matter of the request alone, because
-    the two kinds of arithmetic round differently, and a text has to be of one kind."""
-    sampling = plan.sampling
-    flags: list[bool] = (sampling.needs_host | (sampling.min_tokens > 0)).tolist()
-    return flags
+    """Which answered spans are sampled on the host, (A,)."""
+    return [not fits_device(span.request) for span in plan.answering]
 
 
 def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) -> RoundPlan:
@@ -49,6 +47,11 @@ def fault_of(request: Request, code: int) -> Fault | None:
         return None
     wrong = "The logits hold NaN, +Inf or nothing finite."
     cure = "Check the model's weights and precision."
+    if edits_law(request):
+        wrong = (
+            "The logits hold NaN or +Inf, or a bias, bad words or min_tokens forbid every token."
+        )
+        cure = "Loosen what forbids them, or check the model's weights and precision."
     error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
     return Fault(0, request.num_output, error)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from forerun.engine.plan import Span
+from forerun.gpu.edits import Edits
 from forerun.sampling import Sampling
 
 MOST = 2**31 - 1
@@ -57,6 +58,7 @@ class Lanes:
         def empty(count: int, dtype: Any) -> Any:
             return torch.zeros((count, num_lanes), dtype=dtype, device=device)
 
+        self.edits: Edits | None = None  # made when a request with some comes
         self._narrow = empty(7, torch.int32)
         self._wide = empty(2, torch.int64)
         self._real = empty(4, torch.float32)
@@ -88,6 +90,11 @@ class Lanes:
         """Set how far each lane drafts from now on."""
         asked = torch.tensor(lengths, dtype=torch.int32)
         self.asked[: len(lengths)].copy_(asked, non_blocking=True)
+
+    def make_edits(self, vocab_size: int) -> Edits:
+        if self.edits is None:
+            self.edits = Edits(self.rows.shape[0], vocab_size, self.rows.device)
+        return self.edits
 
     def leave(self, lanes: Sequence[int]) -> None:
         """The requests of some lanes are over: nothing is written to their rows any more."""

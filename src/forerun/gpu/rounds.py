@@ -41,6 +41,7 @@ class RoundShape(NamedTuple):
     rule: str
     draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
+    edits: bool = False  # some lane has penalties, a bias or bans
 
 
 class Turn(NamedTuple):
@@ -57,10 +58,12 @@ class CapturedRound:
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
     ) -> None:
         self.shape, self.lanes = shape, lanes
+        vocab = target.weights.head.shape[0]
+        self._edits = lanes.make_edits(vocab) if shape.edits else None
         self._target, self.draft = target, draft
         self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
-        b, k, vocab = shape.num_lanes, shape.draft_length, target.weights.head.shape[0]
+        b, k = shape.num_lanes, shape.draft_length
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
         self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
         self._outcome = Outcome.allocate(b, device)
@@ -176,6 +179,8 @@ class CapturedRound:
             V=self._logits.shape[1], WIDE=wide, **sizes,
         )  # fmt: skip
         self._pass.queue()
+        if self._edits is not None:
+            self._edits.apply(self._logits, self.drafts, lanes.output, num_rows=k + 1)
         logits = self._logits.view(shape.num_lanes, k + 1, -1)
         if self._thresholds is not None:
             find_thresholds(
@@ -189,6 +194,8 @@ class CapturedRound:
             draft_thresholds=self._draft_thresholds if has_laws else None,
         )  # fmt: skip
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        if self._edits is not None:
+            self._edits.note(self._outcome, self.drafts, lanes)
         advance[(1,)](
             self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
             lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
@@ -214,6 +221,10 @@ class CapturedRound:
                     *where, step, k, V=self._step_logits.shape[1], **sizes,
                 )  # fmt: skip
             this.queue()
+            if self._edits is not None:
+                self._edits.apply(
+                    self._step_logits, self.drafts, lanes.output, num_rows=1, first=step
+                )
             positions = lanes.output
             if purpose is Purpose.TARGET and step:
                 torch.add(lanes.output, step, out=self._places)
