@@ -21,12 +21,10 @@ from forerun.drafters import Forced, Model, NGram, Suffix  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
-from forerun.gpu.captures import Captures  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.host_drafts import HostDrafts  # noqa: E402
 from forerun.gpu.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
-from forerun.gpu.rounds import RoundShape  # noqa: E402
 from forerun.gpu.rows import GpuRows  # noqa: E402
 from forerun.gpu.sampled_steps import LazyRows, SampledSteps  # noqa: E402
 from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
@@ -379,38 +377,3 @@ def test_a_drafter_without_memory_costs_its_drafts_alone(
     answers = generate(drafter=Model(DRAFT), draft_length=2)
     assert texts(answers) == plain
     assert all("no memory" in answer.stats.notes[0] for answer in answers)
-
-
-# --- what is captured ----------------------------------------------------------------------------
-
-
-def test_a_round_captured_on_lanes_that_were_used_otherwise_decides_nothing() -> None:
-    """The lanes still hold requests that are not over, with longer drafts than the round has."""
-    engine = engine_of(Model(DRAFT), rule=rules.get("ratio"), draft_length="auto")
-    executor: Any = engine._executor
-    captures, drafts = executor._captures, executor._drafter.rows
-    lanes = captures.lanes(2, False)
-    lane = Lane(0, 1, 2, 3, 4, 9, 6, 1.0, 1.0, SAMPLING)
-    lanes.put([lane, lane], [5, 5])
-    made = captures.round(RoundShape(2, 1, 1, "ratio", draws=True), lanes, drafts)
-    made._queue()
-    assert made._lengths.tolist() == [1, 1]
-    lanes.rows.fill_(-1)
-    made._queue()
-    assert made._lengths.tolist() == [0, 0]
-    engine.close()
-
-
-def test_lengths_and_sizes_that_are_captured() -> None:
-    def captures(num_rows: int, length: Any) -> Captures:
-        return Captures(TARGET.start(num_rows, 64), num_rows, length)
-
-    steered = captures(32, "auto")
-    assert steered.sizes == [32, 8, 2]
-    assert [steered.size(count) for count in (32, 9, 8, 3, 2, 1)] == [32, 32, 8, 8, 2, 2]
-    assert steered.lengths(32) == [0, 1, 2, 3]
-    assert steered.length(32, [2, 7]) == 3
-    assert [steered.length(8, [count]) for count in (0, 3, 4, 8)] == [0, 3, 5, 7]
-    given = captures(64, 5)
-    assert [given.lengths(size) for size in given.sizes] == [[0, 1], [0, 5], [0, 5], [0, 5]]
-    assert captures(1, 0).lengths(1) == [0]

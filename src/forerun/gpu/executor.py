@@ -328,6 +328,7 @@ class Captured:
             draws=drafts is not None,
             cuts=any(cuts_law(span.request.sampling) for span in spans),
             edits=any(edits_law(span.request) for span in spans),
+            layers=self._state.layers,
         )
         captures.warm_up(shape, drafts)
         lanes = captures.lanes(num_lanes, is_late)

@@ -1,4 +1,4 @@
-"""Captured rounds for drafters on the host, whose guesses depend on the text alone.
+"""Captured rounds for drafters on the host that read the text, or hidden states of the target.
 
 Guesses are copied to the device, where one graph scores and decides them.  While the drafter has
 nothing to say, rounds are those of plain decoding: the next is on its way before it is asked.  A
@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters import Forced, NGram, Suffix
+from forerun.drafters import Forced, Heads, NGram, Suffix
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder
-from forerun.engine.plan import RoundPlan
+from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.stepwise import Decision
 from forerun.gpu.executor import Captured
 from forerun.gpu.flight import Flight
@@ -24,6 +24,7 @@ from forerun.gpu.inference import inference
 from forerun.gpu.rounds import CapturedRound
 from forerun.gpu.rows import GpuRows
 from forerun.rules.base import Rule
+from forerun.rules.match import Match
 from forerun.types import DraftLength
 
 SILENT = 2
@@ -31,7 +32,7 @@ SILENT = 2
 
 
 class HostDrafts(Captured):
-    """Executes plans with the guesses of a drafter that `reads_text_only`."""
+    """Executes plans with the guesses of a drafter that `drafts_beside`."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class HostDrafts(Captured):
         super().__init__(target, state, drafting, rule, draft_length, drafts_on_host=True)
         self._drafting = drafting
         self._num_silent = 0  # latest rounds without a guess
+        self._places: dict[int, tuple[Flight, int]] = {}  # by number: the last round, and its lane
 
     @property
     def ladder(self) -> Ladder | None:
@@ -71,6 +73,17 @@ class HostDrafts(Captured):
     def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
         if self._flies_ahead(plan):
             super()._take_off(plan, decision)
+
+    def _note_results(
+        self,
+        flight: Flight,
+        table: list[list[int]],
+        plan: RoundPlan,
+        results: dict[int, tuple[list[int], int]],
+    ) -> None:
+        super()._note_results(flight, table, plan, results)
+        for lane, span in enumerate(flight.spans):
+            self._places[span.request.number] = flight, lane
 
     def _flies_ahead(self, plan: RoundPlan) -> bool:
         return self._num_silent >= SILENT or not plan.drafts.asked
@@ -109,11 +122,26 @@ class HostDrafts(Captured):
             )
         outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
         spans = [*plan.answering, *plan.reading]
+        if self._drafting.layers:
+            outcomes = [self._with_states(*pair) for pair in zip(outcomes, spans, strict=True)]
         self._drafting.observe(outcomes, [span.request for span in spans])
+        self._places = {}
+
+    def _with_states(self, outcome: Outcome, span: Span) -> Outcome:
+        """The outcome with the hidden states of what the target has processed."""
+        state, row = self._state, span.row
+        states = state.storage.watched[:0]
+        if span.answers:
+            flight, lane = self._places[span.request.number]
+            count = state.lengths[row] - flight.lengths[lane] + 1
+            states = flight.round.states(flight.turn, lane, count)
+        state.hear(row, states)
+        return replace(outcome, states=state.kept[row], num_processed=state.lengths[row])
 
 
-def reads_text_only(drafter: Any) -> bool:
-    """Whether a drafter's guesses are point masses that depend on nothing but the text."""
+def drafts_beside(drafter: Any, rule: Rule) -> bool:
+    """Whether a drafter's guesses can be judged by captured rounds: they are point masses, or the
+    rule asks for no law."""
     if type(drafter) is Forced:
-        return drafter.inner is None or reads_text_only(drafter.inner)
-    return type(drafter) in (NGram, Suffix)
+        return drafter.inner is None or drafts_beside(drafter.inner, rule)
+    return type(drafter) in (NGram, Suffix) or (type(drafter) is Heads and type(rule) is Match)

@@ -170,7 +170,7 @@ class GpuModel:
         from forerun.drafters.forced import Forced
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
-        from forerun.gpu.host_drafts import HostDrafts, reads_text_only
+        from forerun.gpu.host_drafts import HostDrafts, drafts_beside
         from forerun.gpu.sampled_steps import SampledSteps
 
         drafter, num_rows = drafting.drafter, len(state.lengths)
@@ -178,7 +178,7 @@ class GpuModel:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
             return Captured(self, state, drafting, rule, 0)
-        if is_chain and reads_text_only(drafter):
+        if is_chain and drafts_beside(drafter, rule):
             return HostDrafts(self, state, drafting, rule, draft_length)
         if type(drafter) is Forced:  # requests with a grammar are answered on the host
             drafter = drafter.inner

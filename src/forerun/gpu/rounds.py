@@ -42,6 +42,7 @@ class RoundShape(NamedTuple):
     draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
     edits: bool = False  # some lane has penalties, a bias or bans
+    layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
 
 
 class Turn(NamedTuple):
@@ -49,6 +50,7 @@ class Turn(NamedTuple):
 
     results: Any  # (num_lanes, draft_length + 3), on the host
     is_done: Any
+    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device
 
 
 class CapturedRound:
@@ -76,13 +78,15 @@ class CapturedRound:
             Turn(
                 torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
+                self._states(),
             )
             for _ in range(2)
         ]
         self._turn = 0
+        self._watched = self._states()
         self._logits = target.logits("round", b * (k + 1))
         self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
-                           self._logits)  # fmt: skip
+                           self._logits, self._watched, shape.layers)  # fmt: skip
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
@@ -137,6 +141,8 @@ class CapturedRound:
         self._turn = 1 - self._turn
         turn = self._turns[self._turn]
         turn.results.copy_(self._results, non_blocking=True)
+        if self._watched is not None:
+            turn.states.copy_(self._watched)  # the next round may be one of this shape
         if turn.is_done is not None:
             turn.is_done.record()
         return self._turn
@@ -145,6 +151,20 @@ class CapturedRound:
         event = self._turns[turn].is_done
         if event is not None:
             event.synchronize()
+
+    def states(self, turn: int, lane: int, count: int) -> Any:
+        """Hidden states (count, F) of the first tokens that a lane was fed: the last one of its
+        text, then its draft."""
+        first = lane * (self.shape.draft_length + 1)
+        return self._turns[turn].states[first : first + count].clone()
+
+    def _states(self) -> Any:
+        """Room for the hidden states of a round; None where they are not kept."""
+        shape, weights = self.shape, self._target.weights
+        if not shape.layers:
+            return None
+        num_tokens = shape.num_lanes * (shape.draft_length + 1)
+        return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
         """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
@@ -248,16 +268,25 @@ class CapturedRound:
 class _Pass:
     """A pass within a round, with logits of its own."""
 
-    def __init__(self, storage: Storage, shape: PassShape, logits: Any) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        shape: PassShape,
+        logits: Any,
+        watched: Any = None,
+        layers: tuple[int, ...] = (),
+    ) -> None:
         self.inputs = Inputs.empty(shape, storage.weights.head.device)
         self._storage, self._shape = storage, shape
         self._attention = AttentionScratch(storage.weights, shape)
         self._logits = logits
+        self._watched, self._layers = watched, layers
 
     def queue(self) -> None:
         storage = self._storage
         launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
-               self._attention, self._logits)  # fmt: skip
+               self._attention, self._logits, watched=self._watched,
+               layers=self._layers)  # fmt: skip
 
 
 def _padded(count: int) -> int:
