@@ -18,9 +18,9 @@ from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
 from forerun.types import DraftLength
 
-STEERED = (0, 1, 2, 3, 5, 7)
-"""Draft lengths that the policy may choose from; 3 is what it begins with.  With 7 instead of 8
-there is one size of decision kernel fewer to compile."""
+STEERED = (3, 0, 1, 5, 2, 7)
+"""Draft lengths that the policy may choose from, in the order in which they are captured.  With 7
+instead of 8 there is one size of decision kernel fewer to compile."""
 LONGEST = 15
 """Tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
@@ -29,9 +29,8 @@ SHRINK = 4
 """A round has room for the requests at hand, and for less than so many times as many."""
 SHORT = 1024
 """Tokens of a text up to which rounds are captured for all that storage has room for."""
-MARK = "warm"
-MOST_SECONDS = 5.0
-"""That captures before a first round take; what is left is captured by later calls."""
+MOST_SECONDS = 10.0
+"""That captures before a first round may take.  What is left then is not used on that storage."""
 
 
 class Captures:
@@ -48,8 +47,7 @@ class Captures:
         self._draft_length = draft_length
         self._is_on_host = is_on_host
         self._top = 1 << max(num_rows - 1, 0).bit_length()
-        self._warm: set[int] = set()  # sizes of which all lengths are captured
-        self._mark = object()  # beside the rounds that were captured, while they hold
+        self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
         self.seconds = 0.0  # that captures took so far
         for size in self.sizes:  # now, so that memory does not grow when one is met late
             for is_late in (False, True):
@@ -65,14 +63,16 @@ class Captures:
 
     def size(self, num_requests: int) -> int:
         """The lanes of a round of so many requests."""
-        usable = [size for size in self.sizes if not self._warm or size in self._warm]
+        usable = self._warm or self.sizes
         return min((size for size in usable if size >= num_requests), default=self._top)
 
     def lengths(self, size: int) -> list[int]:
         """Draft lengths of rounds of so many lanes, rising from 0."""
         most = MOST_TOKENS // size - 1
+        if size in self._warm:
+            return self._warm[size]
         if self._draft_length == "auto":
-            return [length for length in STEERED if length <= most]
+            return sorted(length for length in STEERED if length <= most)
         return sorted({0, min(self._draft_length, LONGEST, most)})
 
     def length(self, size: int, asked: Sequence[int]) -> int:
@@ -105,26 +105,45 @@ class Captures:
 
     def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
         """Before a first round of this shape: capture what the policy may choose instead."""
-        if self._draft_length != "auto" or not (shape.draft_length or self._is_on_host):
+        is_drafted = shape.draft_length > 0 or self._is_on_host
+        if self._warm or self._draft_length != "auto" or not is_drafted:
             return
+        key = self._top, shape._replace(num_lanes=0, draft_length=0, draws=drafts is not None)
         both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
-        if all(rounds.get(MARK) is self._mark for rounds in both):
-            return
-        for rounds in both:
-            rounds[MARK] = self._mark
-        self._warm, begin = set(), self.seconds
+        known = both[0].get(key)  # gone when storage grows, as its rounds are
+        if known is None or any(rounds.get(key) is not known for rounds in both):
+            known = self._captured(shape, drafts)
+            for rounds in both:
+                rounds[key] = known
+        self._warm = known
+
+    def _captured(self, shape: RoundShape, drafts: GpuRows | None) -> dict[int, list[int]]:
+        """Capture rounds of all sizes and lengths, as far as there is time; those by size."""
+        made: dict[int, list[int]] = {}
+        end = self.seconds + MOST_SECONDS
         for size in self.sizes:
-            lanes = self.lanes(size, is_late=False)
-            for length in self.lengths(size):
-                if self.seconds - begin > MOST_SECONDS:
-                    return
-                some = drafts if length else None
-                other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
-                self.round(other, lanes, some)
-            if self._top > 1:  # for requests that come while others are answered
-                other = shape._replace(num_lanes=size, draft_length=0, draws=False)
-                self.round(other, self.lanes(size, is_late=True), None)
-            self._warm.add(size)
+            lengths = [length for length in STEERED if length in self.lengths(size)]
+            for length in lengths:
+                if self.seconds < end or len(made.get(self._top, ())) < 2:
+                    self._capture(shape, size, length, drafts)
+                    made.setdefault(size, []).append(length)
+            if self._top > 1 and self.seconds < end:  # for requests that come later than others
+                self._capture(shape, size, 0, None, is_late=True)
+        return {size: sorted(lengths) for size, lengths in made.items() if 0 in lengths}
+
+    def _capture(
+        self,
+        shape: RoundShape,
+        size: int,
+        length: int,
+        drafts: GpuRows | None,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Capture a round like this one, of another size and length."""
+        some = drafts if length else None
+        other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
+        self.round(other, self.lanes(size, is_late), some)
 
 
 def storage_of(rows: GpuRows | None) -> Storage | None:

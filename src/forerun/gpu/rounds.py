@@ -29,6 +29,10 @@ from forerun.gpu.scratch import Scratch as DecisionScratch
 from forerun.gpu.storage import Storage
 from forerun.gpu.truncation import find_thresholds
 
+WIDEST = 16
+"""Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
+FEWEST_LANES = 32
+"""Lanes that these kernels are compiled for at least."""
 DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
 
 
@@ -186,8 +190,7 @@ class CapturedRound:
     def _queue(self) -> None:
         shape, lanes = self.shape, self.lanes
         k = shape.draft_length
-        sizes = {"LANES": shape.num_lanes, "PADDED": _padded(shape.num_lanes)}
-        wide = _padded(k + 1)
+        sizes = {"LANES": shape.num_lanes, "PADDED": max(FEWEST_LANES, _padded(shape.num_lanes))}
         draws = shape.draws and k > 0
         if draws:
             self._queue_draft(sizes)
@@ -196,7 +199,7 @@ class CapturedRound:
             lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
             lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
-            V=self._logits.shape[1], WIDE=wide, **sizes,
+            V=self._logits.shape[1], WIDE=WIDEST, **sizes,
         )  # fmt: skip
         self._pass.queue()
         if self._edits is not None:
@@ -219,7 +222,7 @@ class CapturedRound:
         advance[(1,)](
             self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
             lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self._results, K=k, WIDE=wide, **sizes,
+            self._results, K=k, WIDE=WIDEST, **sizes,
         )  # fmt: skip
 
     def _queue_draft(self, sizes: dict[str, int]) -> None:

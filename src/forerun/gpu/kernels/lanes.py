@@ -1,6 +1,7 @@
 """What stands between the passes of a captured round: the inputs of the next, and its outcome.
 
-A lane is a request's place in a captured round.  All lanes fit one program.
+A lane is a request's place in a captured round.  All lanes fit one program.  Their number and the
+draft length are no constants of the kernels, so that rounds of many shapes share a compilation.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ def _known(token, V: tl.constexpr):
     return tl.where((token >= 0) & (token < V), token, 0).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LANES"])
 def first_draft_inputs(
     previous, last, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
-    LANES: tl.constexpr, PADDED: tl.constexpr,
+    LANES, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The first draft step feeds the last two tokens of each text: the drafter may not have met
     the one before the last.  If it has, it writes the same bits again."""
@@ -43,10 +44,10 @@ def first_draft_inputs(
     tl.store(picked + lane, at + 1, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LANES", "step", "stride"])
 def next_draft_inputs(
     sampled, drafts, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
-    step, stride, V: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr,
+    step, stride, LANES, V: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """A later draft step feeds the token that the one before it sampled, and notes it.  A row
     without a law may have sampled none: then token 0 is fed, and the decision finds the fault."""
@@ -66,11 +67,11 @@ def next_draft_inputs(
     tl.store(picked + lane, lane, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "LANES"])
 def target_inputs(
     last, sampled, drafts, asked, rows, stored, remaining, lengths, ids, pass_rows, slots,
-    positions, segments, picked, K: tl.constexpr, DRAWN: tl.constexpr, V: tl.constexpr,
-    LANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    positions, segments, picked, K, LANES, DRAWN: tl.constexpr, V: tl.constexpr,
+    PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The target is fed the last token of each text and its draft.
 
@@ -110,10 +111,10 @@ def target_inputs(
     tl.store(picked + at, at, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "LANES"])
 def advance(
     accepted, extra, fault, drafts, previous, last, rows, stored, remaining, output, results,
-    K: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    K, LANES, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Move the lanes past what was decided, and write it down (LANES, K + 3): accepted tokens, -1
     for a lane that is not in use, the extra token, the fault, the draft."""
