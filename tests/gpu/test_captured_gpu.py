@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 import numpy as np  # noqa: E402
+import triton.language as tl  # noqa: E402
 from tiny import MIDDLING, ON_DEVICE, build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
@@ -25,6 +26,7 @@ from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.engine.seats import WORTH_TAKING  # noqa: E402
+from forerun.gpu.compiling import compile_together  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 
@@ -292,6 +294,22 @@ def test_the_joint_law_of_three_tokens(few: Pair, rule: str) -> None:
         assert statistic <= limit(num_cells)
         biased = {text: NUM_TEXTS * (0.9 * exact[text] + 0.1 * wrong[text]) for text in exact}
         assert chi_square(biased, exact)[0] > detected(num_cells)
+
+
+# --- compiling -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def set_to_one(out, SIZE: tl.constexpr):
+    tl.store(out + tl.arange(0, SIZE), tl.full((SIZE,), 1.0, tl.float32))
+
+
+def test_kernels_are_compiled_without_being_launched() -> None:
+    out = torch.zeros(64, device=DEVICE)
+    compile_together([lambda: set_to_one[(1,)](out, SIZE=64)])
+    assert not out.any()
+    set_to_one[(1,)](out, SIZE=64)
+    assert out.all()
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 
 import interpreting  # noqa: E402, F401
 from tiny import build, noisy_copy  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
@@ -21,6 +22,7 @@ from forerun.drafters import Guess, Model, Outcome, Turn  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.gpu import host_drafts  # noqa: E402
 from forerun.gpu.captures import Captures  # noqa: E402
+from forerun.gpu.compiling import compile_together  # noqa: E402
 from forerun.gpu.lanes import Lane  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rounds import RoundShape  # noqa: E402
@@ -49,10 +51,10 @@ def test_a_round_captured_on_lanes_that_were_used_otherwise_decides_nothing() ->
     lane = Lane(0, 1, 2, 3, 4, 9, 6, 1.0, 1.0, SAMPLING)
     lanes.put([lane, lane], [5, 5])
     made = captures.round(RoundShape(2, 1, 1, "ratio", draws=True), lanes, drafts)
-    made._queue()
+    made.queue()
     assert made._lengths.tolist() == [1, 1]
     lanes.rows.fill_(-1)
-    made._queue()
+    made.queue()
     assert made._lengths.tolist() == [0, 0]
     engine.close()
 
@@ -117,3 +119,13 @@ def test_a_drafter_on_the_host_hears_every_hidden_state(monkeypatch: pytest.Monk
         heard.append((answer.tokens, torch.cat(listener.states)))
     assert heard[0][0] == heard[1][0]
     assert torch.equal(heard[0][1], heard[1][1])
+
+
+def test_a_compilation_that_fails_costs_time_only() -> None:
+    def fail() -> None:
+        raise RuntimeError("no compiler")
+
+    run = JITFunction.run
+    with pytest.warns(RuntimeWarning, match="one by one: RuntimeError: no compiler"):
+        compile_together([fail])
+    assert JITFunction.run is run

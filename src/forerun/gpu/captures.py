@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from forerun.clock import now
+from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.rounds import CapturedRound, RoundShape
@@ -18,9 +19,9 @@ from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
 from forerun.types import DraftLength
 
-STEERED = (3, 0, 1, 5, 2, 7)
-"""Draft lengths that the policy may choose from, in the order in which they are captured.  With 7
-instead of 8 there is one size of decision kernel fewer to compile."""
+STEERED = (0, 1, 2, 3, 5, 7)
+"""Draft lengths that the policy may choose from.  With 7 instead of 8 there is one size of decision
+kernel fewer to compile."""
 LONGEST = 15
 """Tokens of the longest draft."""
 MARGIN = 2 * (LONGEST + 1)
@@ -30,7 +31,8 @@ SHRINK = 4
 SHORT = 1024
 """Tokens of a text up to which rounds are captured for all that storage has room for."""
 MOST_SECONDS = 10.0
-"""That captures before a first round may take.  What is left then is not used on that storage."""
+"""After which no smaller size of round is captured beforehand; it is then not used on that
+storage."""
 
 
 class Captures:
@@ -72,7 +74,7 @@ class Captures:
         if size in self._warm:
             return self._warm[size]
         if self._draft_length == "auto":
-            return sorted(length for length in STEERED if length <= most)
+            return [length for length in STEERED if length <= most]
         return sorted({0, min(self._draft_length, LONGEST, most)})
 
     def length(self, size: int, asked: Sequence[int]) -> int:
@@ -93,14 +95,17 @@ class Captures:
 
     def round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
         """The round of this shape, captured."""
+        begin, made = now(), self._made(shape, lanes, drafts)
+        if made.prepare():
+            self.seconds += now() - begin
+        return made
+
+    def _made(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+        """The round of this shape, which may not be captured yet."""
         storage, other = self._state.storage, storage_of(drafts)
         made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
         if made is None or not made.stands_on(other):
-            begin = now()
-            made = CapturedRound(shape, lanes, storage, other)
-            made.prepare()
-            storage.rounds[shape, id(lanes)] = made
-            self.seconds += now() - begin
+            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
         return made
 
     def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
@@ -118,32 +123,33 @@ class Captures:
         self._warm = known
 
     def _captured(self, shape: RoundShape, drafts: GpuRows | None) -> dict[int, list[int]]:
-        """Capture rounds of all sizes and lengths, as far as there is time; those by size."""
-        made: dict[int, list[int]] = {}
-        end = self.seconds + MOST_SECONDS
+        """Capture rounds of all sizes, as far as there is time; their lengths by size."""
+        known: dict[int, list[int]] = {}
+        begin, before = now(), self.seconds
         for size in self.sizes:
-            lengths = [length for length in STEERED if length in self.lengths(size)]
-            for length in lengths:
-                if self.seconds < end or len(made.get(self._top, ())) < 2:
-                    self._capture(shape, size, length, drafts)
-                    made.setdefault(size, []).append(length)
-            if self._top > 1 and self.seconds < end:  # for requests that come later than others
-                self._capture(shape, size, 0, None, is_late=True)
-        return {size: sorted(lengths) for size, lengths in made.items() if 0 in lengths}
+            if known and now() - begin > MOST_SECONDS:
+                break
+            rounds = self._like(shape, size, drafts)
+            if self._state.storage.weights.head.is_cuda:
+                compile_together([made.queue for made in rounds])
+            for made in rounds:
+                made.prepare()
+            known[size] = self.lengths(size)
+        self.seconds = before + now() - begin
+        return known
 
-    def _capture(
-        self,
-        shape: RoundShape,
-        size: int,
-        length: int,
-        drafts: GpuRows | None,
-        *,
-        is_late: bool = False,
-    ) -> None:
-        """Capture a round like this one, of another size and length."""
-        some = drafts if length else None
-        other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
-        self.round(other, self.lanes(size, is_late), some)
+    def _like(self, shape: RoundShape, size: int, drafts: GpuRows | None) -> list[CapturedRound]:
+        """Rounds like this one of another size and of all lengths, and one of length 0 for requests
+        that come while others are answered."""
+        made = []
+        for length in self.lengths(size):
+            some = drafts if length else None
+            other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
+            made.append(self._made(other, self.lanes(size, is_late=False), some))
+        if self._top > 1:
+            other = shape._replace(num_lanes=size, draft_length=0, draws=False)
+            made.append(self._made(other, self.lanes(size, is_late=True), None))
+        return made
 
 
 def storage_of(rows: GpuRows | None) -> Storage | None:

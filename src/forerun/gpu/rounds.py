@@ -123,10 +123,12 @@ class CapturedRound:
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
 
-    def prepare(self) -> None:
-        """Capture the round, unless it was captured before."""
-        if self._graph is None and self._turns[0].is_done is not None:
-            self._capture()
+    def prepare(self) -> bool:
+        """Capture the round, unless it was captured before; whether it had to be."""
+        if self._graph is not None or self._turns[0].is_done is None:
+            return False
+        self._capture()
+        return True
 
     def guess(self, drafts: Sequence[Sequence[int]]) -> None:
         """Take over drafts that were made on the host, by lane."""
@@ -139,7 +141,7 @@ class CapturedRound:
         """Queue a round; gives its turn, by which to ask for the results."""
         self.prepare()
         if self._graph is None:
-            self._queue()
+            self.queue()
         else:
             self._graph.replay()
         self._turn = 1 - self._turn
@@ -182,12 +184,13 @@ class CapturedRound:
         rows = self.lanes.rows.clone()
         self.lanes.rows.fill_(-1)
         try:
-            self._queue()
-            self._graph, _ = captured(self._queue, rows.device)
+            self.queue()
+            self._graph, _ = captured(self.queue, rows.device)
         finally:
             self.lanes.rows.copy_(rows)
 
-    def _queue(self) -> None:
+    def queue(self) -> None:
+        """Launch the kernels of the round."""
         shape, lanes = self.shape, self.lanes
         k = shape.draft_length
         sizes = {"LANES": shape.num_lanes, "PADDED": max(FEWEST_LANES, _padded(shape.num_lanes))}
