@@ -17,90 +17,12 @@ from forerun.gpu.kernels.arithmetic import (
     arrive,
     finite,
     inverse,
-    load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
+from forerun.gpu.kernels.drawing import draw_law, pick, sum_segments, tokens_of, total_of
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
+from forerun.gpu.kernels.leftovers import chance_at, left_over
 from forerun.gpu.kernels.trees import depth_of
-
-
-@triton.jit
-def _chance(row, columns, inside, threshold, rate, law):
-    """Probabilities at some columns; law: largest logit and mass of the row, (2,)."""
-    values = load_values(row, columns, inside, threshold)
-    largest = tl.load(law, cache_modifier=".cg")
-    return power(values, largest, rate) * tl.div_rn(1.0, tl.load(law + 1, cache_modifier=".cg"))
-
-
-@triton.jit
-def _draft_chance(
-    draft_row,
-    token,
-    columns,
-    inside,
-    threshold,
-    rate,
-    law,
-    POINT: tl.constexpr,
-):
-    """The same for a node, which was drawn from a row of logits or is certain."""
-    if POINT:
-        chance = (columns == token).to(tl.float32)
-    else:
-        chance = _chance(draft_row, columns, inside, threshold, rate, law + 2)
-    return chance
-
-
-@triton.jit
-def _left(
-    logits,
-    draft_logits,
-    tokens,
-    thresholds,
-    draft_thresholds,
-    laws,
-    refused,
-    rests,
-    reached,
-    num_refused,
-    columns,
-    rate,
-    V: tl.constexpr,
-    POINT: tl.constexpr,
-    TRUNCATED: tl.constexpr,
-):
-    """What the refused children leave of the target's law, not normalised by the last of them.
-
-    All pointers are to what one sequence has.  rests: the sums for the refused children but the
-    last.
-    """
-    inside = columns < V
-    threshold = float("-inf")
-    if TRUNCATED:
-        threshold = tl.load(thresholds + reached)
-    row = logits + reached.to(tl.int64) * V
-    left = _chance(row, columns, inside, threshold, rate, laws + reached * 4)
-    count = 0
-    rest = 1.0
-    while count < num_refused:
-        node = tl.load(refused + count, cache_modifier=".cg")
-        if TRUNCATED:
-            threshold = tl.load(draft_thresholds + node)
-        drawn = _draft_chance(
-            draft_logits + node.to(tl.int64) * V,
-            tl.load(tokens + node),
-            columns,
-            inside,
-            threshold,
-            rate,
-            laws + node * 4,
-            POINT,
-        )
-        left = tl.maximum(left * tl.div_rn(1.0, rest) - drawn, 0.0)
-        rest = tl.load(rests + count, cache_modifier=".cg")
-        count += 1
-    return left
 
 
 @triton.jit
@@ -151,7 +73,7 @@ def _walk(
                 if TRUNCATED:
                     threshold = tl.load(draft_thresholds + node)
                 chance = tl.sum(
-                    _chance(
+                    chance_at(
                         draft_logits + node.to(tl.int64) * V,
                         column,
                         column < V,
@@ -164,7 +86,7 @@ def _walk(
                 if _is_fine(laws + node * 4 + 2) == 0:
                     fault = fault_at(node, DRAFT_ROW)
             left = tl.sum(
-                _left(
+                left_over(
                     logits,
                     draft_logits,
                     tokens,
@@ -268,7 +190,7 @@ def sibling_kernel(
             reached = tl.load(out_reached + sequence)
             num_refused = tl.load(refused + num_rows - 1)
             segments = tile * TILE + tl.arange(0, TILE)
-            left = _left(
+            left = left_over(
                 logits,
                 draft_logits,
                 tokens,
@@ -342,7 +264,7 @@ def sibling_kernel(
                         aim = number * total
                         segment, before = pick(parts, aim, SEGMENTS)
                         lanes = segment * SEGMENT + tl.arange(0, SEGMENT)
-                        weights = _left(
+                        weights = left_over(
                             logits,
                             draft_logits,
                             tokens,
