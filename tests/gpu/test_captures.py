@@ -27,10 +27,10 @@ from forerun.gpu.lanes import Lane  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rounds import RoundShape  # noqa: E402
 
+if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
+
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
 ]

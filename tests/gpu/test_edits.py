@@ -24,10 +24,10 @@ from forerun.gpu.sampled_steps import LazyRows  # noqa: E402
 from forerun.gpu.scratch import Outcome  # noqa: E402
 from forerun.sampling import Bans, Sampling, _adjusted  # noqa: E402
 
+if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
+
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
 ]
