@@ -18,6 +18,7 @@ from forerun import broken
 from forerun.errors import InputError
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio
 from forerun.gpu.scratch import Outcome, Scratch, Tensor
+from forerun.gpu.siblings import decide_siblings, most_refusals
 from forerun.rows import Logits
 from forerun.rules.base import Rule, Trial
 
@@ -25,6 +26,7 @@ LAUNCHES: dict[str, Callable[..., None]] = {
     "match": decide_match,
     "ratio": decide_ratio,
     "block": decide_block,
+    "siblings": decide_siblings,
 }
 TARGET_ROW, DRAFT_ROW, IMPOSSIBLE, OUTSIDE = 1, 2, 3, 4
 """The kinds of faults; a fault is kind + 16 * slot."""
@@ -45,7 +47,11 @@ def decide(
     draft_logits = parents = None
     if not is_match and isinstance(trial.draft, Logits):
         draft_logits = aligned(trial.draft.logits)
-    if trial.trees is not None:
+    options = {}
+    if rule.name == "siblings":
+        kinds = () if trial.trees is None else trial.kinds
+        options["most_refused"] = max((most_refusals(tree) for tree in kinds), default=1)
+    if trial.trees is not None or rule.name == "siblings":
         parents = trial.parents.expand(trial.tokens.shape).to(torch.int32).contiguous()
     made = Round(
         logits,
@@ -58,7 +64,7 @@ def decide(
         parents,
     )
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        LAUNCHES[rule.name](made, scratch, out)
+        LAUNCHES[rule.name](made, scratch, out, **options)
     faults = out.fault.tolist()
     if any(faults):
         raise complaint(trial, faults)
