@@ -25,6 +25,8 @@ TEXT_LENGTH = 8
 LEAST_SLACK = 1e-3
 MOST_SLACK = 0.05
 NUM_ASKED_AGAIN = 4
+LEAST_HEARD = 64
+"""Tokens whose log-probabilities are compared, even where the law is rejected sooner."""
 LIKELY = 1e-3
 """Rounding is judged by tokens at least so likely."""
 
@@ -53,12 +55,16 @@ class LawCheck:
 
     def run(self) -> Finding:
         evidence: Evidence | None = None
+        is_rejected = False
         try:
             slack = self.slack if self.slack is not None else self._rounding()
             evidence = Evidence(len(NAMES), num_sorts=3, num_others=1, slack=slack)
             for prompt, tokens, is_cut in self._texts():
-                if self._rejects(evidence, prompt, tokens, is_cut):
+                is_rejected = is_rejected or self._rejects(evidence, prompt, tokens, is_cut)
+                if is_rejected and len(self.heard) >= LEAST_HEARD:
                     break
+                if is_rejected:
+                    self._hear(prompt, tokens)
         except SpentError:
             pass
         if evidence is None or evidence.num_tokens == 0:
@@ -87,7 +93,7 @@ class LawCheck:
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: Bins | None = None
         for place in range(len(tokens) + is_cut):
-            law = self.endpoint.law(prompt.text, tokens[:place])
+            law = self._law(prompt, tokens, place)
             if law is None:
                 self.num_skipped += 1
                 before = None
@@ -106,6 +112,18 @@ class LawCheck:
             if evidence.log_wealth >= needed(self.level):
                 return True
         return False
+
+    def _law(self, prompt: Prompt, tokens: Sequence[Token], place: int) -> Bins | None:
+        """The law of a place, by a request for it; told by the text itself where that cannot be."""
+        if self.endpoint.can_continue or place == 0:
+            return self.endpoint.law(prompt.text, tokens[:place])
+        return Bins.of(tokens[place].top) if place < len(tokens) and tokens[place].top else None
+
+    def _hear(self, prompt: Prompt, tokens: Sequence[Token]) -> None:
+        """Laws of a text for the check of log-probabilities only."""
+        for place, token in enumerate(tokens):
+            if (law := self._law(prompt, tokens, place)) is not None:
+                self.heard.append(Heard(token, law))
 
     def _note(self, law: Bins, token: Token, guess: Key | None) -> None:
         """For the interval: how often the copied token came, the likeliest where there is none."""
@@ -151,6 +169,8 @@ class LawCheck:
             words = f"Text does not follow the law of one-token requests: {said}, {odds}."
         else:
             words = f"No difference found: {said}, {odds}."
+        if not self.endpoint.can_continue:
+            words += " Laws are those told with the text itself, which proves less."
         if self.num_skipped:
             words += (
                 f" {self.num_skipped} places skipped, where the text is not read as its tokens."

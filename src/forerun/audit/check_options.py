@@ -28,7 +28,7 @@ LEVEL = 0.001
 SURE = 0.001
 """An option is said to work when a server that ignores it would look like this so rarely."""
 LENGTH = 8
-COLD, TOP_P, MIN_P, PENALTY, BAN = 0.5, 0.5, 0.4, 2.0, -100.0
+COLD, TOP_P, MIN_P, PENALTY, BAN = 0.2, 0.5, 0.4, 2.0, -100.0
 
 Laws = Callable[[Bins, Sequence[Key], Sequence[Key]], list[Changed]]
 """The laws that an honest server may have: after the plain one, what was said, and the prompt."""

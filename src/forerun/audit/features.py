@@ -23,9 +23,12 @@ NAMES = (
     "the token just said",
     "tokens below 10%",
     "likely tokens over unlikely ones",
+    "the likeliest token, where it has half or more",
+    "the copied token, where it has half or more",
 )
 RARE = 0.1
 UNLIKELY = 1e-3
+HALF = 0.5
 LONGEST = 4
 
 
@@ -38,12 +41,14 @@ def features(
     """
     table = np.zeros((len(bins.keys), len(NAMES)))
     table[0, 0] = 1.0
+    table[0, 8] = bins.chances[0] >= HALF
     if len(bins.keys) > 2:
         table[1, 1] = 1.0
     guess = copied(text, place)
     if guess is not None and guess in bins.keys:
         row = bins.index(guess)
         table[row, 2] = 1.0
+        table[row, 9] = bins.chances[row] >= HALF
         before = copied(text, place - 1)
         if before is not None and before != text[place - 1]:
             table[row, 3] = 1.0

@@ -13,7 +13,8 @@ from forerun import rules
 from forerun.addresses import Addressing, Purpose, by_round
 from forerun.arrays import HostArray, as_indices
 from forerun.audit.standins.language import ngram_guess
-from forerun.certification.broken import owed, sample
+from forerun.certification.broken import block, owed, sample
+from forerun.certification.broken_addresses import drafts_by_position
 from forerun.certification.certify import Drawer, Verifier, draw_plainly
 from forerun.noise import seed_key, uniform
 from forerun.rules.base import Rule
@@ -53,8 +54,10 @@ class RuleRound:
     addressing: Addressing = by_round
 
     def __call__(self, place: Place, target: Row, draft: Row, length: int) -> list[int]:
+        if length == 0:
+            return [_plain(place, target)]
         rule = rules.get(self.rule)
-        made = self._draft(place, draft, length)
+        made = self.draft(place, draft, length)
         tokens = list(made.tokens[0])
         rows = [target(place.text + tuple(tokens[:slot])) for slot in range(len(tokens) + 1)]
         trial = prepare(made, np.array(rows)[None], None, 1.0, rule)
@@ -64,7 +67,7 @@ class RuleRound:
         reached, extra = rule.decide(trial, noise)
         return [*(int(token) for token in tokens[: int(reached[0])]), int(extra[0])]
 
-    def _draft(self, place: Place, draft: Row, length: int) -> Draft:
+    def draft(self, place: Place, draft: Row, length: int) -> Draft:
         tokens: list[int] = []
         laws: list[HostArray] = []
         for slot in range(length):
@@ -119,6 +122,59 @@ class SharedRaceRound:
         return [*kept, sample(rng, target(place.text + tuple(kept)))]
 
 
+@dataclass(frozen=True)
+class OneCoinBlockRound:
+    """Block verification with one coin a slot, as vLLM 0.32 has it, and coins by position.
+
+    Each coin lies at the position of its slot; a round reads all of them, so after a short
+    acceptance the next one meets coins that are known to have failed.
+    drafts: "model" is drawn with numbers that lie at the token's position (`by_position`) or at the
+    round's, "argmax" and "ngram" are certain.
+    """
+
+    drafts: str = "model"
+    by_position: bool = False
+    coins_by_position: bool = True
+
+    def __call__(self, place: Place, target: Row, draft: Row, length: int) -> list[int]:
+        addressing = drafts_by_position if self.by_position else by_round
+        made = RuleRound("block", self.drafts, addressing).draft(place, draft, length)
+        tokens = [int(token) for token in made.tokens[0]]
+        rows = np.array(
+            [target(place.text + tuple(tokens[:slot])) for slot in range(len(tokens) + 1)]
+        )
+        laws = np.eye(rows.shape[1])[tokens] if made.probs is None else np.asarray(made.probs)[0]
+        numbers = _Numbers(place, len(tokens), self.coins_by_position)
+        return block(tokens, laws, rows, numbers)
+
+
+@dataclass
+class _Numbers:
+    """Stands in for a generator: the coins of a round in order, then the draw that ends it."""
+
+    place: Place
+    num_slots: int
+    by_position: bool
+    _next: int = 0
+
+    def random(self) -> float:
+        slot, self._next = self._next, self._next + 1
+        first = self.place.first
+        at = (first + slot, 0) if self.by_position else (first, slot)
+        return float(uniform(self.place.seed, *at, Purpose.ACCEPT))
+
+    def choice(self, size: int, p: HostArray) -> int:
+        unit = float(uniform(self.place.seed, self.place.first, 0, Purpose.RESIDUAL))
+        return min(int(np.searchsorted(np.cumsum(p), unit)), size - 1)
+
+
+def _plain(place: Place, target: Row) -> int:
+    """A token without speculation."""
+    unit = float(uniform(place.seed, place.first, 0, Purpose.TARGET))
+    law = target(place.text)
+    return min(int(np.searchsorted(np.cumsum(law), unit * law.sum())), len(law) - 1)
+
+
 def _winner(noise: HostArray, weights: HostArray) -> int:
     with np.errstate(divide="ignore"):
         return int(np.argmin(noise / weights))
@@ -126,4 +182,4 @@ def _winner(noise: HostArray, weights: HostArray) -> int:
 
 def plain_round(place: Place, target: Row, draft: Row, length: int) -> list[int]:
     """No speculation: one token."""
-    return RuleRound("match")(place, target, draft, 0)
+    return [_plain(place, target)]

@@ -83,4 +83,6 @@ class Speaker:
             ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
             while len(said.tokens) > 1 and len(self._text(said.tokens[:-1])) >= min(ends):
                 said.tokens.pop()
+            del said.logprobs[len(said.tokens) :]
+            del said.tops[len(said.tokens) :]
         return True
