@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.audit.bins import TAIL, Bins, Key
 from forerun.audit.budget import SpentError
-from forerun.audit.endpoint import PLAIN, Endpoint
+from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import needed
 from forerun.audit.findings import Finding, Status
 from forerun.audit.option_laws import (
@@ -103,28 +103,37 @@ class OptionCheck:
         return _finding(trials, spent)
 
     def _trials(self) -> Iterator[Trial]:
+        plain = self.endpoint.plain
         yield Trial(
             "temperature",
-            {**PLAIN, "temperature": COLD},
+            {**plain, "temperature": COLD},
             laws=lambda law, said, prompt: [heated(law, COLD)] * 2,
         )
-        yield Trial("top_p", {**PLAIN, "top_p": TOP_P}, forbidden=lambda x: beyond_top_p(x, TOP_P))
-        yield Trial("min_p", {**PLAIN, "min_p": MIN_P}, forbidden=lambda x: below_min_p(x, MIN_P))
+        yield Trial(
+            "top_p",
+            {**plain, "top_p": TOP_P},
+            forbidden=lambda x: beyond_top_p(x, TOP_P),
+        )
+        yield Trial(
+            "min_p",
+            {**plain, "min_p": MIN_P},
+            forbidden=lambda x: below_min_p(x, MIN_P),
+        )
         word = self.prompts[0].pieces[0]
         if (token := self.id_of(word)) is not None:
             yield Trial(
                 "logit_bias",
-                {**PLAIN, "logit_bias": {str(token): BAN}},
+                {**plain, "logit_bias": {str(token): BAN}},
                 forbidden=lambda law: {word} & set(law.keys),
             )
         yield Trial(
             "presence_penalty",
-            {**PLAIN, "presence_penalty": PENALTY},
+            {**plain, "presence_penalty": PENALTY},
             laws=lambda law, said, prompt: _readings(law, said, prompt, PENALTY, 0.0),
         )
         yield Trial(
             "frequency_penalty",
-            {**PLAIN, "frequency_penalty": PENALTY},
+            {**plain, "frequency_penalty": PENALTY},
             laws=lambda law, said, prompt: _readings(law, said, prompt, 0.0, PENALTY),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.audit.budget import SpentError
-from forerun.audit.endpoint import PLAIN, Endpoint
+from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Status
 from forerun.audit.forks import first_fork
 from forerun.audit.prompts import COPYING, Prompt
@@ -18,7 +18,11 @@ NUM_OTHERS = 5
 SEED = 18
 COINCIDENCE = -9.2
 """The log-probability of a text that two samples hardly ever share."""
-GREEDY = {"temperature": 0.0}
+
+
+def greedily(endpoint: Endpoint) -> dict[str, Any]:
+    """The options of a greedy answer."""
+    return {**endpoint.plain, "temperature": 0.0}
 
 
 @dataclass
@@ -47,7 +51,10 @@ class Repeats:
             (
                 f"repeat/{self.name}/other {number}",
                 Question(
-                    f"{number} {COPYING.text}", LENGTH // 2, options=PLAIN, wants_logprobs=False
+                    f"{number} {COPYING.text}",
+                    LENGTH // 2,
+                    options=self.endpoint.plain,
+                    wants_logprobs=False,
                 ),
             )
             for number in range(NUM_OTHERS)
@@ -64,8 +71,8 @@ def check_repeats(
     endpoint: Endpoint, prompt: Prompt, *, has_seeds: bool
 ) -> tuple[Finding, list[Sequence[Chunk]]]:
     """The finding, and the chunks of the streamed answers."""
-    greedy = Repeats(endpoint, COPYING, "greedy", GREEDY)
-    seeded = Repeats(endpoint, prompt, "seeded", {**PLAIN, "seed": SEED})
+    greedy = Repeats(endpoint, COPYING, "greedy", greedily(endpoint))
+    seeded = Repeats(endpoint, prompt, "seeded", {**endpoint.plain, "seed": SEED})
     problems: list[str] = []
     notes: list[str] = []
     for repeats in [greedy, seeded] if has_seeds else [greedy]:
@@ -108,7 +115,7 @@ def _compare_samples(
     endpoint: Endpoint, prompt: Prompt, problems: list[str], notes: list[str]
 ) -> None:
     """n = 2 twice: the same two texts, and two different ones."""
-    question = Question(prompt.text, LENGTH, options={**PLAIN, "seed": SEED}, n=2)
+    question = Question(prompt.text, LENGTH, options={**endpoint.plain, "seed": SEED}, n=2)
     try:
         answers = [endpoint.ask(f"repeat/n/{number}", question) for number in range(2)]
     except RefusedError as refusal:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from forerun.audit.budget import SpentError
-from forerun.audit.check_repeats import GREEDY
+from forerun.audit.check_repeats import greedily
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Status
 from forerun.audit.prompts import COPYING
@@ -26,7 +26,7 @@ class StopCheck:
     num_compared: int = 0
 
     def run(self) -> Finding:
-        question = Question(COPYING.text, LENGTH, options=GREEDY)
+        question = Question(COPYING.text, LENGTH, options=greedily(self.endpoint))
         try:
             whole = self.endpoint.ask("stop/whole", question)
             self._counts("whole", whole, LENGTH)
@@ -43,7 +43,7 @@ class StopCheck:
         return self._finding()
 
     def _limit(self, whole: Answer, limit: int) -> None:
-        question = Question(COPYING.text, limit, options=GREEDY)
+        question = Question(COPYING.text, limit, options=greedily(self.endpoint))
         answer = self.endpoint.ask(f"limit/{limit}", question)
         if not whole.text.startswith(answer.text) and not answer.text.startswith(whole.text):
             self.notes.append(f"max_tokens={limit}: another text, so the cut cannot be compared")
@@ -69,7 +69,11 @@ class StopCheck:
 
     def _stop(self, whole: Answer, kind: str, stop: str, name: str, *, is_streamed: bool) -> None:
         question = Question(
-            COPYING.text, LENGTH, options=GREEDY, stop=(stop,), is_streamed=is_streamed
+            COPYING.text,
+            LENGTH,
+            options=greedily(self.endpoint),
+            stop=(stop,),
+            is_streamed=is_streamed,
         )
         answer = self.endpoint.ask(name, question)
         expected = whole.text[: whole.text.index(stop)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.audit.bins import UNREADABLE, Bins, Key
 from forerun.audit.budget import Budget
@@ -15,8 +16,17 @@ from forerun.audit.speculating import told
 from forerun.audit.wire import Call, EndpointError, Raw
 from forerun.errors import explain
 
-PLAIN = {"temperature": 1.0, "top_p": 1.0}
+PLAIN: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 """The options of the law that is the reference."""
+NEUTRAL: Mapping[str, Any] = {
+    "min_p": 0.0,
+    "top_k": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+}
+"""Options that some servers have defaults for; each is sent where it is not refused."""
 
 
 @dataclass
@@ -24,10 +34,12 @@ class Endpoint:
     journal: Journal
     budget: Budget
     dialect: Dialect
+    plain: Mapping[str, Any] = field(default_factory=lambda: dict(PLAIN))
     can_continue: bool = True  # the beginning of an answer can be given
     told: tuple[str, float] | None = None  # the most that an answer told of its drafts
     _identity: tuple[str | None, str | None] | None = None
     _laws: dict[tuple[str, tuple[Key, ...]], Bins | None] = field(default_factory=dict)
+    _samples: dict[tuple[str, tuple[Key, ...]], Token] = field(default_factory=dict)
     _num_prompt_tokens: dict[str, int | None] = field(default_factory=dict)
 
     def fetch(self, name: str, path: str) -> Raw:
@@ -85,7 +97,7 @@ class Endpoint:
         return (prompt, tuple(token.text for token in tokens)) in self._laws
 
     def _ask_law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
-        question = one_token(prompt, tokens)
+        question = self.one_token(prompt, tokens)
         if any(UNREADABLE in key for key in question.prefix) or (tokens and not self.can_continue):
             return None
         name = f"law/{prompt[:12]}/{len(prompt)}/{'|'.join(question.prefix)}"
@@ -93,7 +105,19 @@ class Endpoint:
         listed = answer.choices[0].tokens
         if not listed or not listed[0].top or not self._is_in_step(prompt, len(tokens), answer):
             return None
+        self._samples[prompt, question.prefix] = listed[0]
         return Bins.of(listed[0].top)
+
+    def sample(self, prompt: str, tokens: Sequence[Token]) -> Token | None:
+        """The token that came with the law of a place: a sample without speculation."""
+        return self._samples.get((prompt, tuple(token.text for token in tokens)))
+
+    def one_token(self, prompt: str, tokens: Sequence[Token] = ()) -> Question:
+        """Asks for the law after a prompt and the beginning of its answer."""
+        ids = [token.id for token in tokens if token.id is not None]
+        prefix = tuple(token.text for token in tokens)
+        known = tuple(ids) if len(ids) == len(tokens) else None
+        return Question(prompt, 1, prefix, known, self.plain)
 
     def _is_in_step(self, prompt: str, num_tokens: int, answer: Answer) -> bool:
         """Whether the beginning was read as the tokens it came from, judged by their number."""
@@ -103,13 +127,6 @@ class Endpoint:
             self._num_prompt_tokens[prompt] = answer.num_prompt_tokens
         start = self._num_prompt_tokens.get(prompt)
         return start is None or answer.num_prompt_tokens == start + num_tokens
-
-
-def one_token(prompt: str, tokens: Sequence[Token] = ()) -> Question:
-    """Asks for the law after a prompt and the beginning of its answer."""
-    ids = tuple(token.id for token in tokens if token.id is not None)
-    question = Question(prompt, 1, tuple(token.text for token in tokens), options=PLAIN)
-    return replace(question, prefix_ids=ids) if len(ids) == len(tokens) else question
 
 
 def generated(answer: Answer, question: Question) -> int:

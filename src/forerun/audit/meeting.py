@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from forerun.audit.budget import Budget
 from forerun.audit.dialects import Dialect, read
-from forerun.audit.endpoint import PLAIN, Endpoint
+from forerun.audit.endpoint import NEUTRAL, PLAIN, Endpoint
 from forerun.audit.journal import Journal
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import NUM_TOP, Answer, Question, RefusedError
@@ -56,6 +56,7 @@ def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt:
         notes.append(f"only {dialect.num_top} likeliest tokens are told; the rest is one bin")
     if dialect.route == "chat":
         endpoint = _continued(endpoint, prompt, notes)
+    endpoint.plain = _neutral(endpoint, prompt)
     has_seeds = _has_seeds(endpoint, prompt, notes)
     return Meeting(endpoint, model, has_logprobs, has_seeds, tuple(notes))
 
@@ -143,8 +144,29 @@ def _continued(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> Endpoint
     return replace(endpoint, can_continue=False)
 
 
+def _neutral(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
+    """The plain options, with every neutral one that is not refused."""
+    both = {**PLAIN, **NEUTRAL}
+    if not _is_refused(endpoint, "probe/neutral", Question(prompt.text, 1, options=both)):
+        return both
+    plain = dict(PLAIN)
+    for name, value in NEUTRAL.items():
+        question = Question(prompt.text, 1, options={**plain, name: value})
+        if not _is_refused(endpoint, f"probe/neutral/{name}", question):
+            plain[name] = value
+    return plain
+
+
+def _is_refused(endpoint: Endpoint, name: str, question: Question) -> bool:
+    try:
+        endpoint.ask(name, question)
+    except RefusedError:
+        return True
+    return False
+
+
 def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:
-    question = Question(prompt.text, 1, options={**PLAIN, "seed": 1})
+    question = Question(prompt.text, 1, options={**endpoint.plain, "seed": 1})
     try:
         endpoint.ask("probe/seed", question)
     except RefusedError as refusal:

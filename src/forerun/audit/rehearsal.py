@@ -9,7 +9,7 @@ from forerun.audit import check_options, check_repeats, check_stops
 from forerun.audit.auditing import SHARES, Settings
 from forerun.audit.check_law import TEXT_LENGTH
 from forerun.audit.dialects import Dialect
-from forerun.audit.endpoint import PLAIN, one_token
+from forerun.audit.endpoint import PLAIN
 from forerun.audit.meeting import base_path
 from forerun.audit.prompts import COPYING, prompts
 from forerun.audit.questions import Question
@@ -72,8 +72,8 @@ def rehearse(settings: Settings) -> str:
     prompt = prompts(settings.seed)[0].text
     examples = (
         ("a text", Question(prompt, TEXT_LENGTH, options={**PLAIN, "seed": 1001})),
-        ("its law at the first place", one_token(prompt)),
-        ("a stop", Question(COPYING.text, check_stops.LENGTH, options=check_repeats.GREEDY,
+        ("its law at the first place", Question(prompt, 1, options=PLAIN)),
+        ("a stop", Question(COPYING.text, check_stops.LENGTH, options={"temperature": 0.0},
                             stop=(" four",))),
     )  # fmt: skip
     for name, question in examples:

@@ -7,7 +7,7 @@ import math
 from forerun.audit.bins import Bins
 from forerun.audit.budget import SpentError
 from forerun.audit.check_logprobs import GROSS
-from forerun.audit.endpoint import Endpoint, one_token
+from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Status
 from forerun.audit.prompts import Prompt
 
@@ -19,7 +19,7 @@ def check_unchanged(endpoint: Endpoint, prompt: Prompt) -> Finding:
     name = "same model"
     try:
         first = endpoint.law(prompt.text, ())
-        told = endpoint.ask("again/last", one_token(prompt.text)).choices[0].tokens
+        told = endpoint.ask("again/last", endpoint.one_token(prompt.text)).choices[0].tokens
     except SpentError:
         return Finding(name, Status.UNKNOWN, "The budget did not last for a second look.")
     if first is None or not told or not told[0].top:

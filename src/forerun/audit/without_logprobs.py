@@ -18,7 +18,7 @@ import numpy as np
 from forerun.arrays import HostArray
 from forerun.audit.budget import SpentError
 from forerun.audit.check_law import LEVEL
-from forerun.audit.endpoint import PLAIN, Endpoint
+from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import needed
 from forerun.audit.features import copied
 from forerun.audit.findings import Finding, Status
@@ -39,7 +39,7 @@ def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding
             prompt = prompts[number % len(prompts)]
             whole = endpoint.ask(
                 f"pair/{number}/whole",
-                Question(prompt.text, LENGTH, options=PLAIN, wants_logprobs=False),
+                Question(prompt.text, LENGTH, options=endpoint.plain, wants_logprobs=False),
             ).text
             chained = _chained(endpoint, prompt, f"pair/{number}/chained")
             gap = scores(prompt, whole) - scores(prompt, chained)  # in [-1, 1]
@@ -86,7 +86,9 @@ def scores(prompt: Prompt, text: str) -> HostArray:
 def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
     parts: list[str] = []
     for place in range(LENGTH):
-        question = Question(prompt.text, 1, tuple(parts), options=PLAIN, wants_logprobs=False)
+        question = Question(
+            prompt.text, 1, tuple(parts), options=endpoint.plain, wants_logprobs=False
+        )
         part = endpoint.ask(f"{name}/{place}", question).text
         if not part:
             break
