@@ -35,6 +35,8 @@ LEVEL = LAW_LEVEL + 3 * OPTION_LEVEL
 """The chance that an honest endpoint is called wrong by the checks that depend on chance: 0.9%."""
 SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
 """Of the budget, at most; the law has what is left."""
+FLOORS = {"stops and limits": 100, "repeatability": 310, "options": 300}
+"""What a check needs to be complete: of a small budget it has up to a quarter."""
 LEAST_BUDGET = 50
 JOURNAL = "journal.jsonl"
 
@@ -106,6 +108,13 @@ def audit(
     return report
 
 
+def allowance(check: str, total: int) -> int | None:
+    """What a check may spend of a budget; None: all that is left."""
+    if check not in SHARES:
+        return None
+    return max(int(SHARES[check] * total), min(FLOORS[check], total // 4))
+
+
 class Audit:
     """One run of all checks."""
 
@@ -162,9 +171,8 @@ class Audit:
         """Run a check within its share; what it spent goes into its finding."""
         spent, asked = self.budget.spent, self.budget.num_requests
         self._progress(name, spent, self.budget.total)
-        share = SHARES.get(name)
-        allowed = self.budget.left - 1 if share is None else int(share * self.budget.total)
-        with self.budget.share(max(0, allowed)):
+        allowed = allowance(name, self.budget.total)
+        with self.budget.share(max(0, self.budget.left - 1) if allowed is None else allowed):
             try:
                 finding = check()
             except SpentError:

@@ -25,7 +25,7 @@ from forerun.audit.questions import Question, RefusedError
 
 LEVEL = 0.001
 """Of each option that is judged by chance: temperature and two penalties, 0.3% in all."""
-SURE = 0.001
+SURE = 0.01
 """An option is said to work when a server that ignores it would look like this so rarely."""
 LENGTH = 8
 COLD, TOP_P, MIN_P, PENALTY, BAN = 0.2, 0.5, 0.4, 2.0, -100.0

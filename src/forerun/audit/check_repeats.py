@@ -75,7 +75,7 @@ def check_repeats(
     seeded = Repeats(endpoint, prompt, "seeded", {**endpoint.plain, "seed": SEED})
     problems: list[str] = []
     notes: list[str] = []
-    for repeats in [greedy, seeded] if has_seeds else [greedy]:
+    for repeats in [seeded, greedy] if has_seeds else [greedy]:
         try:
             repeats.run()
         except SpentError:

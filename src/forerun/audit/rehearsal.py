@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from forerun.audit import check_options, check_repeats, check_stops
-from forerun.audit.auditing import SHARES, Settings
+from forerun.audit.auditing import Settings, allowance
 from forerun.audit.check_law import TEXT_LENGTH
 from forerun.audit.dialects import Dialect
 from forerun.audit.endpoint import PLAIN
@@ -39,7 +39,7 @@ def planned(settings: Settings) -> list[Planned]:
         _within(settings, "stops and limits", stops, stop_tokens, copying),
         _within(settings, "repeatability", repeats, repeat_tokens, usual),
     ]
-    most = int(SHARES["options"] * settings.budget)
+    most = allowance("options", settings.budget) or 0
     per_text = 1 + check_options.LENGTH
     plan.append(Planned("options", most * per_text // (2 * check_options.LENGTH), most, 0))
     left = max(0, settings.budget - sum(item.num_tokens for item in plan) - 1)
@@ -50,7 +50,7 @@ def planned(settings: Settings) -> list[Planned]:
 
 
 def _within(settings: Settings, check: str, requests: int, tokens: int, prompt: int) -> Planned:
-    most = int(SHARES[check] * settings.budget)
+    most = allowance(check, settings.budget) or 0
     return Planned(check, requests, min(tokens, most), requests * prompt)
 
 

@@ -22,6 +22,8 @@ COUNTERS = re.compile(
 GAUGE = re.compile(
     r"^sglang:spec_accept_length(?:\{[^}]*\})?\s+(?P<value>[0-9.eE+-]+)", re.MULTILINE
 )
+KNOWN = re.compile(r"^(?:vllm|llamacpp|sglang|forerun):", re.MULTILINE)
+"""Servers that count speculation if they speculate."""
 TOLD = ("drafted", "draft_n", "spec_verify_ct", "num_draft_tokens", "accepted_prediction_tokens",
         "accepted_draft_tokens_count", "draft_tokens")  # fmt: skip
 """Fields of answers that count drafted or accepted tokens: forerun, llama.cpp, SGLang, vLLM,
@@ -40,13 +42,15 @@ class Speculation:
 
 def counters(raw: Raw) -> dict[str, float] | None:
     """Counters of speculation on a page of metrics; None if there is no such page."""
-    if raw.status != 200 or not isinstance(raw.body, str) or "# " not in raw.body + "# ":
+    if raw.status != 200 or not isinstance(raw.body, str):
         return None
     totals: dict[str, float] = {}
     for match in COUNTERS.finditer(raw.body):
         totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
     for match in GAUGE.finditer(raw.body):
         totals["sglang:spec_accept_length"] = float(match["value"])
+    if not totals and KNOWN.search(raw.body):
+        totals["a counter of speculation"] = 0.0
     return totals
 
 

@@ -165,7 +165,7 @@ class StandIn:
     def _metrics(self) -> str:
         accepted = self.num_tokens - self.num_rounds
         return (
-            f"standin:spec_decode_num_drafts_total {self.num_rounds}\n"
+            f"standin:spec_decode_num_drafts_total {self.num_rounds if self.num_drafted else 0}\n"
             f"standin:spec_decode_num_draft_tokens_total {self.num_drafted}\n"
             f"standin:spec_decode_num_accepted_tokens_total {accepted}\n"
         )
