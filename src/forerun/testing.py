@@ -21,10 +21,13 @@ from forerun.clock import ErraticClock, timed_by
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.drafters.texts import Texts
+from forerun.engine.engine import Engine
 from forerun.engine.generate import generate
+from forerun.engine.intake import make_request
 from forerun.errors import ForerunError, explain
 from forerun.models import TableModel, wrap
 from forerun.noise import race, seed_key
+from forerun.rules.match import Match
 from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.types import Drawn
@@ -142,6 +145,7 @@ def check_drafter(
     court.survives_the_end_of_the_context()
     court.repeats_itself()
     court.keeps_requests_apart()
+    court.keeps_owners_apart()
     court.draws_what_it_claims()
 
 
@@ -218,6 +222,30 @@ class _Court:
                         record.answer,
                         alone[record.text],
                     )
+
+    def keeps_owners_apart(self) -> None:
+        """What it learned from one owner's requests serves no other: time would tell."""
+        with timed_by(lambda: 0.0):
+            for prompt in self.prompts:
+                alone, after = self._guesses_for("B", prompt), self._guesses_for("AB", prompt)
+                promise = "guesses nothing from another owner's texts (`assign` tells of owners)"
+                _promise(alone == after, promise, after, alone)
+
+    def _guesses_for(self, owners: str, prompt: list[int]) -> list[Any]:
+        """The guesses for the last of some owners who ask the same, one after the other."""
+        witness = Witness(self.make(), self.target.vocab_size)
+        engine = Engine(
+            self.target, drafter=witness, draft_length=DRAFT_LENGTH, rule=Match(), num_rows=1
+        )
+        for owner in owners:
+            witness.seen.clear()
+            sampling = Sampling(seed=9, temperature=0.9)
+            engine.submit(
+                make_request(self.target, prompt, sampling, max_new_tokens=12, owner=owner)
+            )
+            while engine.busy:
+                engine.step()
+        return [record.answer for record in witness.seen]
 
     def draws_what_it_claims(self) -> None:
         """First tokens of 300 seeds follow the claimed law, and not the target's noise."""

@@ -147,6 +147,12 @@ class Forgetless(Quiet):
         state[0] = [*state[0], *outcomes[-1].tokens][-5:]
 
 
+class Gossiping(Suffix):
+    """Is told of owners and does not care."""
+
+    def assign(self, state: Any, row: int, owner: str) -> None: ...
+
+
 class Lying(Model):
     """Claims a flatter law than it draws from."""
 
@@ -247,6 +253,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "counting": (Counting, "keeps requests apart"),
     "forgetless": (Forgetless, "keeps requests apart"),
+    "gossiping": (Gossiping, "guesses nothing from another owner's texts"),
     "lying": (lambda: Lying(OTHER), "draws from the law it claims"),
     "peeping": (lambda: Peeping(OTHER), "draws with noise of its own"),
     "certain": (Certain, "does not fail"),

@@ -131,11 +131,33 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     for text in texts:
         propose(drafter, state, text)
         drafter.release(state, 0)
-        assert sum(trie.num_nodes for trie in state.past) <= 400 + 200
+        assert sum(trie.num_nodes for trie in state.past[0]) <= 400 + 200
     young, old = texts[-1], texts[0]
     assert propose(drafter, state, [1, *young[1:8]]).tokens == young[8:12]
     drafter.release(state, 0)
     assert propose(drafter, state, [1, *old[1:8]]).tokens == []
+
+
+def test_owners_share_the_bound_and_who_holds_most_gives_way() -> None:
+    drafter = Suffix(max_nodes=400, max_match=4)
+    state = drafter.start(None, 1, 100)  # type: ignore[arg-type]
+    generator = random.Random(0)
+
+    def answer(owner: str, count: int) -> list[int]:
+        text = [1] + [generator.randrange(10, 1000) for _ in range(count)]
+        drafter.assign(state, 0, owner)
+        propose(drafter, state, text)
+        drafter.release(state, 0)
+        return text
+
+    short = answer("modest", 20)
+    for _ in range(20):
+        answer("greedy", 40)
+        sizes = [sum(trie.num_nodes for trie in tries) for tries in state.past.memories.values()]
+        assert sum(sizes) <= 400
+    assert sizes[1] > 0
+    drafter.assign(state, 0, "modest")
+    assert propose(drafter, state, [1, *short[1:8]]).tokens == short[8:12]
 
 
 def test_a_long_text_of_one_request_is_bounded_too() -> None:

@@ -275,3 +275,91 @@ def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     assert out.tokens == plain([1], 3).tokens
     assert not answer.abort()
     assert not is_alive
+
+
+def test_pieces_carry_the_logprobs_of_their_tokens() -> None:
+    async def work(engine: fr.AsyncEngine) -> Any:
+        asked = engine.submit([1], sampling=sampling(3), logprobs=2, resume=[2, 0], **HOW)
+        other = engine.submit([1], sampling=sampling(3), **HOW)
+        pieces = [piece async for piece in asked]
+        return pieces, await asked, [piece async for piece in other]
+
+    pieces, out, others = run(work, drafter=Suffix(), draft_length=3)
+    parts = [piece.logprobs for piece in pieces]
+    assert [one for part in parts for one in part] == out.logprobs
+    for piece in pieces:
+        assert [one.token for one in piece.logprobs] == piece.tokens
+    assert len(out.logprobs) == len(out.tokens) - 2, "none of what was given"
+    assert {piece.logprobs for piece in others} == {None}
+
+
+def test_it_says_how_many_run_and_wait_and_why_it_failed() -> None:
+    fails, goes_on = threading.Event(), threading.Event()
+
+    class Gated(TableModel):
+        def score(self, *args: Any) -> Any:
+            if fails.is_set():
+                goes_on.wait(30)
+                raise MemoryError("no room")
+            return super().score(*args)
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        assert (engine.num_running, engine.num_waiting, engine.failure) == (0, 0, None)
+        answers = [engine.submit([1], max_new_tokens=100_000) for _ in range(5)]
+        await asyncio.gather(*map(anext, answers[:2]))
+        fails.set()
+        assert (engine.num_running, engine.num_waiting, engine.failure) == (2, 3, None)
+        goes_on.set()
+        with pytest.raises(fr.GenerationError):
+            await answers[0]
+        assert isinstance(engine.failure, MemoryError)
+        await engine.close()
+        assert (engine.num_running, engine.num_waiting) == (0, 0)
+
+    run(work, Gated(7, 2, TABLE.table), max_batch=2)
+
+
+def test_pieces_add_up_where_the_engine_fails_after_a_round_was_decided() -> None:
+    class Forgetful(TableModel):
+        num_commits = 0
+
+        def commit(self, *args: Any) -> None:
+            self.num_commits += 1
+            if self.num_commits == 3:
+                raise MemoryError("no room")
+            super().commit(*args)
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        ended = engine.submit([1], sampling=sampling(1), resume=[2], max_new_tokens=4)
+        cut = engine.submit([1], sampling=sampling(1), resume=[2], max_new_tokens=9)
+        pieces = [piece async for piece in ended]
+        with pytest.raises(fr.GenerationError) as caught:
+            await cut
+        told = [await anext(cut)]
+        while told[-1].finish_reason is None:
+            told.append(await anext(cut))
+        return await ended, pieces, caught.value.results, told
+
+    out, pieces, partial, told = run(work, Forgetful(7, 2, TABLE.table))
+    assert (out.finish_reason, len(out.tokens)) == ("length", 4), "it was done already"
+    assert [token for piece in pieces for token in piece.tokens] == out.tokens[1:]
+    assert partial.finish_reason == "error"
+    assert [token for piece in told for token in piece.tokens] == partial.tokens[1:]
+    assert {piece.finish_reason for piece in told[:-1]} == {None}
+    assert told[-1].tokens
+
+
+def test_nobody_waits_for_a_thread_that_died_of_something_unusual() -> None:
+    class Panic(BaseException):
+        """Like those of libraries in Rust."""
+
+    class Panicking(TableModel):
+        def score(self, *args: Any) -> Any:
+            raise Panic("unreachable")
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        with pytest.raises(fr.GenerationError, match="unreachable"):
+            await engine.submit([1], **HOW)
+        assert "Panic" in str(engine.failure)
+
+    run(work, Panicking(7, 2, TABLE.table))

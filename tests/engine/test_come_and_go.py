@@ -274,7 +274,7 @@ def test_a_short_match_does_not_destroy_a_long_text() -> None:
     finish(engine)
     engine.submit(request_of(TARGET, [*history[:20], 1, 2, 3]))
     finish(engine)
-    _, kept = engine._seats._best_source([*long.tokens, 1])
+    _, kept = engine._seats._best_source([*long.tokens, 1], "")
     assert kept >= len(history)
 
 

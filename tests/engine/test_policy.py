@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from drafting import Quiet
 import forerun as fr
 from clocks import StillClock
 from forerun.drafters import Guess
+from forerun.engine import policy as policy_module
+from forerun.engine.curve import Curve
 from forerun.engine.policy import POLICIES, Choice, PayingPolicy, policy_key
 from forerun.engine.proposal import Drafted, Proposal
 
@@ -29,9 +32,13 @@ def left_by(target: Any, drafter: Any, *, num_rows: int = 1, rule: str | None = 
     return policy.known
 
 
-def request(num_tokens: int = 1) -> Any:
+def request(num_tokens: int = 1, most: int = 99) -> Any:
     """What a policy reads of a request; its prompt has been read."""
-    return SimpleNamespace(tokens=[0] * num_tokens, stats=SimpleNamespace(rounds=2))
+    return SimpleNamespace(
+        tokens=[0] * num_tokens,
+        stats=SimpleNamespace(rounds=2),
+        most_guesses=lambda length: min(length, most),
+    )
 
 
 def trimmed(choice: Choice, drafts: Sequence[Proposal]) -> Drafted:
@@ -81,6 +88,25 @@ def entered(num_rows: int = 1, **how: Any) -> PayingPolicy:
     for row in range(num_rows):
         policy.enter(row, request())
     return policy
+
+
+def test_a_row_keeps_to_its_own_limit_and_counts_in_the_price_of_a_pass() -> None:
+    policy, limits = entered(3), [0, 2, 99]
+    requests = [request(most=most) for most in limits]
+    guess = lambda _, count, __: (Proposal([0] * count), count)  # noqa: E731
+    seen = [
+        step(policy, [8] * 3, guess, requests=requests, draft=0.01, passes=float)[0]
+        for _ in range(40)
+    ]
+    assert [max(row) for row in zip(*seen, strict=True)] == [0, 2, 8]
+    tariff = policy.choose(range(3), requests, [8] * 3).tariff
+    assert tariff is not None
+    passes = Curve(((1, 1.0), (2, 1.01), (3, 1.02), (4, 9.0), (20, 99.0)))
+    steep = replace(tariff, token=0.5, passes=passes, may_try=False)
+    drafts = [Proposal([0, 0]), Proposal([0, 0])]
+    assert [len(draft.tokens) for draft in steep.among([1, 2]).trim(drafts)[0]] == [0, 0]
+    alone = replace(steep, survivals=steep.survivals[1:])
+    assert any(draft.tokens for draft in alone.trim(drafts)[0]), "beside nobody a guess pays"
 
 
 def play(
@@ -418,3 +444,21 @@ def test_one_after_the_other_the_same_seed_begins_anew() -> None:
     matched = known(1, "match")
     assert known(1, "match") is matched
     assert matched.rounds > 0
+
+
+def test_seeds_are_forgotten_with_all_that_was_learned_also_under_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server is never idle, and must not remember every seed it has met."""
+    monkeypatch.setattr(policy_module, "MOST_SEEDS", 10)
+    policy, sampled = PayingPolicy(has_coins=True), SimpleNamespace(temperature=1.0)
+    policy.enter(0, SimpleNamespace(seed=-1, sampling=sampled))  # type: ignore[arg-type]
+    for seed in range(95):
+        before = policy.known
+        policy.enter(1, SimpleNamespace(seed=seed, sampling=sampled))  # type: ignore[arg-type]
+        policy.leave(1)
+        assert len(policy.known.seeds) <= 10
+        assert policy.known is before or policy.known.rounds == 0
+        policy.known.rounds += 1
+    policy.enter(1, SimpleNamespace(seed=-1, sampling=sampled))  # type: ignore[arg-type]
+    assert policy._repeated == {0, 1}, "who is there is not forgotten"

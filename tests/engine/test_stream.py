@@ -164,3 +164,13 @@ def test_leaving_early_cancels() -> None:
 def test_refusals_come_before_the_first_piece() -> None:
     with pytest.raises(fr.InputError, match="prompt is empty"):
         fr.stream(RECITER, [])
+
+
+def test_pieces_carry_logprobs_where_they_are_asked_for() -> None:
+    table = TableModel.random(vocab_size=7, order=2, seed=0)
+    stream = fr.stream(table, [[1], [2]], max_new_tokens=6, logprobs=1, drafter=NGram())
+    pieces = list(stream)
+    for index, out in enumerate(stream.results()):
+        told = [one for piece in pieces if piece.index == index for one in piece.logprobs or ()]
+        assert told == out.logprobs
+    assert {piece.logprobs for piece in fr.stream(table, [1], max_new_tokens=3)} == {None}

@@ -374,3 +374,18 @@ def test_a_drafter_without_memory_costs_its_drafts_alone(
     answers = generate(drafter=Model(DRAFT), draft_length=2)
     assert texts(answers) == plain
     assert all("no memory" in answer.stats.notes[0] for answer in answers)
+
+
+@pytest.mark.slow
+def test_lanes_draft_as_far_as_their_own_requests_allow() -> None:
+    engine = engine_of(Model(DRAFT), num_rows=3)
+    made = [
+        request_of(prompt, 4, draft_length=limit)
+        for prompt, limit in zip(PROMPTS, [0, 1, None], strict=True)
+    ]
+    for request in made:
+        engine.submit(request)
+    finish(engine)
+    assert [max(request.stats.drafted_by_round) for request in made] == [0, 1, 2]
+    alone = generate(batch_size=1, max_new_tokens=4)
+    assert [request.output for request in made] == texts(alone)

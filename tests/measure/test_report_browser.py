@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
@@ -19,22 +18,11 @@ from typing import Any
 import pytest
 from made_up_sweep import sweep, write
 
+from chromium import FLAGS, find_chromium
 from forerun.cli import main
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-)
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
 COLOUR_SCHEMES = {"dark": 0, "light": 1}
 
@@ -65,10 +53,7 @@ addEventListener("load", () => {
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-    if found is None:
-        pytest.fail("Chromium is not installed. On Debian: apt-get install chromium")
-    return found
+    return find_chromium()
 
 
 @pytest.fixture(scope="module")

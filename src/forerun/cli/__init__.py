@@ -8,15 +8,28 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from forerun.cli import audit, certify, demo, doctor, generate, plan, plot, simulate, sweep, train
+from forerun.cli import (
+    audit,
+    certify,
+    demo,
+    doctor,
+    generate,
+    plan,
+    plot,
+    serve,
+    simulate,
+    sweep,
+    train,
+)
 from forerun.engine.drafting import HARMLESS
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (generate, doctor, certify, audit, simulate, plan, sweep, plot, train, demo)
+COMMANDS = (generate, serve, audit, doctor, certify, simulate, plan, sweep, plot, train, demo)
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
+  forerun serve
   forerun doctor --temperature 0.8
   forerun certify
   forerun certify --rule block

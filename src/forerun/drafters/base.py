@@ -94,6 +94,9 @@ class Drafter(Protocol):
     A drafter that keeps something for later engines also has `close(state)`, called once when the
     engine is done.  What is live in two engines at once, perhaps in two threads, must not be
     shared: `forerun.shelf` hands it from one to the next.
+
+    A drafter that learns from one request for others also has `assign(state, row, owner)`, called
+    before `enter`: it must not use one owner's texts for another's (`forerun.drafters.owners`).
     """
 
     @property
@@ -133,6 +136,12 @@ class Drafter(Protocol):
 def layers_of(drafter: Any) -> tuple[int, ...]:
     """The target's layers whose hidden states a drafter reads; mostly none."""
     return tuple(getattr(drafter, "layers", ()))
+
+
+def assign(drafter: Drafter, state: Any, row: int, owner: str) -> None:
+    """Tell a drafter whose request enters a row; drafters without a memory need not know."""
+    if hasattr(drafter, "assign"):
+        drafter.assign(state, row, owner)
 
 
 def close(drafter: Drafter, state: Any) -> None:

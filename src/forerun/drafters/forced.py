@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.texts import Text, Texts
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.grammars.base import Cursor
@@ -63,6 +63,10 @@ class Forced:
         if self.inner is None:
             return _State(None)
         return _State(self.inner.start(target, num_rows, capacity, rows))
+
+    def assign(self, state: _State, row: int, owner: str) -> None:
+        if self.inner is not None:
+            assign(self.inner, state.inner, row, owner)
 
     def enter(self, state: _State, row: int, tokens: Sequence[int], num_prompt: int) -> None:
         state.texts.enter(row, tokens, num_prompt)

@@ -21,8 +21,18 @@ from statistics import median
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters.base import Drafter, Guess, Outcome, Prices, Turn, close, layers_of
+from forerun.drafters.base import (
+    Drafter,
+    Guess,
+    Outcome,
+    Prices,
+    Turn,
+    assign,
+    close,
+    layers_of,
+)
 from forerun.drafters.growing import GrowingTree
+from forerun.drafters.owners import ByOwner
 from forerun.drafters.track_record import (
     NUM_TIMINGS,
     OWN_GAIN_FADE,
@@ -55,7 +65,7 @@ class Panel:
 
     target: LanguageModel
     states: list[Any]
-    together: list[Record]  # under `match`
+    together: ByOwner[list[Record]]  # under `match`
     apart: list[list[Record]]  # of each row, under the other rules
     gains: list[list[Gain]]  # of each row
     shares: dict[int, list[Share]] = field(default_factory=dict)
@@ -67,7 +77,7 @@ class Panel:
     asked_at: float | None = None
 
     def records(self, row: int) -> list[Record]:
-        return self.together if self.by_match else self.apart[row]
+        return self.together[row] if self.by_match else self.apart[row]
 
     @property
     def round_seconds(self) -> float:
@@ -88,7 +98,7 @@ class Mixed:
             getattr(drafter, "num_successors", 0) for drafter in drafters
         )
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
-        self._shelf: Shelf[list[Record]] = Shelf()
+        self._shelf: Shelf[dict[str, list[Record]]] = Shelf()
 
     @property
     def name(self) -> str:
@@ -99,11 +109,16 @@ class Mixed:
         return Panel(
             target,
             states,
-            self._shelf.take(target) or self._records(),
+            ByOwner(self._records, self._shelf.take(target)),
             apart=[self._records() for _ in range(num_rows)],
             gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
         )
+
+    def assign(self, state: Panel, row: int, owner: str) -> None:
+        state.together.assign(row, owner)
+        for drafter, inner in zip(self.drafters, state.states, strict=True):
+            assign(drafter, inner, row, owner)
 
     def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
         for drafter, inner in zip(self.drafters, state.states, strict=True):
@@ -134,11 +149,12 @@ class Mixed:
             drafter.release(inner, row)
         state.apart[row], state.gains[row] = self._records(), self._gains()
         state.num_turns[row] = 0
+        state.together.release(row)
         state.shares.pop(row, None)
 
     def close(self, state: Panel) -> None:
         """Leave the records of the drafters with this target to the next engine."""
-        self._shelf.put(state.together, state.target)
+        self._shelf.put(state.together.memories, state.target)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             close(drafter, inner)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.models.base import LanguageModel
 
@@ -36,6 +36,9 @@ class PassingOn:
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Any:
         return self.inner.start(target, num_rows, capacity, rows)
+
+    def assign(self, state: Any, row: int, owner: str) -> None:
+        assign(self.inner, state, row, owner)
 
     def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
         self.inner.enter(state, row, tokens, num_prompt)

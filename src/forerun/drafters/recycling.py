@@ -5,9 +5,9 @@ them.  This drafter keeps a short list of the best successors per token.  A draf
 the lists: a tree that adds the most promising guess next, where a guess of rank k has the recent
 hit rate of rank k.  (Luo et al., "Turning Trash into Treasure".)
 
-Under `match` all requests share the lists.  Under a rule that needs the draft's law, each request
-has its own: a draft must not depend on the rule's coins, and an earlier request with the same seed
-has seen the same coins.
+Under `match` all requests of an owner share the lists.  Under a rule that needs the draft's law,
+each request has its own: a draft must not depend on the rule's coins, and an earlier request with
+the same seed has seen the same coins.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
+from forerun.drafters.owners import ByOwner
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.tree import ROOT
@@ -58,9 +59,9 @@ class Lists:
 
 @dataclass
 class SuccessorMemory:
-    """Lists shared by all rows, lists of each row, and the last token of each row's text."""
+    """Lists shared by rows of one owner, lists of each row, the last token of each row's text."""
 
-    shared: Lists
+    shared: ByOwner[Lists]
     by_row: list[Lists]
     last: dict[int, int] = field(default_factory=dict)
 
@@ -86,7 +87,10 @@ class Recycling:
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> SuccessorMemory:
-        return SuccessorMemory(Lists(), [Lists() for _ in range(num_rows)])
+        return SuccessorMemory(ByOwner(Lists), [Lists() for _ in range(num_rows)])
+
+    def assign(self, state: SuccessorMemory, row: int, owner: str) -> None:
+        state.shared.assign(row, owner)
 
     def enter(
         self, state: SuccessorMemory, row: int, tokens: Sequence[int], num_prompt: int
@@ -98,7 +102,9 @@ class Recycling:
     ) -> list[Guess]:
         return [
             self._guess(
-                state.shared if shared_noise else state.by_row[turn.row], turn, state.last[turn.row]
+                (state.shared if shared_noise else state.by_row)[turn.row],
+                turn,
+                state.last[turn.row],
             )
             for turn in turns
         ]
@@ -107,12 +113,13 @@ class Recycling:
         for outcome in outcomes:
             text = [state.last[outcome.row], *outcome.tokens]
             state.last[outcome.row] = text[-1]
-            for lists in (state.shared, state.by_row[outcome.row]):
+            for lists in (state.shared[outcome.row], state.by_row[outcome.row]):
                 lists.learn(pairwise(text), self.num_successors)
                 lists.successors.update(outcome.successors)
 
     def release(self, state: SuccessorMemory, row: int) -> None:
         state.by_row[row] = Lists()
+        state.shared.release(row)
         state.last.pop(row, None)
 
     def _guess(self, lists: Lists, turn: Turn, last: int) -> Guess:

@@ -1,9 +1,9 @@
 """Suffix lookup: proposes what followed earlier occurrences of the end of the text.
 
-Suffix tries hold the text of each request and the outputs of earlier requests.  A proposal starts
-where the end of the text matches.  The chance that a guess survives is the trust in the match,
-times the share of its continuation at each fork.  Guesses are made in the order of that chance,
-down to `worth`: a proposal is long where the past agrees, and empty where nothing matches.
+Suffix tries hold the text of each request and the outputs of its owner's earlier requests.  A
+proposal starts where the end of the text matches.  The chance that a guess survives is the trust in
+the match, times the share of its continuation at each fork.  Guesses are made in the order of that
+chance, down to `worth`: a proposal is long where the past agrees, and empty where nothing matches.
 
 Earlier requests of the same call, and with `remember` of earlier calls, are used under `match`
 only.  A request with the seed of an earlier one sees the same coins again, and under a rule that
@@ -20,6 +20,7 @@ from typing import Any
 
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
+from forerun.drafters.owners import ByOwner
 from forerun.drafters.suffix_trie import Cursor, SuffixTrie, read
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
@@ -57,11 +58,11 @@ class SuffixRow:
 
 @dataclass
 class SuffixMemory:
-    """All rows, and two tries of earlier outputs, the newer one last."""
+    """All rows, and two tries of the earlier outputs of each owner, the newer one last."""
 
     target: LanguageModel
     rows: list[SuffixRow]
-    past: list[SuffixTrie]
+    past: ByOwner[list[SuffixTrie]]
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Suffix:
 
     max_match: the longest match searched for; adding a token takes at most this many steps.
     worth: the lowest chance of survival at which a guess is proposed.
-    max_nodes: limit of memory, about 200 bytes per node; when full, the older half is dropped.
+    max_nodes: limit of memory, about 200 bytes per node; when full, the older half of what is
+        kept for one owner is dropped, the one with the most.
     remember: keep the outputs of one engine for the engines that follow with the same target.
         Without it, only the requests of one engine learn from each other: those of one call of
-        `generate`, or all of an `AsyncEngine`.  What one user wrote then shows in the timing of
-        another's answers, so users who must not learn of each other need engines of their own.
+        `generate`, or those of one owner in an `AsyncEngine`.
     """
 
     max_match: int = 16
@@ -82,7 +83,9 @@ class Suffix:
     max_nodes: int = 500_000
     remember: bool = False
     name: str = "suffix"
-    _shelf: Shelf[list[SuffixTrie]] = field(default_factory=Shelf, repr=False, compare=False)
+    _shelf: Shelf[dict[str, list[SuffixTrie]]] = field(
+        default_factory=Shelf, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.max_match < 1 or not 0 < self.worth < 1 or self.max_nodes < 2:
@@ -95,7 +98,10 @@ class Suffix:
     ) -> SuffixMemory:
         fresh = [SuffixRow(self._trie()) for _ in range(num_rows)]
         past = self._shelf.take(target) if self.remember else None
-        return SuffixMemory(target, fresh, past or [self._trie(), self._trie()])
+        return SuffixMemory(target, fresh, ByOwner(self._tries, past))
+
+    def assign(self, state: SuffixMemory, row: int, owner: str) -> None:
+        state.past.assign(row, owner)
 
     def enter(self, state: SuffixMemory, row: int, tokens: Sequence[int], num_prompt: int) -> None:
         state.rows[row] = SuffixRow(self._trie(), list(tokens), num_prompt)
@@ -110,21 +116,29 @@ class Suffix:
             state.rows[outcome.row].text += outcome.tokens
 
     def release(self, state: SuffixMemory, row: int) -> None:
-        """The request has ended: add its output to the newer trie."""
-        done = state.rows[row]
+        """The request has ended: add its output to the newer trie of its owner."""
+        done, past = state.rows[row], state.past[row]
         state.rows[row] = SuffixRow(self._trie())
-        young = state.past[-1]
+        state.past.release(row)
+        young = past[-1]
         young.add(done.text[max(0, done.num_prompt - self.max_match) :])
         young.end_text()
         if young.num_nodes > self.max_nodes // 2:
-            state.past = [young, self._trie()]
+            past[:] = [young, self._trie()]
+        everyone = list(state.past.memories.values())
+        while len(everyone) > 1 and sum(map(_size, everyone)) > self.max_nodes:
+            most = max(everyone, key=_size)
+            most[:] = [most[-1], self._trie()]
 
     def close(self, state: SuffixMemory) -> None:
         if self.remember:
-            self._shelf.put(state.past, state.target)
+            self._shelf.put(state.past.memories, state.target)
 
     def _trie(self) -> SuffixTrie:
         return SuffixTrie(self.max_match)
+
+    def _tries(self) -> list[SuffixTrie]:
+        return [self._trie(), self._trie()]
 
     def _guess(self, state: SuffixMemory, turn: Turn, use_past: bool) -> Guess:
         row = state.rows[turn.row]
@@ -135,8 +149,9 @@ class Suffix:
         row.num_added = len(row.text)
         known: list[tuple[SuffixTrie, Sequence[Cursor]]] = [(row.trie, row.trie.walkers)]
         if use_past:
-            if [reader.trie for reader in row.readers] != state.past:
-                row.readers = [Reader(trie) for trie in state.past]
+            past = state.past[turn.row]
+            if [reader.trie for reader in row.readers] != past:
+                row.readers = [Reader(trie) for trie in past]
             for reader in row.readers:
                 reader.read_on(row.text)
                 known.append((reader.trie, reader.cursors))
@@ -203,6 +218,10 @@ def _starts(trie: SuffixTrie, cursors: Sequence[Cursor]) -> Iterator[Start]:
         if num_starts < NUM_STARTS and trie.sequels(cursors[length - 1]):
             num_starts += 1
             yield Start(trie, cursors[length - 1], length)
+
+
+def _size(tries: Sequence[SuffixTrie]) -> int:
+    return sum(trie.num_nodes for trie in tries)
 
 
 def trust(length: int) -> float:

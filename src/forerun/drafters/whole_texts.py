@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.texts import Text, Texts
 from forerun.errors import warn
 from forerun.models.base import LanguageModel
@@ -44,6 +44,9 @@ class WholeTexts:
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
     ) -> tuple[Any, Texts]:
         return self.inner.start(target, num_rows, capacity, rows), Texts()
+
+    def assign(self, state: tuple[Any, Texts], row: int, owner: str) -> None:
+        assign(self.inner, state[0], row, owner)
 
     def enter(
         self, state: tuple[Any, Texts], row: int, tokens: Sequence[int], num_prompt: int

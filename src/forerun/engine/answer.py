@@ -17,6 +17,7 @@ class Answer(AsyncIterator[Piece]):
 
     def __init__(self, request: Request, engine: Any, abort: Callable[[Answer], bool]) -> None:
         self.request = request
+        self.num_told = 0  # tokens in its pieces
         self._engine = engine  # not collected before the answer has ended
         self._abort = abort
         self._loop = _running_loop()
@@ -40,7 +41,9 @@ class Answer(AsyncIterator[Piece]):
         return self._abort(self)
 
     def tell(self, piece: Piece) -> None:
-        """Called in the engine's thread."""
+        """Called in the engine's thread.  Pieces that nobody reads are kept, one for each token at
+        most."""
+        self.num_told += len(piece.tokens)
         self._call(self._pieces.put_nowait, piece)
 
     def finish(self, error: Exception | None) -> None:

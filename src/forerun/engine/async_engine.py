@@ -67,6 +67,7 @@ class AsyncEngine:
         check_counts(draft_length, max_batch=max_batch, max_waiting=max_waiting)
         if drafter is not None:
             check_verbs(drafter)
+        self._is_plain = drafter is None
         self._note = idle_options(draft_length, tree) if drafter is None else None
         self.target = wrap(target)
         engine = Engine(
@@ -93,17 +94,22 @@ class AsyncEngine:
         logprobs: int | None = None,
         logprobs_of: LogprobsOf = "model",
         resume: Sequence[int] = (),
+        owner: str = "",
+        draft_length: DraftLength | None = None,
         priority: int = 0,
         timeout: float | None = None,
     ) -> Answer:
         """Queue a request, from a coroutine; options as for `generate`.
 
         resume: output tokens that exist already, for instance from an engine that died.
+        owner: whose request this is.  What drafters remember and what rows store of one owner's
+        texts serves no other; of equal priority, the owner with the fewest running requests comes
+        first.  draft_length: guesses in a row for this request, at most; 0 for plain decoding.
         priority: a higher one gets a row first.  timeout: seconds after which the request ends as
         it is, with finish_reason "deadline".
         """
         check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
-        check_counts("auto", logprobs=logprobs)
+        check_counts("auto" if draft_length is None else draft_length, logprobs=logprobs)
         if timeout is not None and not timeout > 0:
             cure = "Pass the seconds that the request may take, or None."
             raise InputError(explain("The deadline has passed already.", timeout, cure))
@@ -123,13 +129,34 @@ class AsyncEngine:
             num_logprobs=logprobs,
             logprobs_of=logprobs_of,
             given=given,
+            owner=owner,
+            draft_length=draft_length,
             priority=priority,
             deadline=None if timeout is None else now() + timeout,
         )
-        request.stats.notes += [] if self._note is None else [self._note]
+        note = self._note
+        if note is None and self._is_plain:
+            note = idle_options(draft_length or 0, None)
+        request.stats.notes += [] if note is None else [note]
         answer = Answer(request, self, self._worker.abort)
         self._worker.submit(answer)
         return answer
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self._worker.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return self._worker.num_waiting
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the engine, if anything did: a model that raised, mostly.  It takes no more
+        requests then."""
+        return self._worker.failure
 
     async def close(self) -> None:
         """Abort what is running, and end the thread."""

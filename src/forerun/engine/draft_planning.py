@@ -76,22 +76,26 @@ class DraftPlanner:
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
         """The plan with what the drafter is asked for."""
-        asked = [span for span in plan.answering if span.row not in self._drafting.abandoned]
+        spans = [span for span in plan.answering if span.row not in self._drafting.abandoned]
+        asked = [index for index, span in enumerate(spans) if span.request.is_drafted_for]
         if self._drafting.drafter is None or not asked:
             return plan
-        rooms = [span.request.limit - span.request.num_output - 1 for span in asked]
+        requests = [span.request for span in spans]
+        rooms = [request.limit - request.num_output - 1 for request in requests]
         choice = Choice([min(self._length, room) for room in rooms])
         if self._policy is not None:
-            requests = [span.request for span in asked]
-            choice = self._policy.choose([span.row for span in asked], requests, rooms)
+            choice = self._policy.choose([span.row for span in spans], requests, rooms)
             if not any(choice.lengths):
                 return plan
         limits = {
-            span.row: self._limits(room, depth)
-            for span, room, depth in zip(asked, rooms, choice.lengths, strict=True)
+            spans[index].row: self._limits(requests[index], rooms[index], choice.lengths[index])
+            for index in asked
         }
         by_span = [limits.get(span.row) for span in plan.answering]
-        return replace(plan, drafts=DraftPlan(by_span, choice.worth, choice.prices, choice.tariff))
+        tariff = choice.tariff
+        if tariff is not None and len(asked) < len(spans):
+            tariff = tariff.among(asked)
+        return replace(plan, drafts=DraftPlan(by_span, choice.worth, choice.prices, tariff))
 
     def learn(
         self,
@@ -119,9 +123,10 @@ class DraftPlanner:
             POLICIES.put(self._policy, self._target, self._policy_key)
             self._policy = None
 
-    def _limits(self, room: int, depth: int) -> DraftLimits:
+    def _limits(self, request: Request, room: int, depth: int) -> DraftLimits:
+        depth = request.most_guesses(depth)
         if isinstance(self._tree, Tree):
-            depth = min(self._tree.height, room)
+            depth = request.most_guesses(min(self._tree.height, room))
             shape = cut(self._tree, depth)
             return DraftLimits(len(shape), depth, shape)
         if self._tree is None:

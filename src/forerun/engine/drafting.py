@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, close, layers_of
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
@@ -115,14 +115,15 @@ class Drafting:
         return Drafted(proposals, height, is_trial)
 
     def _enter(self, spans: Sequence[Span]) -> None:
-        """Tell the drafter of texts that its state does not know yet."""
+        """Tell the drafter of texts that its state does not know yet, and may have to guess."""
         known = self._told | self.abandoned
-        new = [span for span in spans if span.row not in known]
+        new = [span for span in spans if span.row not in known and span.request.is_drafted_for]
         if self.drafter is None or not new:
             return
         try:
             for span in new:
                 request = span.request
+                assign(self.drafter, self.state, span.row, request.owner)
                 self.drafter.enter(self.state, span.row, tuple(request.tokens), len(request.prompt))
                 self._told.add(span.row)
         except Exception as error:

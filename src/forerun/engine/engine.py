@@ -74,6 +74,11 @@ class Engine:
         return [request for request in self._seats.occupants if request is not None]
 
     @property
+    def num_queued(self) -> int:
+        """Requests that have no row."""
+        return len(self._schedule.waiting)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait, beyond those for which a row is free."""
         return len(self._schedule.waiting) - self._seats.num_free

@@ -156,6 +156,9 @@ def piece_of(request: Request, gained: int) -> Piece:
     """What the last round gave a request to show."""
     ended = request.finish_reason is not None
     parts = [] if request.text is None else request.text.release_parts(final=ended)
+    logprobs = None
+    if request.num_logprobs is not None:
+        logprobs = request.logprobs[len(request.logprobs) - gained :]
     return Piece(
         [(part, request.fates[token]) for token, part in parts],
         request.tokens[len(request.tokens) - gained :],
@@ -163,6 +166,7 @@ def piece_of(request: Request, gained: int) -> Piece:
         request.index,
         request.sample,
         request.finish_reason,
+        logprobs,
     )
 
 

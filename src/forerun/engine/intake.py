@@ -17,6 +17,7 @@ from forerun.grammars.base import Cursor, Grammar
 from forerun.models.base import LanguageModel
 from forerun.noise import fold
 from forerun.sampling import Bans, Sampling
+from forerun.types import DraftLength
 
 
 def make_samples(
@@ -67,12 +68,15 @@ def make_request(
     num_logprobs: int | None = None,
     logprobs_of: LogprobsOf = "model",
     given: Sequence[int] = (),
+    owner: str = "",
+    draft_length: DraftLength | None = None,
     priority: int = 0,
     deadline: float | None = None,
 ) -> Request:
     """A request that fits the model, or the reason why it does not.
 
     given: output that exists already; max_new_tokens counts it.
+    draft_length: guesses in a row at most; None and "auto" leave it to the engine.
     """
     if max_new_tokens < 1:
         raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
@@ -90,6 +94,8 @@ def make_request(
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
     if not isinstance(priority, int):
         raise InputError(explain("priority is no whole number.", repr(priority), "Use 0, 1, ..."))
+    if not isinstance(owner, str):
+        raise InputError(explain("owner is no text.", repr(owner), "Use a name, or leave it out."))
     refuse_processors(sampling)
     check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:
@@ -113,6 +119,8 @@ def make_request(
         text=text,
         sample=sample,
         given=given,
+        owner=owner,
+        draft_length=None if draft_length == "auto" else draft_length,
         priority=priority,
         deadline=deadline,
     )

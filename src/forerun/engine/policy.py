@@ -112,8 +112,10 @@ class PayingPolicy:
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
+            if len(self.known.seeds) >= MOST_SEEDS:
+                self.known = Knowledge(seeds=set(self._seeds.values()))
             is_known = request.seed in self.known.seeds
-            if not self._requests and (is_known or len(self.known.seeds) >= MOST_SEEDS):
+            if is_known and not self._requests:
                 self.known = Knowledge()
             elif is_known:  # its twins too: when one of them leaves depends on the same coins
                 self._repeated |= {row, *(r for r, s in self._seeds.items() if s == request.seed)}
@@ -129,14 +131,18 @@ class PayingPolicy:
     def choose(
         self, rows: Sequence[int], requests: Sequence[Request], rooms: Sequence[int]
     ) -> Choice:
+        most = [
+            request.most_guesses(min(LONGEST, room))
+            for request, room in zip(requests, rooms, strict=True)
+        ]
         if self._repeated:
-            return Choice([min(FIRST_LENGTH, room) for room in rooms])
+            return Choice([min(FIRST_LENGTH, limit) for limit in most])
         self.known.rounds += 1
         self.known.debt = max(0.0, self.known.debt - ALLOWANCE)
         known = [self._requests[row] for row in rows]
         for experience, request in zip(known, requests, strict=True):
             experience.num_shown = len(request.tokens) - experience.num_read
-        choice = self._choice(known, self._limits(known, rooms))
+        choice = self._choice(known, self._limits(known, rooms, most))
         for experience, length in zip(known, choice.lengths, strict=True):
             experience.num_shown *= length > 0
         return choice
@@ -201,17 +207,19 @@ class PayingPolicy:
         experience.num_read = len(request.tokens)
         return num_shown if num_shown > LONG else 0
 
-    def _limits(self, requests: Sequence[Experience], rooms: Sequence[int]) -> list[int]:
+    def _limits(
+        self, requests: Sequence[Experience], rooms: Sequence[int], most: Sequence[int]
+    ) -> list[int]:
         """The longest drafts to consider: 0 where reading the text first would cost more than
         drafts can save in the rest of the answer, which is half of the room on average."""
-        known, limits = self.known, [min(LONGEST, room) for room in rooms]
+        known, limits = self.known, list(most)
         plain, debt = self.plain_seconds(len(rooms)), known.debt
         if plain is None:
             return limits
         pace = known.pace.within(1.0, trust=1e-9)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
             cost = known.reading(1) * request.num_shown / max(plain, 1e-9)
-            if request.num_shown <= LONG or cost < 0.1:
+            if request.num_shown <= LONG or cost < 0.1 or not limits[index]:
                 continue
             saved = room / 2 * (1 - 1 / pace) / len(rooms) if pace > 1 else 0.0
             if cost > saved:

@@ -17,7 +17,7 @@ from forerun.engine.text import TextStream
 from forerun.sampling import Bans, Sampling, weights
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt on its way to an answer."""
 
@@ -34,6 +34,8 @@ class Request:
     text: TextStream | None = None
     sample: int = 0  # its place among the samples of its prompt
     given: Sequence[int] = ()  # output that exists already: the request goes on after it
+    owner: str = ""  # requests of different owners learn nothing of each other
+    draft_length: int | None = None  # guesses in a row at most; None: as many as the engine has
     priority: int = 0  # a higher one is served first
     deadline: float | None = None  # by the engine's clock
 
@@ -58,6 +60,15 @@ class Request:
     @property
     def output(self) -> list[int]:
         return self.tokens[len(self.prompt) :]
+
+    @property
+    def is_drafted_for(self) -> bool:
+        """Whether a drafter may be asked at all."""
+        return self.draft_length != 0
+
+    def most_guesses(self, length: int) -> int:
+        """A draft length, cut to what this request allows."""
+        return length if self.draft_length is None else min(length, self.draft_length)
 
     @cached_property
     def reads_text(self) -> bool:

@@ -56,6 +56,7 @@ class Stats:
     """
 
     rounds: int = 0
+    num_reused: int = 0  # prompt tokens that were not computed but taken over from another row
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
@@ -130,6 +131,7 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         return {
             "rounds": self.rounds,
+            "num_reused": self.num_reused,
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
@@ -169,7 +171,8 @@ class Piece:
     """A step of a stream: new text, and the tokens whose arrival released it.
 
     parts is the text token by token, with each token's fate.  A character of several tokens belongs
-    to the last, and text held back for a stop string comes with a later piece.
+    to the last, and text held back for a stop string comes with a later piece.  logprobs are of
+    `tokens`, None where they were not asked for.
     """
 
     parts: list[tuple[str, Fate]]
@@ -178,6 +181,7 @@ class Piece:
     index: int = 0  # which prompt of the call
     sample: int = 0  # and which of its n samples
     finish_reason: str | None = None
+    logprobs: list[TokenLogprob] | None = None
 
     @property
     def text(self) -> str:

@@ -1,12 +1,15 @@
 """Who takes part in the next round, and with how much of its text.
 
-Requests wait in the order of their priority, then of their arrival.  Everyone who is being answered
-takes part in every round.  Texts that still have to be read share what room the round has left.
+Requests wait in the order of their priority.  Among equals, the owner with the fewest rows comes
+first, then who came first.  Everyone who is being answered takes part in every round.  Texts that
+still have to be read share what room the round has left, so several take no longer than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from forerun.engine.pacing import Pacing
@@ -17,6 +20,11 @@ from forerun.errors import EngineFullError, InputError, explain
 
 MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
+MOST_PACED_TOKENS = 512
+"""The same where requests come at any moment: a newcomer waits until the round is over."""
+
+Seated = tuple[int, Request]
+"""A row and its request."""
 
 
 def check_room(num_waiting: int, most: int | None) -> None:
@@ -43,22 +51,24 @@ class Schedule:
         self._state = state
         self._max_waiting = max_waiting
         self._pacing = Pacing() if is_paced else None
+        self._turns = count()
         self._stores_parts = True  # until a model turns out to store nothing
 
     def submit(self, request: Request) -> None:
         check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
-        place = len(self.waiting)
-        while place and self.waiting[place - 1].priority < request.priority:
-            place -= 1
-        self.waiting.insert(place, request)
+        self.waiting.append(request)
 
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
         """Let waiting requests into free rows.  One whose beginning another row is just reading
         waits until it can take that over."""
-        for request in list(self.waiting):
-            if not self._seats.num_free:
-                return
-            if not self._seats.is_being_read(request):
+        waiting = list(self.waiting)
+        while waiting and self._seats.num_free:
+            rows = Counter(other.owner for other in self._seats.occupants if other is not None)
+            waiting.sort(key=lambda one: (-one.priority, rows[one.owner], one.number))
+            while waiting and self._seats.is_being_read(waiting[0]):
+                del waiting[0]
+            if waiting:
+                request = waiting.pop(0)
                 self.waiting.remove(request)
                 welcome(self._seats.enter(request), request)
 
@@ -69,18 +79,34 @@ class Schedule:
         seated = [(row, request) for row, request in occupants if request is not None]
         if len(seated) > 1:
             seated.sort(key=lambda pair: pair[1].number)
-        budget = MOST_TOKENS
-        if self._pacing is not None and any(request.stats.rounds for _, request in seated):
-            budget = min(budget, self._pacing.num_tokens())
+        ends = self._read(seated) if self._stores_parts else {}
         spans = []
         for row, request in seated:
-            start, end, is_new = lengths[row], len(request.tokens), request.stats.rounds == 0
-            if is_new and self._stores_parts:
-                end = min(end, start + budget)
-                budget -= end - start
+            start, end = lengths[row], ends.get(row, len(request.tokens))
             if end > start:
-                spans.append(Span(row, request, start, end, is_new, end == len(request.tokens)))
+                is_new, answers = request.stats.rounds == 0, end == len(request.tokens)
+                spans.append(Span(row, request, start, end, is_new, answers))
         return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
+
+    def _read(self, seated: Sequence[Seated]) -> dict[int, int]:
+        """How far each new text is read in the next round, by row.
+
+        Under pacing, what is left to read of the shortest comes first, so that a short prompt does
+        not wait for long ones; and in every other round the oldest, so that those are read too.
+        """
+        lengths = self._state.lengths
+        new = [(row, request) for row, request in seated if request.stats.rounds == 0]
+        budget, ends = MOST_TOKENS, {}
+        if self._pacing is not None and new:
+            budget = MOST_PACED_TOKENS
+            if len(new) < len(seated):
+                budget = min(budget, self._pacing.num_tokens())
+            if next(self._turns) % 2 == 0:
+                new.sort(key=lambda pair: len(pair[1].tokens) - lengths[pair[0]])
+        for row, request in new:
+            ends[row] = min(len(request.tokens), lengths[row] + budget)
+            budget -= ends[row] - lengths[row]
+        return ends
 
     def learn(self, plan: RoundPlan, seconds: float) -> None:
         """A round is over: what it took, and whether parts of texts were stored."""

@@ -2,7 +2,8 @@
 
 A free row keeps what it stores until it is needed.  A request that begins like a text some row
 stores, busy or free, takes that beginning over and is fed only the rest: the samples of one prompt
-compute it once, and the next turn of a conversation finds the turns before it.
+compute it once, and the next turn of a conversation finds the turns before it.  A fast first token
+tells that the text was there, so rows serve requests of the same owner only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Seats:
         self._target: Any = target
         self._state = state
         self._texts: list[Sequence[int]] = [()] * num_rows  # begin with what each free row stores
+        self._owners = [""] * num_rows  # of the texts that rows store
         self._free = list(range(num_rows))  # the one left longest ago first
         self._can_share = isinstance(target, Prefixes)
         self._changes: list[RowChange] = []
@@ -37,7 +39,7 @@ class Seats:
     def enter(self, request: Request) -> int:
         """Give a request a row, with as much of its text as another row already stores."""
         tokens, row = request.tokens, self._free[0]
-        source, length = self._best_source(tokens)
+        source, length = self._best_source(tokens, request.owner)
         if length < WORTH_TAKING:
             if self._can_share:
                 self._change("release", row)
@@ -52,6 +54,8 @@ class Seats:
             self._change("copy_prefix", source, row, length)
         self._free.remove(row)
         self.occupants[row] = request
+        self._owners[row] = request.owner
+        request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
         return row
 
     def leave(self, row: int) -> None:
@@ -77,11 +81,11 @@ class Seats:
             for row, other in enumerate(self.occupants)
         ):
             return False  # the model stores nothing
-        _, stored = self._best_source(request.tokens)
+        _, stored = self._best_source(request.tokens, request.owner)
         shared = (
             shared_prefix(other.tokens, request.tokens, len(request.tokens) - 1)
             for other in self.occupants
-            if other is not None and other.stats.rounds == 0
+            if other is not None and other.stats.rounds == 0 and other.owner == request.owner
         )
         return max(shared, default=0) - stored >= WORTH_TAKING
 
@@ -90,15 +94,15 @@ class Seats:
         getattr(self._target, verb)(self._state, *arguments)
         self._changes.append(RowChange(verb, arguments))
 
-    def _best_source(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The row that stores most of a text's beginning, and how much: all but one token at
-        most, because a row has to be fed something to be given logits."""
+    def _best_source(self, tokens: Sequence[int], owner: str) -> tuple[int, int]:
+        """The row of this owner that stores most of a text's beginning, and how much: all but one
+        token at most, because a row has to be fed something to be given logits."""
         best, most = 0, 0
         if self._can_share:
             for row, other in enumerate(self.occupants):
                 text = self._texts[row] if other is None else other.tokens
                 limit = min(self._state.lengths[row], len(tokens) - 1)
-                if limit > most:
+                if limit > most and self._owners[row] == owner:
                     length = shared_prefix(text, tokens, limit)
                     if length > most:
                         best, most = row, length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf
 
 from forerun.engine.curve import Curve
@@ -49,17 +49,25 @@ class Tariff:
     survivals: Sequence[Sequence[float]]  # (R,): by slot of a chain, the chance to be kept;
     # empty where slots are not counted, as in trees
     may_try: bool  # where no guess pays, the best may still be scored to learn from it
+    num_others: int = 0  # rows in the pass that nothing is drafted for
 
     def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
         """The drafts (R,) without guesses that do not pay, and whether they are only a trial."""
         chances = [self._chances(*pair) for pair in zip(drafts, self.survivals, strict=True)]
         num_judged = sum(map(len, chances))
-        size = len(drafts) + sum(len(draft.tokens) for draft in drafts) - num_judged
+        num_rows = len(drafts) + self.num_others
+        size = num_rows + sum(len(draft.tokens) for draft in drafts) - num_judged
         bar, is_trial = lowest_paying(chances, size, self.token, self.passes), False
         if num_judged and bar == inf and self.may_try:
             bar, is_trial = max(max(row, default=0.0) for row in chances), True
         pairs = zip(drafts, chances, strict=True)
         return [worthwhile(draft, bar, row) if row else draft for draft, row in pairs], is_trial
+
+    def among(self, asked: Sequence[int]) -> Tariff:
+        """The same for drafts of some rows only, by index."""
+        survivals = [self.survivals[index] for index in asked]
+        num_others = self.num_others + len(self.survivals) - len(asked)
+        return replace(self, survivals=survivals, num_others=num_others)
 
     def _chances(self, draft: Proposal, survivals: Sequence[float]) -> Sequence[float]:
         """How likely each guess is to be kept: by its stated value, or by its slot."""

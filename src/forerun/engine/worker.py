@@ -27,9 +27,19 @@ class Worker:
         self._aborted: list[Answer] = []
         self._answers: dict[int, Answer] = {}  # by the engine's number
         self._is_closing = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self.thread = threading.Thread(target=self.work, name="forerun-engine", daemon=True)
         self.thread.start()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return len(self._engine.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return len(self._new) + self._engine.num_queued
 
     def submit(self, answer: Answer) -> None:
         """Queue a request."""
@@ -46,8 +56,8 @@ class Worker:
             self._lock.notify()
 
     def _check_open(self) -> None:
-        if self._failure is not None:
-            raise GenerationError(f"The engine has failed: {self._failure!r}.", None)
+        if self.failure is not None:
+            raise GenerationError(f"The engine has failed: {self.failure!r}.", None)
         if self._is_closing:
             cure = "Make a new AsyncEngine."
             raise InputError(explain("The engine is closed.", "a request", cure))
@@ -66,23 +76,26 @@ class Worker:
             while self._take_in():
                 for request, gained in self._engine.step():
                     self._report(request, gained)
-        except Exception as error:  # of the model itself: nobody's request can go on
-            self._failure = error
+        except BaseException as error:  # of the model: nobody's request can go on
+            # A panic in Rust, say of a tokenizer, is no `Exception`: it must not go unheard.
+            self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
         try:
             self._engine.close()
         except Exception as error:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         with self._lock:
             self._is_closing = True
             unheard = [*self._answers.values(), *self._new]
             self._new.clear()
         for answer in unheard:
             request = answer.request
-            if self._failure is None:
+            if request.finish_reason is not None:
+                pass  # it ended in the very round in which the engine failed
+            elif self.failure is None:
                 request.finish_reason = "cancelled"
             else:
-                request.fail(f"with the engine: {self._failure!r}.", self._failure)
-            self._end(answer)
+                request.fail(f"with the engine: {self.failure!r}.", self.failure)
+            self._end(answer, request.num_output - len(request.given) - answer.num_told)
 
     def _take_in(self) -> bool:
         """Wait for something to do; false when the engine is to end."""

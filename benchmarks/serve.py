@@ -1,0 +1,262 @@
+"""The server under load: speculation on and off, and other servers, in one run.
+
+1 to 32 clients ask the default model for chat answers, each with a new request when its last has
+ended.  Contenders take turns of some seconds on the same prompts and seeds, over several laps,
+beginning with another one each lap; a ratio is of two turns of one lap.  For each number of clients
+the servers are started anew, so that drafters remember nothing of earlier ones.
+
+    python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3]
+
+Other servers are commands, with {port} for their port, and {gguf} and {model} for the default
+model's weights in both forms:
+
+    --contender 'transformers={model}=transformers serve {model} --port {port} --device cpu'
+    --contender 'llama.cpp=default=llama-server -m {gguf} --port {port} -np 8 -c 8192 -t 2'
+
+The word between the equals signs is the model's name in requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from forerun.models.bundled import NAME, local_copy, packaged_weights
+from load import Body, Stream, ask, drive, figures
+from spec_bench import read, save, summary
+
+ENOUGH = 0.97
+"""Speculation on is never slower than this against off."""
+
+
+@dataclass
+class Contender:
+    """A way to be asked, of one server process."""
+
+    server: str
+    model: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> None:
+    args = read_arguments()
+    load = os.getloadavg()[0]
+    prompts = [text for _, text in read(args.prompts, args.per_group)]
+    Random(0).shuffle(prompts)  # every turn has something of all task groups
+    count = counter()
+    others = [parts.split("=", 2) for parts in args.contender]
+    commands = {"forerun": ours(args), **{name: command.split() for name, _, command in others}}
+    contenders = {
+        "on": Contender("forerun", NAME),
+        "off": Contender("forerun", NAME, {"speculation": False}),
+        **{name: Contender(name, fill(model)) for name, model, _ in others},
+    }
+    results: dict[str, Any] = {}
+    for num_clients in args.clients:
+        turns = measure(args, commands, contenders, prompts, num_clients)
+        results[str(num_clients)] = report(turns, args.seconds, count)
+        show(num_clients, results[str(num_clients)])
+    ratios = {key: value["off"]["times_slower_than_on"] for key, value in results.items()}
+    worst = min(ratios.values(), key=lambda ratio: ratio["median"])
+    holds = worst["median"] >= ENOUGH
+    mark = "✓" if holds else "✗"
+    print(f"{mark} speculation on is at least {worst['median']:.2f} times as fast as off")
+    settings = {
+        "seconds": args.seconds,
+        "laps": args.laps,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "prompts": len(prompts),
+        "commands": {name: " ".join(map(short, command)) for name, command in commands.items()},
+    }
+    save(__file__, {"load_average": load, "settings": settings, "holds": holds, "results": results})
+    sys.exit(not holds)
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers = [1, 2, 4, 8, 16, 32]
+    parser.add_argument(
+        "--clients", type=lambda text: [*map(int, text.split(","))], default=numbers
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn")
+    parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument("--drafter", help="as of `forerun serve` (default: the usual one)")
+    parser.add_argument("--prompts", help="a file of prompts (default: our own)")
+    parser.add_argument("--per-group", type=int, default=8)
+    parser.add_argument("--contender", action="append", default=[], metavar="NAME=MODEL=COMMAND")
+    return parser.parse_args()
+
+
+def ours(args: argparse.Namespace) -> list[str]:
+    drafter = [] if args.drafter is None else ["--drafter", args.drafter]
+    batch = ["--max-batch", str(args.max_batch)]
+    return [sys.executable, "-m", "forerun.cli", "serve", "--port", "{port}", *batch, *drafter]
+
+
+def fill(text: str, port: int = 0) -> str:
+    gguf, model = packaged_weights(), local_copy(NAME)
+    return (
+        text.replace("{port}", str(port))
+        .replace("{gguf}", str(gguf))
+        .replace("{model}", str(model))
+    )
+
+
+def short(word: str) -> str:
+    """A word of a command without the place where a program lies."""
+    return Path(word).name if word.startswith("/") else word
+
+
+def measure(
+    args: argparse.Namespace,
+    commands: Mapping[str, list[str]],
+    contenders: Mapping[str, Contender],
+    prompts: list[str],
+    num_clients: int,
+) -> dict[str, list[list[Stream]]]:
+    """The streams of each contender, lap by lap."""
+    turns: dict[str, list[list[Stream]]] = {name: [] for name in contenders}
+    names = list(contenders)
+    with ExitStack() as stack:
+        ports = {name: stack.enter_context(running(command)) for name, command in commands.items()}
+
+        def turn(name: str, lap: int, seconds: float) -> list[Stream]:
+            one = contenders[name]
+            body = body_of(args, one, prompts, lap)
+            streams = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
+            time.sleep(1)  # what was left open ends
+            if not any(stream.times for stream in streams):
+                raise RuntimeError(f"{name} gave no token in {seconds:g} s: raise --seconds.")
+            return streams
+
+        for name, one in contenders.items():
+            body = body_of(args, one, prompts, -1)
+            asyncio.run(ask(ports[one.server], body(0), Stream(0.0)))  # compiles
+            turn(name, -1, args.seconds / 2)  # learns what drafts cost
+        for lap in range(args.laps):
+            first = lap % len(names)
+            for name in names[first:] + names[:first]:
+                turns[name].append(turn(name, lap, args.seconds))
+    return turns
+
+
+def body_of(args: argparse.Namespace, one: Contender, prompts: list[str], lap: int) -> Body:
+    """Requests by number: in one lap the same for every contender."""
+
+    def body(number: int) -> dict[str, Any]:
+        place = 1000 * (lap + 1) + number
+        return {
+            "model": one.model,
+            "messages": [{"role": "user", "content": prompts[place % len(prompts)]}],
+            "stream": True,
+            "temperature": args.temperature,
+            "seed": place,
+            "max_tokens": args.max_tokens,
+            **one.extra,
+        }
+
+    return body
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[int]:
+    """A server process until the block ends; its port."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with tempfile.TemporaryFile() as log:
+        filled = [fill(word, port) for word in command]
+        process = subprocess.Popen(filled, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            wait_for(process, port, log)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for(process: subprocess.Popen[bytes], port: int, log: Any, seconds: float = 300) -> None:
+    """Until the server says that it is well."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    log.seek(0)
+    raise RuntimeError(f"A server did not start:\n{log.read()[-3000:].decode(errors='replace')}")
+
+
+def counter() -> Any:
+    """How many tokens a text has, by the default model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(local_copy(NAME) or NAME)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def report(turns: Mapping[str, list[list[Stream]]], seconds: float, count: Any) -> dict[str, Any]:
+    """Figures of each contender over its laps, and how much slower it was than speculation on."""
+    laps = {name: [figures(one, seconds, count) for one in each] for name, each in turns.items()}
+    speeds = {name: [lap["tokens_per_second"] for lap in each] for name, each in laps.items()}
+    results: dict[str, Any] = {}
+    for name, each in turns.items():
+        together = figures_of_laps(each, count)
+        ratios = [on / other for on, other in zip(speeds["on"], speeds[name], strict=True)]
+        results[name] = {
+            "tokens_per_second": summary(speeds[name]),
+            "times_slower_than_on": summary(ratios),
+            **together,
+        }
+    return results
+
+
+def figures_of_laps(laps: list[list[Stream]], count: Any) -> dict[str, Any]:
+    """Latencies over all laps."""
+    streams = [stream for lap in laps for stream in lap]
+    found = figures(streams, float("inf"), count)
+    del found["tokens_per_second"]
+    return found
+
+
+def show(num_clients: int, results: Mapping[str, Any]) -> None:
+    for name, figure in results.items():
+        shown = [f"{num_clients:3} clients  {name:14}"]
+        shown.append(f"{figure['tokens_per_second']['median']:7.1f} tokens/s")
+        shown.append(f"x {figure['times_slower_than_on']['median']:.2f}")
+        for key, title in (("first_token_ms", "first"), ("inter_token_ms", "next")):
+            times = figure[key] or {}
+            shown.append(
+                f"{title} " + " / ".join(f"{times.get(p, 0):.0f}" for p in ("p50", "p95", "p99"))
+            )
+        print("  ".join(shown), "ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

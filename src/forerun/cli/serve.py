@@ -1,0 +1,239 @@
+"""`forerun serve`: a model behind OpenAI's API, and a page to watch it work."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from forerun import rules
+from forerun.cli.generate import draft_length
+from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
+from forerun.errors import InputError, MissingExtraError, explain
+from forerun.models.bundled import NAME
+
+if TYPE_CHECKING:
+    from forerun.serve.keys import Keys
+
+EXAMPLES = """examples:
+  forerun serve
+  forerun serve Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B --drafter suffix
+  forerun serve --host 0.0.0.0 --api-key-file keys.txt --max-batch 16
+  forerun serve --rules match,ratio,typical
+
+Any OpenAI client can talk to it.  A request's field "speculation" chooses among the drafters and
+rules named here, or is false; under the rule match none of that changes the text.
+SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
+"""
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="a server for OpenAI's clients, with a page",
+        description="Serve a model over HTTP: OpenAI's routes, and a page at /.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"hub name or folder (default: {NAME})"
+    )
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--drafter",
+        metavar="D",
+        action="append",
+        help=f"{DRAFTERS}; repeatable: requests choose, the first is the default",
+    )
+    models.add_argument("--draft-length", metavar="K", type=draft_length, default="auto")
+    models.add_argument("--rule", default="match", help="the default one (default: match)")
+    models.add_argument(
+        "--rules",
+        metavar="R,R",
+        help="those a request may name; lossy ones must be named (default: all lossless ones)",
+    )
+    models.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
+    models.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16", "float64"),
+        help="(default: the one the weights were saved in)",
+    )
+    models.add_argument(
+        "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
+    )
+    models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+
+    place = parser.add_argument_group("address and access")
+    place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
+    place.add_argument("--port", type=int, default=8000, help="0: any (default: 8000)")
+    place.add_argument(
+        "--api-key-file", metavar="F", help="one key per line, or name:key, with limits after it"
+    )
+    place.add_argument(
+        "--cors-origin",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="whose pages may ask from a browser; repeatable (default: none but its own)",
+    )
+
+    bounds = parser.add_argument_group("bounds")
+    for flag, default, text in (
+        ("--max-batch", 8, "requests in one pass"),
+        ("--max-queue", 64, "requests that may wait; more get 429"),
+        ("--max-tokens", None, "new tokens of an answer (default: what the context holds)"),
+        ("--max-body-mib", 4, "size of a request"),
+        ("--drain-seconds", 30, "for running requests to finish when stopped"),
+        ("--reader-seconds", 30, "for a client to take in what it was sent"),
+    ):
+        text += "" if default is None else f" (default: {default})"
+        bounds.add_argument(flag, metavar="N", type=int, default=default, help=text)
+    parser.add_argument("--log-json", action="store_true", help="log lines as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_extra()
+    chosen = check_rules(args.rule, args.rules)
+    _check_counts(args)
+    from forerun.serve.bounds import Bounds
+    from forerun.serve.keys import Keys
+    from forerun.serve.lifecycle import bind
+    from forerun.serve.logs import set_up
+
+    set_up(is_json=args.log_json)
+    keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
+    bounds = Bounds(args.max_body_mib * 2**20, reader_seconds=args.reader_seconds)
+    bound = bind(args.host, args.port, bounds)  # before a model is loaded for nothing
+    with bound:
+        names = args.drafter or [usual_drafter(args.model)]
+        drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
+        drafters.setdefault("none", None)
+        lean: Any = False if args.no_lean else "auto"
+        target = load_target(args.model, args.device, args.dtype, lean, args.quantize)
+        _serve(args, bound, target, drafters, chosen, keys, bounds)
+    return 0
+
+
+def _serve(
+    args: argparse.Namespace,
+    bound: socket.socket,
+    target: Any,
+    drafters: Any,
+    chosen: Sequence[str],
+    keys: Keys | None,
+    bounds: Any,
+) -> None:
+    from forerun.serve.assembly import make_server
+    from forerun.serve.lifecycle import Server
+    from forerun.serve.offer import Limits
+
+    app, desk = make_server(
+        target,
+        drafters,
+        rule=args.rule,
+        rules=chosen,
+        draft_length=args.draft_length,
+        max_batch=args.max_batch,
+        max_queue=args.max_queue,
+        keys=keys,
+        limits=Limits() if args.max_tokens is None else Limits(max_tokens=args.max_tokens),
+        bounds=bounds,
+        cors_origins=args.cors_origin,
+    )
+    for note in warnings_for(args.host, chosen, has_keys=keys is not None):
+        print(f"warning: {note}", file=sys.stderr)
+    text = welcome(
+        target.name, list(drafters), desk.rule, address_of(bound), has_keys=keys is not None
+    )
+    Server(
+        app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
+    ).run(sockets=[bound])
+
+
+def check_extra() -> None:
+    """Whether everything is installed, before anything is loaded."""
+    from importlib.util import find_spec
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        cure = 'Install it with: pip install "forerun[serve]"'
+        received = f"no {', '.join(missing)}"
+        raise MissingExtraError(explain("The server is an extra.", received, cure))
+
+
+def check_rules(rule: str, listed: str | None) -> list[str]:
+    """The rules a request may name, the default one first."""
+    named = [] if listed is None else [name.strip() for name in listed.split(",")]
+    for name in (rule, *named):
+        rules.get(name)
+    if not rules.get(rule).lossless and rule not in named:
+        cure = f"Allow it with --rules {rule}, or use match."
+        raise InputError(explain("The rule is lossy, so texts would change.", rule, cure))
+    return list(dict.fromkeys([rule, *(named or rules.names(lossless=True))]))
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    for name, least in (
+        ("max_batch", 1),
+        ("max_queue", 0),
+        ("max_tokens", 1),
+        ("max_body_mib", 1),
+        ("drain_seconds", 0),
+        ("reader_seconds", 1),
+        ("draft_length", 0),
+    ):
+        value = getattr(args, name)
+        if isinstance(value, int) and value < least:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(explain(f"{flag} is too small.", value, f"Use {least} or more."))
+    if not 0 <= args.port < 2**16:
+        cure = "Use a number from 0 to 65535."
+        raise InputError(explain("There is no such port.", args.port, cure))
+
+
+def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[str]:
+    """What whoever starts a server should know."""
+    notes = []
+    if not is_loopback(host) and not has_keys:
+        notes.append(
+            f"everybody who can reach {host} can use this server; --api-key-file asks for keys"
+        )
+    lossy = [name for name in chosen if not rules.get(name).lossless]
+    if lossy:
+        notes.append(f"requests may ask for lossy rules, which change the text: {', '.join(lossy)}")
+    return notes
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def address_of(bound: socket.socket) -> str:
+    """Where to reach a server on this machine."""
+    host, port = bound.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "127.0.0.1" if bound.family == socket.AF_INET else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def welcome(model: str, drafters: Sequence[str], rule: str, address: str, *, has_keys: bool) -> str:
+    """What is printed when the server is ready."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
+    key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
+    return (
+        f"Serving {model}; drafters {', '.join(drafters)}; rule {rule}\n"
+        f"  page  {address}/\n"
+        f"  API   {address}/v1\n"
+        f"  try   curl {address}/v1/chat/completions{key} "
+        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )

@@ -1,0 +1,127 @@
+"""Requests that an engine answers, whole or streamed; those whose client goes away end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from forerun.engine.results import Generation
+from forerun.errors import LOG
+from forerun.serve.ask import Ask, Reply, Route
+from forerun.serve.bounds import Bounds
+from forerun.serve.desk import Desk
+from forerun.serve.errors import ApiError
+from forerun.serve.keys import Key
+from forerun.serve.requests import read_object
+from forerun.serve.responses import json_response
+from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
+from forerun.serve.ticket import Ticket
+
+
+class Answering:
+    """An ASGI application for one route."""
+
+    def __init__(
+        self,
+        route: Route,
+        desk: Desk,
+        bounds: Bounds,
+        fingerprint: Callable[[Ask], str],
+        reading: Executor,
+    ) -> None:
+        self._route = route
+        self._desk = desk
+        self._bounds = bounds
+        self._fingerprint = fingerprint
+        self._reading = reading
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._desk.check_room()  # before anything is spent on a request that has to go
+        body = await read_object(Request(scope, receive), self._bounds)
+        loop = asyncio.get_running_loop()
+        ask = await loop.run_in_executor(self._reading, self._route.read, body)
+        request_id: str = scope["state"]["request_id"]
+        reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
+        ticket = self._enter(ask, scope["state"].get("key"), request_id)
+        async with _aborted_when_gone(ticket, receive) as gone:
+            await ticket.submitted()
+            if ask.is_streamed:
+                await self._stream(ticket, reply, send, gone)
+                return
+            answers = await ticket.results()
+            if not gone.is_set():
+                await json_response(reply.whole(answers))(scope, receive, send)
+
+    def _enter(self, ask: Ask, key: Key | None, request_id: str) -> Ticket:
+        """A place at the desk, counted by the key that it belongs to."""
+        label = ""
+        if key is None:
+            ticket = self._desk.enter(ask, request_id=request_id)
+        else:
+            label = key.label
+            key.quota.enter(ask)
+            try:
+                ticket = self._desk.enter(ask, key.owner, request_id=request_id)
+            except ApiError:
+                key.quota.leave(0)
+                raise
+            quota = key.quota
+            ticket.when_ended(lambda answers: quota.leave(_num_tokens(ask, answers)))
+        self._desk.watcher.received(request_id, self._route.path, label)
+        return ticket
+
+    async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
+        stream = EventStream(send, self._bounds.reader_seconds)
+        try:
+            await stream.start()
+            await stream.send(events(reply.opening()))
+            try:
+                async for batch in ticket.batches():
+                    if gone.is_set():
+                        return
+                    told = [event for pair in batch for event in reply.piece(*pair)]
+                    await stream.send(events(told))
+                await stream.send(events(reply.closing(await ticket.results())))
+            except ApiError as error:
+                await stream.send(events(_failure(reply, error)))
+            if getattr(self._route, "ends_with_done", True):
+                await stream.send(DONE)
+            await stream.end()
+        except ReaderGoneError:
+            LOG.warning("Request %s: its reader takes nothing in; dropped.", ticket.request_id)
+
+
+@asynccontextmanager
+async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[asyncio.Event]:
+    """End the request when its client goes away, and in any case with the block."""
+    gone = asyncio.Event()
+
+    async def listen() -> None:
+        await disconnected(receive)
+        gone.set()
+        ticket.abort()
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield gone
+    finally:
+        listener.cancel()
+        ticket.abort()
+
+
+def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
+    """The events of a failure in mid-stream, in the route's own form if it has one."""
+    worded = getattr(reply, "failure", None)
+    return [error.body()] if worded is None else worded(error)
+
+
+def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:
+    """What a request counts as: its prompts once, and every answer."""
+    return sum(map(len, ask.prompts)) + sum(len(answer.tokens) for answer in answers)

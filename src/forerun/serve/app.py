@@ -1,0 +1,141 @@
+"""The ASGI application: routes over a desk, guarded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.routing import Route as Path
+
+from forerun.serve.answering import Answering
+from forerun.serve.ask import Ask, Route
+from forerun.serve.bounds import Bounds
+from forerun.serve.desk import Desk
+from forerun.serve.errors import ApiError
+from forerun.serve.guard import Guard
+from forerun.serve.keys import Keys
+from forerun.serve.logs import ResponseLog
+from forerun.serve.query import Query
+from forerun.serve.requests import read_object
+from forerun.serve.responses import error_response, json_response
+from forerun.serve.static import page_routes
+from forerun.serve.watcher import Watcher
+
+OPEN = ("/health", "/ready", "/")
+"""Paths that need no key; so do the page's files.  None of them tells anything of a request."""
+
+
+def make_app(
+    desk: Desk,
+    routes: Sequence[Route],
+    queries: Sequence[Query] = (),
+    *,
+    keys: Keys | None = None,
+    bounds: Bounds | None = None,
+    fingerprint: Callable[[Ask], str] = lambda ask: "",
+    cors_origins: Sequence[str] = (),
+) -> Starlette:
+    """An application that answers by the desk, and closes it in the end.
+
+    keys: who may ask; None for everybody.  cors_origins: whose pages may ask from a browser; by
+    default only the server's own.
+    """
+    bounds = bounds or Bounds()
+    watcher = desk.watcher
+    reading = ThreadPoolExecutor(1, "forerun-reading")  # tokenising must not stop the streams
+    pages = page_routes()
+    guard = Middleware(
+        Guard,
+        keys=keys,
+        is_open=frozenset((*OPEN, *(page.path for page in pages))).__contains__,
+        ids=desk.tickets,
+        watcher=watcher,
+    )
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type", "x-request-id"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        watcher.watch(desk)
+        try:
+            yield
+        finally:
+            await desk.close()
+            reading.shutdown(wait=False, cancel_futures=True)
+
+    answering = [
+        Path(r.path, Answering(r, desk, bounds, fingerprint, reading), methods=["POST"])
+        for r in routes
+    ]
+    asking = [
+        Path(query.path, partial(_ask, query, bounds, reading), methods=[query.method])
+        for query in queries
+    ]
+    return Starlette(
+        routes=[*answering, *asking, *_about(desk, watcher), *pages],
+        middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
+        exception_handlers={HTTPException: _unknown},
+        lifespan=lifespan,
+    )
+
+
+async def _ask(
+    query: Query, bounds: Bounds, reading: ThreadPoolExecutor, request: Request
+) -> Response:
+    body = {} if query.method == "GET" else await read_object(request, bounds)
+    answer = partial(query.answer, body, **request.path_params)
+    return json_response(await asyncio.get_running_loop().run_in_executor(reading, answer))
+
+
+def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:
+    """How the server is."""
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        if desk.is_ready:
+            return json_response({"status": "ready"})
+        status = "draining" if desk.is_draining else "restarting"
+        return json_response({"status": status}, 503)
+
+    async def metrics(request: Request) -> Response:
+        body, kind = watcher.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
+    async def stats(request: Request) -> Response:
+        return json_response(watcher.summary())
+
+    return [
+        Path("/health", health),
+        Path("/ready", ready),
+        Path("/metrics", metrics),
+        Path("/v1/stats", stats),
+    ]
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """A path or a method that there is not, in the shape of every other error."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        message, code = f"{request.method} is not possible here.", "method_not_allowed"
+    else:
+        message, code = "There is nothing at this address.", "not_found"
+    response = error_response(ApiError(message, status=error.status_code, code=code))
+    response.headers.update(error.headers or {})
+    return response

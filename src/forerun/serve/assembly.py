@@ -1,0 +1,65 @@
+"""A whole server out of its parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+
+from forerun.drafters.base import Drafter
+from forerun.serve.app import make_app
+from forerun.serve.bounds import Bounds
+from forerun.serve.desk import Desk
+from forerun.serve.fingerprint import Fingerprint
+from forerun.serve.keys import Keys
+from forerun.serve.offer import Limits, Offer
+from forerun.serve.routes import queries, text_routes
+from forerun.serve.watching import make_watching
+from forerun.types import DraftLength
+
+
+def make_server(
+    target: Any,
+    drafters: Mapping[str, Drafter | None],
+    *,
+    rule: str = "match",
+    rules: Sequence[str] | None = None,
+    draft_length: DraftLength = "auto",
+    max_batch: int = 8,
+    max_queue: int = 64,
+    keys: Keys | None = None,
+    limits: Limits | None = None,
+    bounds: Bounds | None = None,
+    cors_origins: Sequence[str] = (),
+) -> tuple[Starlette, Desk]:
+    """The application and its desk; options as for `Desk` and `make_app`."""
+    watcher = make_watching(model=target.name, drafter=next(iter(drafters)), rule=rule)
+    desk = Desk(
+        target,
+        drafters,
+        rule=rule,
+        rules=rules,
+        draft_length=draft_length,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        watcher=watcher,
+    )
+    offer = Offer(
+        desk.target,
+        desk.target.name,
+        tuple(desk.drafters),
+        tuple(desk.rules),
+        limits or Limits(),
+    )
+    app = make_app(
+        desk,
+        text_routes(offer),
+        queries(offer, int(time.time()), has_keys=keys is not None),
+        keys=keys,
+        bounds=bounds,
+        fingerprint=Fingerprint(offer),
+        cors_origins=cors_origins,
+    )
+    return app, desk

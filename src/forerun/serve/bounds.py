@@ -1,0 +1,14 @@
+"""How large requests may be, and how slow their clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a connection may cost; what a request may ask for is for its route to say."""
+
+    max_body_bytes: int = 4 * 2**20
+    body_seconds: float = 30.0  # for a body to arrive
+    reader_seconds: float = 30.0  # for a client to take in what it was sent

@@ -1,0 +1,202 @@
+"""Where requests are taken in: a bounded queue, and engines that outlive their own deaths.
+
+async with Desk(target, {"ngram": NGram(), "none": None}) as desk:
+    ticket = desk.enter(ask, owner, request_id="r1")
+    async for choice, piece in ticket: ...
+    answers = await ticket.results()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun import rules as rules_by_name
+from forerun.clock import now
+from forerun.drafters.base import Drafter
+from forerun.errors import InputError, explain
+from forerun.models.load import wrap
+from forerun.sampling import Sampling
+from forerun.serve.ask import Ask
+from forerun.serve.engines import Engines, Pair
+from forerun.serve.errors import ApiError
+from forerun.serve.service_times import ServiceTimes
+from forerun.serve.ticket import Ticket
+from forerun.serve.trial import Trial
+from forerun.serve.watcher import Nobody, Watcher
+from forerun.types import DraftLength
+
+
+class Desk:
+    """Takes requests in and answers them, up to `max_batch` choices in one pass of an engine.
+
+    drafters: by name; the first one is the default, None drafts nothing.
+    rule: the default.  rules: those a request may name; without it, every lossless one.
+    max_queue: choices that may wait for a row; a request beyond that is refused.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafters: Mapping[str, Drafter | None],
+        *,
+        rule: str = "match",
+        rules: Sequence[str] | None = None,
+        draft_length: DraftLength = "auto",
+        max_batch: int = 8,
+        max_queue: int = 64,
+        watcher: Watcher | None = None,
+    ) -> None:
+        if not drafters:
+            raise InputError(explain("There is no drafter.", "none", 'Pass {"none": None}.'))
+        self.target = wrap(target)
+        self.drafters = dict(drafters)
+        self.rule = rules_by_name.get(rule).name
+        allowed = rules_by_name.names(lossless=True) if rules is None else list(rules)
+        self.rules = list(dict.fromkeys([self.rule, *allowed]))
+        self.draft_length = draft_length
+        self.max_batch = max_batch
+        self.max_queue = max_queue
+        self.watcher: Watcher = Nobody() if watcher is None else watcher
+        self.tickets: dict[str, Ticket] = {}  # those on their way, by request id
+        self._is_draining = False
+        self._num_open = 0  # choices that wait or run
+        self._times = ServiceTimes()
+        self._trial = Trial()
+        self._engines = Engines(
+            self.target,
+            self.drafters,
+            draft_length=draft_length,
+            max_batch=max_batch,
+            max_waiting=max_batch + max_queue,
+            on_restart=self.watcher.engine_restarted,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engines.is_sound and not self._is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_running(self) -> int:
+        """Choices that have a row."""
+        return self._engines.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait for one."""
+        return max(0, self._num_open - self.num_running)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all engines there are."""
+        return self._engines.num_rows
+
+    @property
+    def num_open(self) -> int:
+        """Choices that wait or run."""
+        return self._num_open
+
+    def enter(self, ask: Ask, owner: str = "", *, request_id: str) -> Ticket:
+        """Take a request in, from a coroutine, or say why not.
+
+        owner: whose request it is.  Nothing that engines and drafters remember of one owner's texts
+        is used for another's.
+        """
+        pair = self._pair(ask)
+        self.check_room(ask.num_choices)
+        entered = now()
+
+        def choice_ended() -> None:
+            self._num_open -= 1
+            self._times.add(now() - entered)
+
+        def ended(ticket: Ticket) -> None:
+            del self.tickets[ticket.request_id]
+
+        ticket = Ticket(
+            ask,
+            owner,
+            request_id,
+            pair=pair,
+            engines=self._engines,
+            trial=self._trial,
+            watcher=self.watcher,
+            on_choice_end=choice_ended,
+            on_end=ended,
+        )
+        self._num_open += ask.num_choices
+        self.tickets[request_id] = ticket
+        return ticket
+
+    def check_room(self, num_choices: int = 1) -> None:
+        """Refuse a request for which there is no place."""
+        if self._is_draining:
+            raise _stopping()
+        places = self.max_batch + self.max_queue
+        if num_choices > places:
+            message = f"The request has {num_choices} choices; {places} fit in at once."
+            raise ApiError(message, param="n", code="too_many_choices")
+        missing = self._num_open + num_choices - places
+        if missing > 0:
+            raise ApiError(
+                "Too many requests are waiting; try again later.",
+                status=429,
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after=self._times.until_free(self._num_open, missing),
+            )
+
+    async def warm_up(self) -> None:
+        """Answer a request that nobody asked: the first client need not wait for what is made
+        once, the usual engine and the code that is compiled for it.  A text that repeats itself
+        lets any drafter guess, so drafting is compiled too."""
+        length = 8 if self.target.max_context is None else min(8, self.target.max_context - 1)
+        prompt = [place % min(2, self.target.vocab_size) for place in range(length)]
+        ask = Ask(prompts=[prompt], sampling=Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
+        try:
+            await self.enter(ask, owner="warm-up", request_id="warm-up").results()
+        except ApiError as error:  # whoever starts a server may see what clients may not
+            raise error.__cause__ or error from None
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and wait for those that are here; end what takes longer."""
+        self._is_draining = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self.tickets and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        for ticket in list(self.tickets.values()):
+            ticket.abort(_stopping())
+        while self.tickets:
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """End everything at once."""
+        await self.drain(0)
+        await self._engines.close()
+
+    async def __aenter__(self) -> Desk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _pair(self, ask: Ask) -> Pair:
+        drafter, rule = ask.speculation.drafter, ask.speculation.rule
+        for name, value, known in (
+            ("drafter", drafter, list(self.drafters)),
+            ("rule", rule, self.rules),
+        ):
+            if value is not None and value not in known:
+                message = f"This server has no {name} {value!r}; it has {', '.join(known)}."
+                raise ApiError(message, param=f"speculation.{name}", code=f"unknown_{name}")
+        return drafter or next(iter(self.drafters)), rule or self.rule
+
+
+def _stopping() -> ApiError:
+    message = "The server is shutting down; try another one, or again later."
+    return ApiError(message, status=503, kind="server_error", code="shutting_down", retry_after=5.0)

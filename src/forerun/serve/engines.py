@@ -1,0 +1,143 @@
+"""Engines by drafter and rule: made when first asked for, replaced when dead, closed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forerun.drafters.base import Drafter
+from forerun.engine.async_engine import AsyncEngine
+from forerun.errors import LOG, ForerunError
+from forerun.serve.errors import ApiError
+from forerun.types import DraftLength
+
+MOST_ENGINES = 4
+"""Idle engines beyond these are closed: each keeps rows of its own."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between attempts to replace an engine that cannot be made."""
+
+Pair = tuple[str, str]
+"""The names of a drafter and a rule."""
+
+
+class Engines:
+    """One engine for each pair in use, all over the one target.
+
+    on_restart: called when a dead engine has been replaced.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafters: Mapping[str, Drafter | None],
+        *,
+        draft_length: DraftLength,
+        max_batch: int,
+        max_waiting: int,
+        on_restart: Callable[[], None],
+    ) -> None:
+        self._target = target
+        self._drafters = drafters
+        self._draft_length = draft_length
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        self._on_restart = on_restart
+        self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
+        self._broken: dict[Pair, asyncio.Task[None]] = {}  # on the way to be replaced
+        self._closings: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no engine is dead."""
+        return not self._broken and all(e.failure is None for e in self._engines.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(engine.num_running for engine in self._engines.values())
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._engines) * self._max_batch
+
+    async def get(self, pair: Pair) -> AsyncEngine:
+        """A living engine for a pair.  Submit to it before anything else is awaited."""
+        if pair in self._engines and self._engines[pair].failure is None:
+            self._engines[pair] = self._engines.pop(pair)
+            return self._engines[pair]
+        async with self._lock:
+            engine = self._engines.pop(pair, None)
+            was_dead = engine is not None and engine.failure is not None
+            if engine is not None and was_dead:
+                LOG.error("An engine has failed and is replaced.", exc_info=engine.failure)
+                self._close(engine)
+            if engine is None or was_dead:
+                engine = await self._made(pair)
+                if was_dead:
+                    self._on_restart()
+            self._engines[pair] = engine
+            self._close_idle(keeping=pair)
+            return engine
+
+    async def close(self) -> None:
+        """Close all engines; what is running ends as cancelled."""
+        for task in self._broken.values():
+            task.cancel()
+        while self._engines:
+            _, engine = self._engines.popitem()
+            self._close(engine)
+        await asyncio.gather(*self._closings, return_exceptions=True)
+
+    async def _made(self, pair: Pair) -> AsyncEngine:
+        """A new engine.  If it cannot be made, that is tried again until it can."""
+        try:
+            engine = await asyncio.to_thread(self._make, pair)
+        except ForerunError as error:  # the pair does not fit: whoever asked for it is told
+            raise ApiError(str(error), param="speculation") from error
+        except Exception as error:
+            LOG.exception("An engine could not be made.")
+            if pair not in self._broken:
+                self._broken[pair] = asyncio.create_task(self._revive(pair))
+            message = "The engine is being restarted; try again soon."
+            raise ApiError(message, status=503, kind="server_error", retry_after=5.0) from error
+        if revival := self._broken.pop(pair, None):
+            if revival is not asyncio.current_task():
+                revival.cancel()
+            self._on_restart()
+        return engine
+
+    def _make(self, pair: Pair) -> AsyncEngine:
+        drafter, rule = pair
+        return AsyncEngine(
+            self._target,
+            drafter=self._drafters[drafter],
+            draft_length=self._draft_length,
+            rule=rule,
+            max_batch=self._max_batch,
+            max_waiting=self._max_waiting,
+        )
+
+    async def _revive(self, pair: Pair) -> None:
+        pause = FIRST_PAUSE
+        while pair in self._broken:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                await self.get(pair)
+            except ApiError:
+                continue
+
+    def _close_idle(self, keeping: Pair) -> None:
+        """Close those asked for longest ago, as long as there are too many."""
+        for pair, engine in list(self._engines.items()):
+            if len(self._engines) <= MOST_ENGINES:
+                return
+            if pair != keeping and not engine.num_running and not engine.num_waiting:
+                self._close(self._engines.pop(pair))
+
+    def _close(self, engine: AsyncEngine) -> None:
+        task = asyncio.create_task(engine.close())
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)

@@ -1,0 +1,122 @@
+"""`system_fingerprint`: equal where a seed gives the same text, different where it may not.
+
+It covers the weights and configuration, the tokenizer with its chat template, the pass and its
+arithmetic, how noise is drawn, and a rule other than `match`.  It leaves out the drafter, the
+draft length, the batch, and the name the model was loaded by, which cannot change a text.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from importlib import metadata
+from typing import Any
+
+from forerun.engine.intake import ending_tokens
+from forerun.models.base import LanguageModel
+from forerun.serve.ask import Ask
+from forerun.serve.offer import Offer
+from forerun.version import __version__
+
+NOISE = 1
+"""Raise this when a seed gives other noise than before: a test knows what number 1 gives."""
+
+UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
+"""What a configuration says that changes no logit."""
+
+
+class Fingerprint:
+    """The fingerprint of each request's answer; weights are read once."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        self._model = _digest(_model_parts(offer.target))
+
+    def __call__(self, ask: Ask) -> str:
+        rule = ask.speculation.rule or self._offer.rules[0]
+        told = "" if rule == "match" else rule
+        return f"fp_{_digest([self._model, told])[:16]}"
+
+
+def _model_parts(target: LanguageModel) -> Iterator[str]:
+    yield f"noise {NOISE}"
+    yield f"endings {ending_tokens(target)}"
+    yield _tokenizer(getattr(target, "tokenizer", None))
+    model: Any = getattr(target, "model", None)
+    if not hasattr(model, "state_dict"):  # a function: nothing can be known of it
+        yield secrets.token_hex(16)
+        return
+    config = model.config.to_dict()
+    yield json.dumps({k: v for k, v in config.items() if k not in UNTOLD}, default=str)
+    yield from _weights(model)
+    yield from arithmetic(target)
+
+
+def arithmetic(target: LanguageModel) -> list[str]:
+    """The pass, and what its numbers may depend on: our own passes run without the arithmetic of
+    torch and transformers, so their versions do not count there."""
+    kind = type(target).__name__
+    dtype = str(getattr(target, "compute_dtype", ""))
+    rounding = next((bits for bits in ("int8", "int4") if target.name.endswith(f"-{bits}")), "")
+    told = [kind, dtype, rounding, platform.machine()]
+    if kind == "LeanModel":
+        import llvmlite.binding as llvm
+
+        packages, processor = ["numba"], llvm.get_host_cpu_name()
+        told.append(f"forerun {__version__}")
+    elif kind == "GpuModel":
+        packages, processor = ["torch", "triton"], _device(target)
+        told.append(f"forerun {__version__}")
+    else:
+        packages, processor = ["torch", "transformers"], _device(target)
+    return [*told, processor, *(f"{package} {_version(package)}" for package in packages)]
+
+
+def _device(target: LanguageModel) -> str:
+    import torch
+
+    device = next(target.model.parameters()).device  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+
+def _weights(model: Any) -> Iterator[str]:
+    """A digest of each tensor, in the order of their names."""
+    import torch
+
+    def told(name: str, value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            return f"{name} {value!r}"
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest = blake2b(flat.numpy().data, digest_size=16).hexdigest()
+        return f"{name} {tuple(value.shape)} {value.dtype} {digest}"
+
+    named = sorted(model.state_dict().items())
+    with ThreadPoolExecutor() as workers:
+        yield from workers.map(lambda pair: told(*pair), named)
+
+
+def _tokenizer(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = repr(tokenizer) if backend is None else backend.to_str()
+    return f"{words} {getattr(tokenizer, 'chat_template', None)}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _digest(parts: Any) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""What a server offers: its model, the names of its drafters and rules, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for."""
+
+    max_tokens: int = 32_768  # new tokens of an answer
+    max_choices: int = 128  # answers of a request, over all its prompts
+    max_prompts: int = 64
+    max_messages: int = 2_048
+    max_stops: int = 16
+    max_stop_length: int = 256  # characters
+    max_logprobs: int = 20  # likeliest tokens
+    max_biases: int = 1_024
+    max_tools: int = 128
+    max_schema_length: int = 65_536  # characters of a JSON schema
+    max_draft_length: int = 64
+    max_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What routes know of the server they belong to.
+
+    drafters: names that `speculation.drafter` may have, the usual one first; "none" drafts nothing.
+    rules: names that `speculation.rule` may have, the usual one first.
+    """
+
+    target: LanguageModel
+    name: str  # the model's id
+    drafters: tuple[str, ...] = ("none",)
+    rules: tuple[str, ...] = ("match",)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if getattr(self.target, "tokenizer", None) is None:
+            cure = "Wrap it with one: forerun.wrap(model, tokenizer)."
+            raise InputError(explain("A server needs a model with a tokenizer.", self.name, cure))
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer  # type: ignore[attr-defined]
+
+    @property
+    def max_context(self) -> int | None:
+        return self.target.max_context

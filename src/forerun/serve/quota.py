@@ -1,0 +1,91 @@
+"""How much one key may ask for at once and per minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forerun.serve.ask import Ask
+from forerun.serve.errors import ApiError
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """None: no limit of its own."""
+
+    max_running: int | None = None  # requests that wait or run
+    max_priority: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers
+
+
+class Bucket:
+    """Holds what may be spent, up to a minute's worth, and fills evenly.
+
+    Spending may leave a debt, because what a request costs is known when it has ended.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_second = per_minute / 60
+        self._most = float(per_minute)
+        self._level = self._most
+        self._clock = clock
+        self._time = clock()
+
+    def seconds_until(self, amount: float) -> float:
+        """How long until so much is there; 0 if it is."""
+        time = self._clock()
+        self._level = min(self._most, self._level + (time - self._time) * self._per_second)
+        self._time = time
+        return max(0.0, (amount - self._level) / self._per_second)
+
+    def spend(self, amount: float) -> None:
+        self._level -= amount
+
+
+class Quota:
+    """What is left of a key's limits."""
+
+    def __init__(
+        self, limits: KeyLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits = limits or KeyLimits()
+        self._num_running = 0
+        self._requests = _bucket(limits.requests_per_minute, clock)
+        self._tokens = _bucket(limits.tokens_per_minute, clock)
+
+    def enter(self, ask: Ask) -> None:
+        """Count a request, or refuse it."""
+        limits = self.limits
+        if limits.max_priority is not None and ask.priority > limits.max_priority:
+            message = f"This API key may use priorities up to {limits.max_priority}."
+            raise ApiError(message, param="priority", code="priority_not_allowed")
+        if limits.max_running is not None and self._num_running >= limits.max_running:
+            raise _refusal(f"This API key may have {limits.max_running} requests at once.", 1.0)
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None and (seconds := bucket.seconds_until(1)):
+                raise _refusal(f"This API key has used up its {what} per minute.", seconds)
+        if self._requests is not None:
+            self._requests.spend(1)
+        self._num_running += 1
+
+    def leave(self, num_tokens: int) -> None:
+        """A request has ended; it took so many tokens, prompts included."""
+        self._num_running -= 1
+        if self._tokens is not None:
+            self._tokens.spend(num_tokens)
+
+
+def _bucket(per_minute: int | None, clock: Callable[[], float]) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, clock)
+
+
+def _refusal(message: str, retry_after: float) -> ApiError:
+    return ApiError(
+        message,
+        status=429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=retry_after,
+    )

@@ -1,0 +1,35 @@
+"""OpenAI's routes.  Those that generate text are `Route`s, the others answer a `Query` at once."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from forerun.serve.ask import Route
+from forerun.serve.offer import Offer
+from forerun.serve.openapi import Described, Document
+from forerun.serve.query import Query
+from forerun.serve.routes.chat import Chat
+from forerun.serve.routes.completions import Completions
+from forerun.serve.routes.models import Models, OneModel
+from forerun.serve.routes.responses import Responses
+from forerun.serve.routes.tokens import Detokenize, Tokenize
+
+
+class TextRoute(Route, Described, Protocol):
+    """A route that generates text."""
+
+
+def text_routes(offer: Offer) -> list[TextRoute]:
+    """The routes that generate text."""
+    return [Completions(offer), Chat(offer), Responses(offer)]
+
+
+def queries(offer: Offer, created: int, *, has_keys: bool = False) -> list[Query]:
+    """The routes that answer at once.
+
+    created: when the server started, in seconds since 1970.  has_keys: whether clients need one.
+    """
+    tokenize, detokenize = Tokenize(offer), Detokenize(offer)
+    described: list[Described] = [*text_routes(offer), tokenize, detokenize]
+    document = Document(described, has_keys=has_keys)
+    return [Models(offer, created), OneModel(offer, created), tokenize, detokenize, document]

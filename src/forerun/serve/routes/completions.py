@@ -1,0 +1,196 @@
+"""`POST /v1/completions`: a text, or several, and how they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.engine.results import Generation, Piece
+from forerun.serve.ask import Ask
+from forerun.serve.errors import ApiError
+from forerun.serve.fields import Choice, Either, Flag, ListOf, Text, Whole
+from forerun.serve.formats import chat_format, grammar_of
+from forerun.serve.objects import Field, Object
+from forerun.serve.offer import Offer
+from forerun.serve.options import (
+    REFUSED,
+    check_choices,
+    check_model,
+    common_fields,
+    room_for,
+    sampling_of,
+    speculation_of,
+    stops_of,
+    tokens_of,
+)
+from forerun.serve.replies import Track, finish_of, told_fates, usage
+from forerun.serve.words import Words
+
+USUAL_TOKENS = 16  # OpenAI's default
+
+
+def stream_options() -> Field:
+    table = {
+        "include_usage": Field(Flag(), "A last chunk with the counts.", False),
+        "include_obfuscation": Field(Choice((False,)), "Chunks are not padded.", False),
+    }
+    return Field(Object(table), "Only with stream.")
+
+
+def includes_usage(fields: Mapping[str, Any]) -> bool:
+    """Whether the counts are asked for; options of a stream without one are refused."""
+    options = fields["stream_options"]
+    if options is not None and not fields["stream"]:
+        message = "'stream_options' has a meaning only where 'stream' is true."
+        raise ApiError(message, param="stream_options", code="invalid_value")
+    return options is not None and bool(options["include_usage"])
+
+
+class Completions:
+    """Reads and words completions."""
+
+    path = "/v1/completions"
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        limits = offer.limits
+        ids = ListOf(Whole(0, offer.target.vocab_size - 1), least=1)
+        most = limits.max_prompts
+        prompt = Either(
+            (Text(least=1), ids, ListOf(Text(least=1), most, 1), ListOf(ids, most, 1)),
+            "a text, a list of texts, a list of token ids or a list of such lists",
+        )
+        self.body = Object(
+            {
+                "prompt": Field(prompt, "Texts or token ids.", required=True),
+                **common_fields(offer),
+                "max_tokens": Field(Whole(1, limits.max_tokens), "New tokens.", USUAL_TOKENS),
+                "n": Field(Whole(1, limits.max_choices), "Answers to each prompt.", 1),
+                "best_of": Field(Choice((1,)), "Answers are not ranked."),
+                "logprobs": Field(
+                    Whole(0, limits.max_logprobs), "So many likeliest tokens beside each."
+                ),
+                "echo": Field(Flag(), "Put the prompt before the answer.", False),
+                "stream_options": stream_options(),
+                "response_format": Field(chat_format(offer), "What the answer must look like."),
+            },
+            {**REFUSED, "suffix": "the model does not fill in between texts."},
+        )
+        self.words = Words(offer.tokenizer)
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.body.check(body)
+        check_model(self.offer, fields["model"])
+        prompts = _list_of(fields["prompt"])
+        n = fields["n"]
+        check_choices(self.offer, len(prompts), n)
+        if fields["best_of"] is not None and n > 1:
+            message = f"'best_of' must be at least 'n'. Received 1 and {n}; leave it out."
+            raise ApiError(message, param="best_of", code="invalid_value")
+        if fields["echo"] and fields["logprobs"] is not None:
+            message = (
+                "'echo' cannot be honoured together with 'logprobs': those of the prompt are not "
+                "computed. Leave out one of the two."
+            )
+            raise ApiError(message, param="echo", code="unsupported_parameter")
+        tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
+        for prompt in tokens:
+            room_for(self.offer, prompt, "prompt")
+        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
+        return Ask(
+            prompts=tokens,
+            sampling=sampling_of(self.offer, fields, grammar),
+            max_new_tokens=fields["max_tokens"],
+            n=n,
+            stop=stops_of(fields["stop"]),
+            ignore_eos=fields["ignore_eos"],
+            logprobs=fields["logprobs"],
+            speculation=speculation_of(fields["speculation"]),
+            priority=fields["priority"],
+            timeout=fields["timeout"],
+            is_streamed=fields["stream"],
+            includes_usage=includes_usage(fields),
+            includes_fates=fields["fates"],
+            detail={"echo": [self._text(prompt) for prompt in prompts] if fields["echo"] else None},
+        )
+
+    def _text(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return str(self.offer.tokenizer.decode(prompt, skip_special_tokens=True))
+
+    def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> CompletionReply:
+        return CompletionReply(self, ask, request_id, created, fingerprint)
+
+
+class CompletionReply:
+    """One answer, whole or in chunks."""
+
+    def __init__(
+        self, route: Completions, ask: Ask, request_id: str, created: int, fingerprint: str
+    ) -> None:
+        self._offer, self._words, self._ask = route.offer, route.words, ask
+        self._head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": created,
+            "model": route.offer.name,
+            "system_fingerprint": fingerprint,
+        }
+        self._tracks = [Track(route.offer, ask) for _ in range(ask.num_choices)]
+        self._echoed = [False] * ask.num_choices
+
+    def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        choices = []
+        for index, answer in enumerate(answers):
+            offsets, parts = self._tracks[index].take_whole(answer)
+            choice = self._choice(index, answer.text or "", answer.finish_reason)
+            choice["logprobs"] = self._logprobs(answer.logprobs, offsets)
+            if self._ask.includes_fates:
+                choice |= told_fates(answer.tokens, answer.fates, parts)
+            choices.append(choice)
+        return {**self._head, "choices": choices, "usage": usage(self._offer, self._ask, answers)}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
+        ask = self._ask
+        offsets, parts = self._tracks[choice].take_piece(piece)
+        has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
+        if not piece.text and piece.finish_reason is None and not has_tokens:
+            return []
+        told = self._choice(choice, piece.text, piece.finish_reason)
+        told["logprobs"] = self._logprobs(piece.logprobs, offsets)
+        if ask.includes_fates:
+            told |= told_fates(piece.tokens, piece.fates, parts)
+        return [self._chunk([told])]
+
+    def closing(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
+        if not self._ask.includes_usage:
+            return []
+        return [{**self._head, "choices": [], "usage": usage(self._offer, self._ask, answers)}]
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        extra = {"usage": None} if self._ask.includes_usage else {}
+        return {**self._head, "choices": choices, **extra}
+
+    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        """A choice; the prompt comes before the first text of one that echoes."""
+        echo = self._ask.detail["echo"]
+        if echo is not None and not self._echoed[index]:
+            self._echoed[index] = True
+            text = echo[index // self._ask.n] + text
+        finish = None if reason is None else finish_of(reason)
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+    def _logprobs(self, logprobs: Any, offsets: list[int]) -> dict[str, Any] | None:
+        if self._ask.logprobs is None:
+            return None
+        return self._words.completion_logprobs(logprobs or (), offsets, self._ask.logprobs)
+
+
+def _list_of(prompt: Any) -> list[Any]:
+    """One prompt or several as a list of prompts."""
+    is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return [prompt] if is_one else prompt

@@ -1,0 +1,263 @@
+"""One request on its way through the desk: its choices, their pieces, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from forerun.clock import now
+from forerun.engine.answer import Answer
+from forerun.engine.async_engine import AsyncEngine
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.errors import LOG, EngineFullError, ForerunError, GenerationError
+from forerun.noise import fold
+from forerun.serve.ask import Ask
+from forerun.serve.engines import Engines, Pair
+from forerun.serve.errors import ApiError
+from forerun.serve.progress import Progress
+from forerun.serve.trial import Trial
+from forerun.serve.watcher import Watcher
+
+MOST_DEATHS = 3
+"""Engines that may die while they answer a choice, before that is held against it."""
+
+
+class Ticket(AsyncIterator[tuple[int, Piece]]):
+    """Iterate over (choice, piece), await `results`, or `abort`.
+
+    on_choice_end: called whenever a choice has ended.  on_end: called when all have.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        owner: str,
+        request_id: str,
+        *,
+        pair: Pair,
+        engines: Engines,
+        trial: Trial,
+        watcher: Watcher,
+        on_choice_end: Callable[[], None],
+        on_end: Callable[[Ticket], None],
+    ) -> None:
+        self.ask = ask
+        self.owner = owner
+        self.request_id = request_id
+        self._pair = pair
+        self._engines = engines
+        self._trial = trial
+        self._watcher = watcher
+        self._on_choice_end = on_choice_end
+        self._on_end = on_end
+        self._deadline = None if ask.timeout is None else now() + ask.timeout
+        self._pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+        self._answers: dict[int, Answer] = {}  # by choice, in the present engine
+        self._num_submitted = 0
+        self._submitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_aborted = False
+        self._has_started = False
+        self._error: ApiError | None = None
+        self._listeners: list[Callable[[Sequence[Generation]], None]] = []
+        self._choices: list[asyncio.Task[Generation]] = []
+        self._end = asyncio.create_task(self._run())
+
+    async def submitted(self) -> None:
+        """Wait until an engine has taken every choice; raises if the request was refused."""
+        await asyncio.shield(self._submitted)
+
+    async def __anext__(self) -> tuple[int, Piece]:
+        pair = await self._pieces.get()
+        if pair is None:
+            self._pieces.put_nowait(None)
+            if self._error is not None:
+                raise self._error
+            raise StopAsyncIteration
+        return pair
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """The same pieces, as many together as are there: a reader who lags catches up."""
+        async for first in self:
+            batch = [first]
+            while not self._pieces.empty():
+                pair = self._pieces.get_nowait()
+                if pair is None:
+                    self._pieces.put_nowait(None)
+                    break
+                batch.append(pair)
+            yield batch
+
+    async def results(self) -> list[Generation]:
+        """The answers by choice, when all have ended; raises the `ApiError` of a failed request."""
+        answers = await asyncio.shield(self._end)
+        if self._error is not None:
+            raise self._error
+        return answers
+
+    def abort(self, error: ApiError | None = None) -> None:
+        """End the request; with an error, that is what its reader gets."""
+        self._is_aborted = True
+        self._error = self._error or error
+        for choice, task in enumerate(self._choices):
+            if choice in self._answers:
+                self._answers[choice].abort()
+            else:
+                task.cancel()
+
+    def when_ended(self, listener: Callable[[Sequence[Generation]], None]) -> None:
+        """Have a function called with the answers, however the request ends."""
+        self._listeners.append(listener)
+
+    async def _run(self) -> list[Generation]:
+        """Answer all choices; one that fails ends the others."""
+        count = self.ask.num_choices
+        answers: list[Generation] = []
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                self._choices = [group.create_task(self._choice(i)) for i in range(count)]
+                for task in self._choices:  # one that is cancelled may never have begun
+                    task.add_done_callback(lambda _: self._on_choice_end())
+                if self._is_aborted:
+                    self.abort()
+        for choice, task in enumerate(self._choices):
+            failure = None if task.cancelled() else task.exception()
+            if failure is not None:
+                self._error = self._error or self._told(failure)
+            lost = task.cancelled() or failure is not None
+            answers.append(self._unfinished(choice, "aborted") if lost else task.result())
+        self._finish(answers)
+        return answers
+
+    def _finish(self, answers: list[Generation]) -> None:
+        if self._error is None:
+            self._watcher.ended(self.request_id, answers)
+        else:
+            self._watcher.failed(self.request_id, self._error.code or str(self._error.status))
+        if not self._submitted.done():
+            if self._error is None:
+                self._submitted.set_result(None)
+            else:
+                self._submitted.set_exception(self._error)
+                self._submitted.exception()  # whoever reads on is told again
+        self._pieces.put_nowait(None)
+        self._on_end(self)
+        for listener in self._listeners:
+            listener(answers)
+
+    def _told(self, failure: BaseException) -> ApiError:
+        """What the client is told; what happened is for the log."""
+        if isinstance(failure, ApiError):
+            return failure
+        LOG.error("Request %s failed.", self.request_id, exc_info=failure)
+        message = "The request failed while it was being answered."
+        error = ApiError(message, status=500, kind="server_error", code="generation_failed")
+        error.__cause__ = failure
+        return error
+
+    async def _choice(self, choice: int) -> Generation:
+        """One choice, over as many engines as it takes."""
+        progress = Progress()
+        while True:
+            answer = await self._attempt(choice, progress)
+            if answer is not None:
+                return answer
+
+    async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
+        """The answer of the present engine; None if that died and another one may go on."""
+        engine, is_guilty = None, False
+        if progress.is_suspect:
+            await self._trial.begin()
+            progress.is_on_trial = True
+        try:
+            engine = await self._engines.get(self._pair)
+            if progress.is_on_trial:
+                self._trial.enter(engine)
+            return await self._answered(engine, choice, progress)
+        except GenerationError as error:
+            if engine is None or engine.failure is None:
+                raise
+            is_guilty = progress.is_on_trial
+            if is_guilty or progress.num_deaths == MOST_DEATHS:
+                raise
+            if self._is_aborted:  # the engine did not live to hear of it
+                return self._unfinished(choice, "aborted", progress)
+            progress.leave_dead(error.results)
+            progress.is_suspect = not self._trial.explains(engine)
+            return None
+        finally:
+            self._answers.pop(choice, None)
+            if progress.is_on_trial:
+                self._trial.end(is_guilty=is_guilty)
+
+    async def _answered(self, engine: AsyncEngine, choice: int, progress: Progress) -> Generation:
+        """The answer of one engine; a `GenerationError` if that died."""
+        if self._deadline is not None and self._deadline <= now():
+            return self._unfinished(choice, "deadline", progress)
+        answer = self._answers[choice] = self._submit(engine, choice, progress)
+        try:
+            async for piece in answer:
+                if piece.finish_reason == "error":  # its text may still go on in another engine
+                    continue
+                progress.add(piece)
+                if progress.is_on_trial and progress.has_gained:
+                    progress.is_on_trial = progress.is_suspect = False
+                    self._trial.end(is_guilty=False)
+                self._tell(choice, piece, answer.request.stats)
+            return progress.complete(await answer)
+        except asyncio.CancelledError:
+            answer.abort()
+            raise
+
+    def _submit(self, engine: AsyncEngine, choice: int, progress: Progress) -> Answer:
+        ask, speculation = self.ask, self.ask.speculation
+        prompt, sample = divmod(choice, ask.n)
+        seed = ask.sampling.seed
+        try:
+            answer = engine.submit(
+                list(ask.prompts[prompt]),
+                sampling=replace(ask.sampling, seed=None if seed is None else fold(seed, sample)),
+                max_new_tokens=ask.max_new_tokens,
+                stop=ask.stop,
+                ignore_eos=ask.ignore_eos,
+                logprobs=ask.logprobs,
+                resume=progress.tokens,
+                priority=ask.priority,
+                timeout=None if self._deadline is None else self._deadline - now(),
+                owner=self.owner,
+                draft_length=speculation.draft_length,
+            )
+        except EngineFullError as error:
+            message = "Too many requests are waiting; try again soon."
+            raise ApiError(message, status=429, kind="rate_limit_error", retry_after=1) from error
+        except GenerationError:
+            raise
+        except ForerunError as error:
+            raise ApiError(str(error)) from error
+        self._num_submitted += 1
+        if self._num_submitted == ask.num_choices and not self._submitted.done():
+            self._submitted.set_result(None)
+        return answer
+
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._watcher.started(self.request_id)
+        self._watcher.piece(self.request_id, choice, piece, stats)
+        self._pieces.put_nowait((choice, piece))
+
+    def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
+        """An answer that no engine ended."""
+        progress = progress or Progress()
+        seed = self.ask.sampling.seed or 0
+        return Generation(
+            prompt_tokens=list(self.ask.prompts[choice // self.ask.n]),
+            tokens=progress.tokens,
+            text=None,
+            finish_reason=reason,
+            seed=fold(seed, choice % self.ask.n),
+            stats=progress.stats or Stats(),
+            fates=progress.fates,
+            logprobs=None if self.ask.logprobs is None else progress.logprobs,
+        )

@@ -1,0 +1,234 @@
+"""Tool calls in the text of a model: how they are written, forced and read back.
+
+Two ways of writing cover the usual families.  Hermes and Qwen write
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` between other text; Llama 3 answers with
+nothing but `{"name": ..., "parameters": {...}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forerun.grammars import Grammar, lark
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as a client gets it: the arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+Told = str | Call
+"""A step of an answer: text, or a call."""
+
+
+class Reader(Protocol):
+    """Finds the calls in a text that comes in pieces; the pieces do not matter."""
+
+    def push(self, text: str) -> list[Told]: ...
+
+    def end(self) -> list[Told]: ...
+
+
+class Writing(Protocol):
+    """How a family of models writes calls."""
+
+    def reader(self, names: Iterable[str]) -> Reader: ...
+
+    def grammar(
+        self, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
+    ) -> Grammar:
+        """Answers whose calls are as the functions describe them.
+
+        is_forced: there is a call and nothing else.  is_one: there is at most one.
+        """
+        ...
+
+
+def writing_of(template: str) -> Writing | None:
+    """How calls are written by a model with this chat template; None if that is not known."""
+    if OPEN in template:
+        return Hermes()
+    is_llama = "<|python_tag|>" in template or "<|start_header_id|>" in template
+    return Llama() if is_llama and '"parameters"' in template else None
+
+
+class Hermes:
+    """Calls between tags, as Hermes and Qwen models write them."""
+
+    def reader(self, names: Iterable[str]) -> HermesReader:
+        return HermesReader(frozenset(names))
+
+    def grammar(
+        self, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
+    ) -> Grammar:
+        rest = f'body: "\\n" json "\\n{CLOSE}"\njson: %json {_calls(functions, "arguments")}\n'
+        if is_forced:
+            calls = "call" if is_one else 'call ("\\n" call)*'
+            return lark(f'start: {calls}\ncall: "{OPEN}" body\n{rest}')
+        calls = "head body" if is_one else "(head body)+ TEXT?"
+        return lark(
+            f"start: TEXT? | {calls}\n"
+            f"head[lazy]: /(.|\\n)*{OPEN}/\n"
+            f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{OPEN}(.|\\n)*/\n{rest}"
+        )
+
+
+class HermesReader:
+    """Text outside the tags is passed on; white space next to a call is not."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._held = ""  # text that may belong to a tag, and white space that may precede one
+        self._inside: str | None = None  # the text of a call so far
+        self._after_call = False
+
+    def push(self, text: str) -> list[Told]:
+        told: list[Told] = []
+        self._held += text
+        while True:
+            if self._inside is None:
+                before, tag, after = self._held.partition(OPEN)
+                if not tag:
+                    told += self._pass_on(final=False)
+                    return told
+                self._held = before.rstrip()
+                told += self._pass_on(final=True)
+                self._inside, self._held = "", after
+            else:
+                call, tag, after = (self._inside + self._held).partition(CLOSE)
+                if not tag:
+                    self._inside, self._held = call, ""
+                    return told
+                told += self._close(call, CLOSE)
+                self._held = after
+
+    def end(self) -> list[Told]:
+        if self._inside is not None:
+            return self._close(self._inside, "")
+        return self._pass_on(final=True)
+
+    def _close(self, text: str, tag: str) -> list[Told]:
+        """A call, or the text as it was if it is none."""
+        self._inside = None
+        call = call_of(_read(text), "arguments", self._names)
+        self._after_call = call is not None
+        return [OPEN + text + tag] if call is None else [call]
+
+    def _pass_on(self, *, final: bool) -> list[Told]:
+        """What is certainly text."""
+        if self._after_call:
+            self._held = self._held.lstrip()
+        kept = 0 if final else _num_kept(self._held)
+        shown = self._held[: len(self._held) - kept]
+        self._held = self._held[len(shown) :]
+        if shown:
+            self._after_call = False
+        return [shown] if shown else []
+
+
+def _num_kept(text: str) -> int:
+    """How many characters at the end may begin a tag, white space before it included."""
+    for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
+        if OPEN.startswith(text[-size:]):
+            return len(text) - len(text[:-size].rstrip())
+    return len(text) - len(text.rstrip())
+
+
+class Llama:
+    """An answer that is nothing but calls, as Llama 3 models write them."""
+
+    def reader(self, names: Iterable[str]) -> LlamaReader:
+        return LlamaReader(frozenset(names))
+
+    def grammar(
+        self, functions: Sequence[Mapping[str, Any]], *, is_forced: bool, is_one: bool
+    ) -> Grammar:
+        calls = "call" if is_one else 'call ("; " call)*'
+        start = calls if is_forced else f"TEXT? | {calls}"
+        text = "" if is_forced else "TEXT: /\\s*[^{\\s](.|\\n)*/\n"
+        return lark(f"start: {start}\n{text}call: %json {_calls(functions, 'parameters')}\n")
+
+
+class LlamaReader:
+    """Keeps an answer that begins like a call until it is complete."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._is_text = False
+
+    def push(self, text: str) -> list[Told]:
+        self._held += text
+        if not self._is_text:
+            begin = self._held.lstrip()
+            self._is_text = bool(begin) and not begin.startswith("{")
+        if not self._is_text:
+            return []
+        shown, self._held = self._held, ""
+        return [shown] if shown else []
+
+    def end(self) -> list[Told]:
+        calls = None if self._is_text else self._calls(self._held)
+        if calls is None:
+            return [self._held] if self._held else []
+        return list(calls)
+
+    def _calls(self, text: str) -> list[Call] | None:
+        """The calls, if the text is nothing but calls."""
+        decoder, calls, rest = json.JSONDecoder(), [], text.strip()
+        while rest:
+            try:
+                value, end = decoder.raw_decode(rest)
+            except ValueError:
+                return None
+            call = call_of(value, "parameters", self._names)
+            if call is None:
+                return None
+            calls.append(call)
+            rest = rest[end:].lstrip("; \n\t")
+        return calls or None
+
+
+def _calls(functions: Sequence[Mapping[str, Any]], arguments: str) -> str:
+    """The schema of a call of one of the functions, as JSON text."""
+    options = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                arguments: function["parameters"] or NO_PARAMETERS,
+            },
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    schema = options[0] if len(options) == 1 else {"anyOf": options}
+    return json.dumps({"x-guidance": COMPACT, **schema})
+
+
+def call_of(value: Any, arguments: str, names: frozenset[str]) -> Call | None:
+    """A call of one of the named functions, if the JSON value is one."""
+    if not isinstance(value, Mapping):
+        return None
+    name, given = value.get("name"), value.get(arguments, {})
+    if not isinstance(name, str) or name not in names or not isinstance(given, Mapping):
+        return None
+    return Call(name, json.dumps(given, ensure_ascii=False))
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

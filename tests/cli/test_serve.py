@@ -1,0 +1,111 @@
+"""`forerun serve`: what it says before and instead of serving."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.cli.serve import address_of, check_rules, is_loopback, warnings_for, welcome
+from forerun.errors import InputError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.cli.serve.load_target", None)
+    monkeypatch.setattr("forerun.serve.logs.set_up", lambda **_: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rule", "typical"], "The rule is lossy, so texts would change. Received typical."),
+        (["--rule", "mach"], "no rule of that name"),
+        (["--rules", "match,mach"], "no rule of that name"),
+        (["--port", "70000"], "no such port"),
+        (["--max-batch", "0"], "--max-batch is too small"),
+        (["--draft-length", "-1"], "--draft-length is too small"),
+        (["--api-key-file", "/nowhere/keys"], "file of API keys cannot be read"),
+        (["--host", "no.such.host.invalid"], "no such address"),
+        (["--host", "192.0.2.1"], "The address cannot be taken"),
+        (["--port", "0", "--drafter", ""], "No drafter is named"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    words: list[str], message: str, capsys: Capture
+) -> None:
+    assert main(["serve", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use(capsys: Capture) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    told = capsys.readouterr().err
+    assert f"The port is in use. Received 127.0.0.1, port {port}" in told
+    assert "--port" in told
+
+
+def test_a_missing_extra_names_its_install_command(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name)
+    )
+    assert main(["serve"]) == 2
+    assert 'no uvicorn. Install it with: pip install "forerun[serve]"' in capsys.readouterr().err
+
+
+def test_lossy_rules_have_to_be_named() -> None:
+    assert check_rules("match", None)[0] == "match"
+    assert "typical" not in check_rules("match", None)
+    assert check_rules("match", "typical, ratio") == ["match", "typical", "ratio"]
+    assert check_rules("typical", "typical") == ["typical"]
+    with pytest.raises(InputError, match="lossy"):
+        check_rules("typical", "ratio")
+
+
+def test_warnings() -> None:
+    assert warnings_for("127.0.0.1", ["match"], has_keys=False) == []
+    assert warnings_for("0.0.0.0", ["match"], has_keys=True) == []
+    (note,) = warnings_for("0.0.0.0", ["match"], has_keys=False)
+    assert "everybody who can reach 0.0.0.0" in note
+    (note,) = warnings_for("localhost", ["match", "typical"], has_keys=False)
+    assert "lossy" in note
+    assert [is_loopback(host) for host in ("::1", "localhost", "::", "10.0.0.1", "a.example")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_the_welcome_says_where_and_how() -> None:
+    with socket.socket() as bound:
+        bound.bind(("0.0.0.0", 0))
+        address = address_of(bound)
+        assert address == f"http://127.0.0.1:{bound.getsockname()[1]}"
+    text = welcome("some/model", ["ngram", "none"], "match", address, has_keys=False)
+    assert f"page  {address}/" in text
+    assert f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'" in text
+    assert "Bearer" not in text
+    assert "Bearer $KEY" in welcome("m", ["none"], "match", address, has_keys=True)
+
+
+def test_a_key_file_is_read(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:tiny\n")
+    assert main(["serve", "--api-key-file", str(file)]) == 2
+    told = capsys.readouterr().err
+    assert "An API key is too short. Received line 1." in told
+    assert "tiny" not in told

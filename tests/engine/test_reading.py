@@ -1,0 +1,120 @@
+"""Several prompts at once: rounds stay as short as with one, and no prompt waits for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import Architecture
+
+import forerun as fr
+from clocks import StillClock
+from forerun import rules
+from forerun.engine import schedule
+from forerun.engine.engine import Engine
+from forerun.engine.intake import make_request
+from forerun.engine.pacing import SLOWER
+from forerun.engine.request import Request
+
+MODEL = Architecture("llama", "crop", {"max_position_embeddings": 1024}).build()
+PROMPTS = np.random.default_rng(0).integers(60, size=(8, 400)).tolist()
+
+
+class Slow:
+    """An engine whose target takes 1 ms a round and 0.1 ms a token by the clock of the test."""
+
+    def __init__(self, clock: StillClock, num_rows: int) -> None:
+        model: Any = fr.wrap(MODEL)
+        score = model.score
+        self.seconds: list[float] = []  # of each round
+        self.fed: list[dict[int, int]] = []  # tokens by row
+
+        def timed(state: Any, rows: Any, tokens: Any, *more: Any) -> Any:
+            self.seconds.append(1e-3 + 1e-4 * sum(map(len, tokens)))
+            self.fed.append(dict(zip(rows, map(len, tokens), strict=True)))
+            clock.seconds += self.seconds[-1]
+            return score(state, rows, tokens, *more)
+
+        model.score = timed
+        self.target = model
+        self.engine = Engine(
+            model, drafter=None, draft_length=0, rule=rules.get("match"), num_rows=num_rows,
+            is_paced=True,
+        )  # fmt: skip
+
+    def ask(self, prompt: Sequence[int], count: int = 4) -> Request:
+        request = make_request(self.target, list(prompt), fr.Sampling(seed=1), max_new_tokens=count)
+        self.engine.submit(request)
+        return request
+
+    def answering(self, num_rounds: int = 20) -> Request:
+        """A request that is being answered, and whose rounds have been timed."""
+        request = self.ask([1, 2], count=1000)
+        for _ in range(num_rounds):
+            self.engine.step()
+        return request
+
+
+def test_several_long_prompts_make_rounds_no_longer_than_one(still_clock: StillClock) -> None:
+    longest = []
+    for num_long in (1, 3):
+        slow = Slow(still_clock, num_rows=4)
+        slow.answering()
+        usual, before = slow.seconds[-1], len(slow.seconds)
+        requests = [slow.ask(prompt[:60]) for prompt in PROMPTS[:num_long]]
+        while any(request.num_output == 0 for request in requests):
+            slow.engine.step()
+        longest.append(max(slow.seconds[before:]) / usual)
+    # answers that begin in between add a token each to the round
+    assert longest[0] <= 1.05 * SLOWER
+    assert longest[1] <= 1.05 * SLOWER + 2e-4 / usual
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones(still_clock: StillClock) -> None:
+    slow = Slow(still_clock, num_rows=8)
+    slow.answering()
+    long = [slow.ask(prompt) for prompt in PROMPTS[:6]]
+    for _ in range(10):
+        slow.engine.step()
+    before, short = len(slow.seconds), slow.ask(PROMPTS[7][:12])
+    while short.num_output == 0:
+        slow.engine.step()
+    assert len(slow.seconds) - before <= 12
+    assert not any(request.num_output for request in long)
+
+
+def test_long_prompts_are_read_while_short_ones_keep_coming(still_clock: StillClock) -> None:
+    slow = Slow(still_clock, num_rows=4)
+    slow.answering()
+    long = slow.ask(PROMPTS[0][:100])
+    generator, num_short = np.random.default_rng(1), 0
+    while long.num_output == 0:
+        while slow.engine.num_queued + len(slow.engine.running) < 4:
+            slow.ask(generator.integers(60, size=20).tolist(), count=1)
+            num_short += 1
+        slow.engine.step()
+        assert len(slow.seconds) < 400
+    assert num_short > 5
+
+
+def test_a_newcomer_waits_for_a_short_pass_also_where_nobody_is_answered(
+    still_clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "MOST_PACED_TOKENS", 50)
+    slow = Slow(still_clock, num_rows=3)
+    long = [slow.ask(prompt[:300]) for prompt in PROMPTS[:2]]
+    slow.engine.step()
+    short = slow.ask(PROMPTS[2][:20])
+    slow.engine.step()
+    slow.engine.step()
+    assert max(sum(fed.values()) for fed in slow.fed) == 50
+    assert short.num_output == 1
+    while slow.engine.busy:
+        slow.engine.step()
+    plain = [
+        fr.generate(slow.target, one.prompt, sampling=fr.Sampling(seed=1), max_new_tokens=4)
+        for one in long
+    ]
+    assert [one.output for one in long] == [out.tokens for out in plain]

@@ -1,0 +1,80 @@
+"""Who may ask: keys, their limits, and pages of other origins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asking import BODY, KEYS, LONG, ask, bearer, error_of
+from serving import call, run, serving, until
+
+from forerun.serve.ask import Ask
+
+
+def test_every_route_but_the_open_ones_wants_a_key() -> None:
+    async def main() -> None:
+        async with serving(app={"keys": KEYS}) as (app, _):
+            paths = [(route.path, min(route.methods)) for route in app.router.routes]
+            for path, method in [*paths, ("/v1/nothing", "GET"), ("/docs", "GET")]:
+                for headers in ({}, bearer("sk-alice-12"), {"authorization": "Basic sk-alice-123"}):
+                    response = await call(app, path, BODY, method=method, headers=headers)
+                    is_open = path in ("/", "/health", "/ready") or path.startswith("/page/")
+                    assert response.status == (200 if is_open else 401), path
+                    if not is_open:
+                        assert error_of(response)["code"] == "invalid_api_key"
+                        assert response.headers["www-authenticate"] == "Bearer"
+            assert (await call(app, body=BODY, headers=bearer("sk-alice-123"))).status == 200
+
+    run(main())
+
+
+def test_a_keys_limits_are_its_own() -> None:
+    async def main() -> None:
+        async with serving(app={"keys": KEYS}) as (app, desk):
+            alice, bob = bearer("sk-alice-123"), bearer("sk-bob-456789")
+            long = asyncio.create_task(call(app, body=LONG, headers=bob, leave_after=0))
+            await until(lambda: desk.num_open == 1)
+            response = await call(app, body=BODY, headers=bob)
+            assert (response.status, error_of(response)["code"]) == (429, "rate_limit_exceeded")
+            assert (await call(app, body=BODY, headers=alice)).status == 200
+            await long
+            await until(lambda: desk.num_open == 0)
+            assert (await call(app, body=BODY, headers=bob)).status == 200
+
+    run(main())
+
+
+def test_owners_are_digests_and_labels_are_names() -> None:
+    seen: list[Any] = []
+
+    async def main() -> None:
+        async with serving(app={"keys": KEYS}) as (app, desk):
+            enter = desk.enter
+
+            def spy(ask: Ask, owner: str = "", **how: Any) -> Any:
+                seen.append(owner)
+                return enter(ask, owner, **how)
+
+            desk.enter = spy  # type: ignore[method-assign]
+            for key in ("sk-alice-123", "sk-bob-456789", "sk-alice-123"):
+                await call(app, body=BODY, headers=bearer(key))
+
+    run(main())
+    assert seen[0] == seen[2] != seen[1]
+    assert "alice" not in seen[0]
+
+
+def test_other_origins_are_kept_out_unless_named() -> None:
+    headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    preflight = {"method": "OPTIONS", "headers": headers}
+    plain = {"body": BODY, "headers": {"origin": "https://a.example"}}
+    for response in ask(preflight, plain):
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    allowed = {"cors_origins": ["https://a.example"], "keys": KEYS}
+    first, second = ask(preflight, plain, app=allowed)
+    assert first.status == 200
+    assert first.headers["access-control-allow-origin"] == "https://a.example"
+    assert second.status == 401  # readable for the page, because the origin is allowed
+    assert second.headers["access-control-allow-origin"] == "https://a.example"
+    headers["origin"] = "https://b.example"
+    assert ask(preflight, app=allowed).status == 400

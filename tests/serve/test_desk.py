@@ -1,0 +1,170 @@
+"""The desk: who gets in, what comes out, and what outlives an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from desks import DRAFTERS, plain, with_desk
+from serving import Babbler, an_ask, until
+
+from forerun.serve.ask import Speculation
+from forerun.serve.desk import Desk
+from forerun.serve.errors import ApiError
+
+
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_choices_are_the_samples_of_generate(drafter: str) -> None:
+    ask = an_ask(seed=5, n=3, speculation=Speculation(drafter=drafter))
+
+    async def work(desk: Desk) -> Any:
+        ticket = desk.enter(ask, request_id="a")
+        pieces: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        async for choice, piece in ticket:
+            pieces[choice] += piece.tokens
+        answers = await ticket.results()
+        assert [answer.tokens for answer in answers] == list(pieces.values())
+        return list(pieces.values())
+
+    assert with_desk(work) == plain(ask)
+
+
+def test_a_full_queue_says_when_to_try_again() -> None:
+    gate = threading.Event()
+
+    async def work(desk: Desk) -> None:
+        tickets = [desk.enter(an_ask(seed=i), request_id=str(i)) for i in range(3)]
+        with pytest.raises(ApiError) as caught:
+            desk.enter(an_ask(), request_id="late")
+        assert (caught.value.status, caught.value.code) == (429, "queue_full")
+        assert caught.value.retry_after is not None
+        assert caught.value.retry_after >= 1
+        await until(lambda: desk.num_running == 1)
+        assert desk.num_waiting == 2
+        gate.set()
+        await asyncio.gather(*(ticket.results() for ticket in tickets))
+        await desk.enter(an_ask(), request_id="late").results()
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, max_queue=2)
+
+
+def test_more_choices_than_places_are_the_clients_mistake() -> None:
+    async def work(desk: Desk) -> None:
+        with pytest.raises(ApiError, match="4 choices; 3 fit") as caught:
+            desk.enter(an_ask(n=4), request_id="a")
+        assert caught.value.status == 400
+
+    with_desk(work, max_batch=1, max_queue=2)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "code"),
+    [
+        (Speculation(drafter="heads"), "unknown_drafter"),
+        (Speculation(rule="typical"), "unknown_rule"),
+    ],
+)
+def test_what_the_server_was_not_started_with_is_refused(
+    speculation: Speculation, code: str
+) -> None:
+    async def work(desk: Desk) -> None:
+        with pytest.raises(ApiError) as caught:
+            desk.enter(an_ask(speculation=speculation), request_id="a")
+        assert (caught.value.status, caught.value.code) == (400, code)
+
+    with_desk(work)
+
+
+def test_what_an_engine_refuses_is_told_before_anything_is_sent() -> None:
+    async def work(desk: Desk) -> None:
+        ticket = desk.enter(an_ask("the dog " * 400), request_id="a")
+        with pytest.raises(ApiError, match="no room in the context"):
+            await ticket.submitted()
+        with pytest.raises(ApiError, match="no room in the context"):
+            await ticket.results()
+
+    with_desk(work)
+
+
+def test_draining_finishes_what_is_here() -> None:
+    ask = an_ask(max_new_tokens=60)
+
+    async def work(desk: Desk) -> Any:
+        ticket = desk.enter(ask, request_id="a")
+        await anext(ticket)
+        draining = asyncio.create_task(desk.drain(30))
+        await asyncio.sleep(0)
+        assert not desk.is_ready
+        with pytest.raises(ApiError) as caught:
+            desk.enter(ask, request_id="b")
+        assert (caught.value.status, caught.value.code) == (503, "shutting_down")
+        await draining
+        return [answer.tokens for answer in await ticket.results()]
+
+    assert with_desk(work) == plain(ask)
+
+
+def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
+    async def work(desk: Desk) -> None:
+        ticket = desk.enter(an_ask(max_new_tokens=400), request_id="a")
+        await anext(ticket)
+        await desk.drain(0)
+        with pytest.raises(ApiError, match="shutting down"):
+            await ticket.results()
+
+    with_desk(work)
+
+
+def test_aborting_frees_rows_and_places() -> None:
+    async def work(desk: Desk) -> Any:
+        tickets = [desk.enter(an_ask(n=2, max_new_tokens=400), request_id=str(i)) for i in range(4)]
+        await anext(tickets[0])
+        for ticket in tickets:
+            ticket.abort()
+        answers = [await ticket.results() for ticket in tickets]
+        return {answer.finish_reason for group in answers for answer in group}
+
+    assert with_desk(work, max_batch=2) == {"aborted"}
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_aborting_at_any_moment_leaves_nothing_behind(num_steps: int) -> None:
+    """Before the first step of the request's tasks, too."""
+
+    async def work(desk: Desk) -> Any:
+        ticket = desk.enter(an_ask(n=2, max_new_tokens=400), request_id="a")
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        ticket.abort()
+        return {answer.finish_reason for answer in await ticket.results()}
+
+    assert with_desk(work) == {"aborted"}
+
+
+def test_a_deadline_ends_a_request_as_it_is() -> None:
+    async def work(desk: Desk) -> Any:
+        ticket = desk.enter(an_ask(max_new_tokens=400, timeout=0.2), request_id="a")
+        return [answer.finish_reason for answer in await ticket.results()]
+
+    assert with_desk(work) == ["deadline"]
+
+
+def test_each_pair_has_an_engine_and_idle_ones_are_closed() -> None:
+    async def work(desk: Desk) -> Any:
+        seen = []
+        for number, (drafter, rule) in enumerate(
+            (drafter, rule) for drafter in DRAFTERS for rule in ("match", "ratio")
+        ):
+            ask = an_ask(seed=number, speculation=Speculation(drafter=drafter, rule=rule))
+            await desk.enter(ask, request_id=str(number)).results()
+            await until(lambda: desk.num_running == 0)
+            seen.append(desk.num_rows)
+        return seen
+
+    assert with_desk(work, max_batch=2) == [2, 4, 6, 8, 8, 8]
+
+
+def _wait(gate: threading.Event) -> None:
+    gate.wait(30)

@@ -1,0 +1,176 @@
+"""Responses: text in and out, and the events that build an answer up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from talking import MESSAGES, RESPONSES, Sayer, answer_to, generations, offer_of, refusal, talker
+
+import forerun as fr
+from forerun.serve.errors import ApiError
+from forerun.serve.routes.responses import LOGPROBS, Responses
+
+PROMPT = MESSAGES[0]["content"]
+BODY: dict[str, Any] = {"input": PROMPT, "max_output_tokens": 24, "temperature": 0.8, "seed": 7}
+ROUTE = Responses(offer_of())
+SEQUENCE = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+
+
+def text_of(response: dict[str, Any]) -> str:
+    (item,) = response["output"]
+    (part,) = item["content"]
+    return str(part["text"])
+
+
+def test_the_text_is_that_of_generate_whole_or_streamed() -> None:
+    whole, events = answer_to(RESPONSES, BODY, {**BODY, "stream": True})
+    sampling = fr.Sampling(temperature=0.8, seed=7)
+    (expected,) = generations(talker(), MESSAGES, sampling=sampling, max_new_tokens=24)
+    assert text_of(whole) == expected.text
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == expected.text
+    last = events[-1]["response"]
+    assert text_of(last) == expected.text
+    assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == len(expected.tokens)
+    assert whole["usage"]["input_tokens"] == len(expected.prompt_tokens)
+    assert whole["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_events_come_in_openais_order() -> None:
+    body = {"input": "hi", "temperature": 0, "stream": True}
+    events = answer_to(RESPONSES, body, target=Sayer("one two three"))
+    kinds = [event["type"] for event in events]
+    assert list(dict.fromkeys(kinds)) == [*SEQUENCE, "response.completed"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[0]["response"]["output"] == []
+    assert events[-1]["response"]["status"] == "completed"
+    item_ids = {event["item_id"] for event in events if "item_id" in event}
+    assert item_ids == {events[-1]["response"]["output"][0]["id"]}
+    assert events[-4]["text"] == "one two three"
+
+
+def test_an_answer_that_was_cut_is_incomplete() -> None:
+    body = {**BODY, "ignore_eos": True}
+    whole, events = answer_to(RESPONSES, body, {**body, "stream": True})
+    for response in (whole, events[-1]["response"]):
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert events[-1]["type"] == "response.incomplete"
+
+
+def test_a_failure_on_the_way_is_an_event() -> None:
+    reply = ROUTE.reply(ROUTE.read({**BODY, "stream": True}), "r", 0, "fp")
+    reply.opening()
+    (event,) = reply.failure(ApiError("The model failed.", status=500))
+    assert event["type"] == "response.failed"
+    assert event["sequence_number"] == 4
+    assert event["response"]["status"] == "failed"
+    assert event["response"]["error"]["message"] == "The model failed."
+
+
+def test_instructions_and_messages_are_worded_by_the_template() -> None:
+    said = {"type": "output_text", "text": "c", "annotations": [], "logprobs": []}
+    ask = ROUTE.read(
+        {
+            "instructions": "be brief",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "ab"}]},
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "status": "completed",
+                    "role": "assistant",
+                    "content": [said],
+                },
+                {"role": "user", "content": "d"},
+            ],
+        }
+    )
+    text = "<system>be brief\n<user>ab\n<assistant>c\n<user>d\n<assistant>"
+    assert talker().tokenizer.decode(ask.prompts[0]) == text
+    assert ask.max_new_tokens == 512 - len(ask.prompts[0])
+
+
+def test_an_answer_can_be_sent_back_as_input() -> None:
+    first = answer_to(RESPONSES, BODY)
+    conversation = [{"role": "user", "content": PROMPT}, *first["output"], *MESSAGES]
+    ask = ROUTE.read({"input": conversation})
+    assert text_of(first) in talker().tokenizer.decode(ask.prompts[0])
+
+
+def test_json_by_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    chosen = {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}
+    space = str(talker().tokenizer.encode(" ")[0])
+    body = {**BODY, "max_output_tokens": 200, "text": {"format": chosen}}
+    whole = answer_to(RESPONSES, {**body, "logit_bias": {space: -100}})
+    assert json.loads(text_of(whole))["a"] in (1, 2)
+    assert whole["text"]["format"] == chosen
+
+
+def test_logprobs_and_fates_where_asked_for() -> None:
+    body = {**BODY, "include": [LOGPROBS], "top_logprobs": 2, "fates": True}
+    whole, events = answer_to(RESPONSES, body, {**body, "stream": True})
+    (item,) = whole["output"]
+    (part,) = item["content"]
+    assert len(part["logprobs"]) == whole["usage"]["output_tokens"]
+    assert {len(entry["top_logprobs"]) for entry in part["logprobs"]} == {2}
+    assert "".join(token["text"] for token in item["tokens"]) == part["text"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    assert sum(len(event["fates"]) for event in deltas) == len(item["fates"])
+
+
+def test_what_was_asked_is_told_back() -> None:
+    body = {**BODY, "metadata": {"a": "b"}, "user": "u", "instructions": "x", "top_p": 0.5}
+    whole = answer_to(RESPONSES, body)
+    assert whole["metadata"] == {"a": "b"}
+    assert (whole["user"], whole["instructions"], whole["top_p"]) == ("u", "x", 0.5)
+    assert (whole["store"], whole["previous_response_id"], whole["tools"]) == (False, None, [])
+
+
+REFUSED = [
+    ("unsupported_parameter", "previous_response_id", {"previous_response_id": "resp_1"}),
+    ("unsupported_parameter", "conversation", {"conversation": "conv_1"}),
+    ("unsupported_parameter", "reasoning", {"reasoning": {"effort": "low"}}),
+    ("unsupported_value", "store", {"store": True}),
+    ("unsupported_value", "background", {"background": True}),
+    ("unsupported_value", "truncation", {"truncation": "auto"}),
+    ("array_above_max_length", "tools", {"tools": [{"type": "function", "name": "f"}]}),
+    ("unsupported_value", "tool_choice", {"tool_choice": "required"}),
+    ("unknown_parameter", "n", {"n": 2}),
+    ("invalid_value", "top_logprobs", {"top_logprobs": 2}),
+    ("unsupported_value", "include[0]", {"include": ["file_search_call.results"]}),
+    ("missing_required_parameter", "input", {"input": None}),
+    ("string_below_min_length", "input", {"input": ""}),
+    ("invalid_type", "input", {"input": 3}),
+    ("unsupported_value", "input[0].type", {"input": [{"type": "reasoning"}]}),
+    (
+        "unsupported_value",
+        "input[0].content[0].type",
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+    ),
+    ("unsupported_value", "text.format.type", {"text": {"format": {"type": "xml"}}}),
+    ("context_length_exceeded", "input", {"input": "z" * 600}),
+]
+
+
+@pytest.mark.parametrize(("code", "param", "fields"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_cannot_be_honoured_is_refused_by_name(
+    code: str, param: str, fields: dict[str, Any]
+) -> None:
+    error = refusal(ROUTE, **{**BODY, **fields})
+    assert (error.status, error.code, error.param) == (400, code, param)
