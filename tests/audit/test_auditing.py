@@ -14,12 +14,14 @@ import forerun as fr
 from forerun.audit.auditing import LEVEL, Settings
 from forerun.audit.budget import Budget
 from forerun.audit.check_law import LawCheck
+from forerun.audit.check_stops import stops_in
 from forerun.audit.dialects import Dialect
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Report, Status
 from forerun.audit.journal import Journal
 from forerun.audit.page import page
 from forerun.audit.prompts import prompts
+from forerun.audit.questions import Answer, Choice
 from forerun.audit.rehearsal import planned, rehearse
 from forerun.audit.speculating import counters, judge, told
 from forerun.audit.standins.gallery import BAD, HONEST, exhibit
@@ -95,6 +97,13 @@ def test_gross_biases_are_found_at_the_default_budget(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["coins by position, model", "our coins by position"])
+def test_coins_by_position_are_found_with_a_larger_budget(name: str) -> None:
+    """vLLM's first mechanism; both took 2,800 to 8,400 tokens in benchmarks/audit.py."""
+    assert law_of(name, 16_000, seed=0).status is Status.FAILED
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("good", HONEST, ids=lambda one: one.name)
 def test_honest_servers_pass_at_ten_times_the_budget(good: Any) -> None:
     """The law's level is 0.6%, so all four pass with a chance of 97.6%; seeds are fixed."""
@@ -167,6 +176,16 @@ def test_pairs_find_a_server_that_keeps_copying() -> None:
     server.has_logprobs = False
     report = audited(server, budget=4000)
     assert finding(report, "law").status is Status.FAILED
+
+
+def test_a_stop_string_that_is_no_text_is_not_asked_for() -> None:
+    """Half a character cannot be sent, so a server that goes on past it is not at fault."""
+    choice = Choice("ab\ufffd\ufffd\ufffdcd", None, "length")
+    whole = Answer((choice,), None, None, None, None, (), 0.0, {})
+    assert not list(stops_in(whole))
+    assert list(stops_in(replace(whole, choices=(replace(choice, text="abcdef"),)))) == [
+        ("in the text", "def")
+    ]
 
 
 def test_seeds_that_are_refused_are_no_fault() -> None:

@@ -17,13 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import forerun as fr
-from forerun import verification
-from forerun.addresses import Purpose
 from forerun.audit.findings import Finding, Report, Status
 from forerun.audit.standins.language import LETTERS, Language
-from forerun.certification.broken_addresses import coins_by_position
 from forerun.models.function import FunctionModel
-from forerun.noise import coin
 
 pytestmark = pytest.mark.serve
 
@@ -67,17 +63,6 @@ def test_our_lossless_rules_pass(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["lenient", "typical"])
 def test_our_lossy_rules_are_found(rule: str) -> None:
     assert law(audited(Language(seed=3), rule, 1500)).status is Status.FAILED
-
-
-def test_coins_by_position_are_found_on_our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our `block` with vLLM's first mechanism: a failed coin is met again in the next round."""
-
-    def misplaced(xp: Any, key: Any, positions: Any, slots: Any, purpose: Purpose, _: Any) -> Any:
-        return coin(xp, key, positions, slots, purpose, coins_by_position)
-
-    monkeypatch.setattr(verification, "coin", misplaced)
-    report = audited(Language(constant=(0.5, 0.3, 0.2)), "block", 12_000)
-    assert law(report).status is Status.FAILED, str(report)
 
 
 LLAMA = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from forerun.audit.bins import UNREADABLE
 from forerun.audit.budget import SpentError
 from forerun.audit.check_repeats import greedily
 from forerun.audit.endpoint import Endpoint
@@ -32,7 +33,7 @@ class StopCheck:
             self._counts("whole", whole, LENGTH)
             for limit in LIMITS:
                 self._limit(whole, limit)
-            for number, (kind, stop) in enumerate(_stops(whole)):
+            for number, (kind, stop) in enumerate(stops_in(whole)):
                 self._stop(whole, kind, stop, f"stop/{number}", is_streamed=False)
                 if number == 0:
                     self._stop(whole, kind, stop, "stop/streamed", is_streamed=True)
@@ -114,13 +115,14 @@ class StopCheck:
         )
 
 
-def _stops(whole: Answer) -> Iterator[tuple[str, str]]:
+def stops_in(whole: Answer) -> Iterator[tuple[str, str]]:
     """Stop strings that occur in a text: inside a token, across two, and of whole tokens."""
     tokens = whole.choices[0].tokens
-    if not tokens or len(tokens) < 6:
+    if not tokens or len(tokens) < 6 or UNREADABLE in whole.text:
         middle = len(whole.text) // 2
-        if whole.text[middle : middle + 3]:
-            yield "in the text", whole.text[middle : middle + 3]
+        stop = whole.text[middle : middle + 3]
+        if stop and UNREADABLE not in stop:
+            yield "in the text", stop
         return
     at = next((i for i in range(3, len(tokens) - 2) if _is_new(tokens, i)), 3)
     yield "inside a token", tokens[at].text[-2:]

@@ -66,7 +66,9 @@ def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding
         "more copying in text of several tokens",
         float(mean[0]),
         (2 * low, 2 * high),
-        f"a change of about {2 * (high - low):.2f} in the share of copied words; no smaller one",
+        f"a change of about {2 * (high - low):.2f} in the share of copied words; no smaller one"
+        if high - low < 0.5
+        else "nothing: raise --budget",
         {"log_e_value": logarithm, "pairs": len(differences), "differences": mean.tolist()},
     )
 
