@@ -1,12 +1,16 @@
 """Rounds on a GPU: the pass, whole rounds, and text through `fr.generate`, beside transformers.
 
-    python benchmarks/gpu.py [--output FILE] [--parts pass text ...] [--size 8b]
+    python benchmarks/gpu.py [--output FILE] [--parts pass text forward peers] [--size 8b]
+        [--agreements 0.8 0.3] [--batches 1 8 32] [--lengths 0 3 auto] [--rules ratio]
+        [--prompts 64 4000] [--repeats 5] [--cell-seconds 20] [--seconds 280]
 
 A target of 8 billion parameters in bfloat16 with random weights, and a draft of its first two
 layers, whose agreement is set.  Every figure stands beside its limit: the time to read all weights
-(and keys) once at the bandwidth that a copy reaches in the same run.  Prompts are random tokens of
-64 unless said otherwise, 256 tokens are generated at temperature 1, and rates are medians over
-prompts with the lowest and the highest.
+(and keys) once at the bandwidth that a copy reaches in the same run.  Prompts are random tokens,
+256 tokens are generated at temperature 1, and rates are medians over calls with the lowest and the
+highest; all draft lengths have the same prompts and seeds.  A cell begins with a call that
+captures, "auto" with one more that learns; both are reported and not part of the rates.  The table
+is saved after every cell.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +34,34 @@ from forerun.models.huggingface import HuggingFaceModel
 from llama_pair import Pair
 
 NEW, PROMPT = 256, 64
-LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, "auto")
+AUTO = "auto"
 
 
 class Bench:
     """A pair, and what was measured on it."""
 
-    def __init__(self, size: str) -> None:
-        self.pair = Pair(size)
-        self.agreement = self.pair.agree(0.8)
-        self.target, self.draft = GpuModel(self.pair.target), GpuModel(self.pair.draft)
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self._begin = args, time.perf_counter()
+        self.pair = Pair(args.size)
+        self.target = GpuModel(self.pair.target)
         self.results: dict[str, Any] = {}
         self.bandwidth = bandwidth()
+        self.agree(args.agreements[0])
         self.weights = self.target._weights
         weights = self.weights, self.draft._weights
         self.bytes = [one.num_bytes for one in weights]
         print(f"{self.target}, {self.bandwidth / 1e12:.2f} TB/s", flush=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no cell may begin any more."""
+        return time.perf_counter() - self._begin > self.args.seconds
+
+    def agree(self, wanted: float) -> None:
+        """Set how much the two agree; to the draft policy it is another draft."""
+        self.agreement = self.pair.agree(wanted)
+        self.draft = GpuModel(self.pair.draft)
+        self.drafter = fr.drafters.Model(self.draft)
 
     def limit(self, length: int = 0, context: int = 0, batch: int = 1) -> float:
         """Milliseconds to read what a round reads at least."""
@@ -53,12 +71,22 @@ class Bench:
         return 1e3 * total / self.bandwidth
 
     def note(self, name: str, **figures: Any) -> None:
+        """Print a cell, and save all of them."""
         self.results[name] = figures
         shown = "  ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in figures.items()
         )
-        print(f"{name:44}{shown}", flush=True)
+        print(f"{name:60}{shown}", flush=True)
+        if self.args.output is not None:
+            made = {
+                "command": "python benchmarks/gpu.py",
+                "device": torch.cuda.get_device_name(),
+                "versions": {"torch": torch.__version__, "forerun": fr.__version__},
+                "bytes_per_second": self.bandwidth,
+                "results": self.results,
+            }
+            self.args.output.write_text(json.dumps(made, indent=1) + "\n")
 
     def passes(self) -> None:
         """Captured passes of one row, at several sizes and contexts."""
@@ -77,78 +105,89 @@ class Bench:
                 self.note(f"pass of {count} at {context}", ms=taken, limit=limit,
                           reached=limit / taken)  # fmt: skip
 
-    def text(self, agreements: tuple[float, ...] = (0.8, 0.6, 0.9)) -> None:
-        """Batch 1: plain, and every draft length under `ratio`; other rules at the best ones."""
-        for wanted in agreements:
-            self.agreement = self.pair.agree(wanted)
-            lengths = LENGTHS if wanted == agreements[0] else (0, 3, 5, 8, "auto")
-            for length in lengths:
-                self.generate(length, "ratio")
-            for rule in ("match", "block"):
-                for length in (5, "auto"):
-                    self.generate(length, rule)
+    def text(self) -> None:
+        """Every draft length, by agreement, prompt, batch and rule."""
+        args = self.args
+        for wanted in args.agreements:
+            self.agree(wanted)
+            for prompt, batch, rule in product(args.prompts, args.batches, args.rules):
+                names = {
+                    length: self.generate(length, rule, batch=batch, prompt=prompt)
+                    for length in args.lengths
+                    if not self.is_over
+                }
+                self.compare(names)
 
-    def batches(self) -> None:
-        for wanted, sizes in ((0.8, (8, 32, 64)), (0.3, (8, 32))):
-            self.agreement = self.pair.agree(wanted)
-            for batch in sizes:
-                for length in (0, 2, 3, "auto") if wanted == 0.8 else (0, "auto"):
-                    self.generate(length, "ratio", batch=batch, repeats=3)
-
-    def contexts(self) -> None:
-        self.agreement = self.pair.agree(0.8)
-        for length in (0, 5, "auto"):
-            self.generate(length, "ratio", prompt=4000, repeats=3)
+    def compare(self, names: dict[Any, str]) -> None:
+        """ "auto" beside the best given length, and beside plain decoding at its fastest."""
+        if not {AUTO, 0} <= set(names):
+            return
+        cells = {length: self.results[name] for length, name in names.items()}
+        auto = cells.pop(AUTO)
+        best = max(cells, key=lambda length: cells[length]["tokens_per_second"])
+        self.note(
+            names[AUTO] + ", compared",
+            best_length=best,
+            to_best=auto["tokens_per_second"] / cells[best]["tokens_per_second"],
+            to_plain=auto["tokens_per_second"] / cells[0]["tokens_per_second"],
+            worst_to_plain=auto["lowest"] / cells[0]["highest"],
+        )
 
     def forward(self) -> None:
         """The same target run by transformers in captured passes, for models of other shapes."""
         lean, self.target = self.target, HuggingFaceModel(self.pair.target)
-        self.generate(0, "match", repeats=3)
-        self.results["transformers' forward, captured"] = self.results.popitem()[1]
+        self.generate(0, "match", name="transformers' forward, captured")
         self.target = lean
 
     def generate(
-        self,
-        length: Any,
-        rule: str,
-        *,
-        batch: int = 1,
-        prompt: int = PROMPT,
-        repeats: int = 5,
-    ) -> None:
-        """Rates of `fr.generate` after one call that captures; reading the prompt is included."""
+        self, length: Any, rule: str, *, batch: int = 1, prompt: int = PROMPT, name: str = ""
+    ) -> str:
+        """Rates of `fr.generate`, reading the prompt included; gives the name of the cell."""
         how: dict[str, Any] = {}
         if length != 0:
-            how = {"drafter": fr.drafters.Model(self.draft), "draft_length": length}
-        rates, per_round = [], []
-        for repeat in range(-2 if length == "auto" else -1, repeats):
-            prompts = [self.prompt(prompt, 100 * repeat + index) for index in range(batch)]
-            seeds = [
-                fr.Sampling(temperature=1.0, seed=1000 + 100 * repeat + i) for i in range(batch)
-            ]
-            begin = time.perf_counter()
+            how = {"drafter": self.drafter, "draft_length": length}
+        rates: list[float] = []
+        unmeasured: list[float] = []
+        rounds: list[float] = []
+        begin = time.perf_counter()
+        for repeat in range(-2 if length == AUTO else -1, self.args.repeats):
+            if len(rates) > 1 and time.perf_counter() - begin > self.args.cell_seconds:
+                break
+            numbers = [1000 * (repeat + 2) + index for index in range(batch)]
+            prompts = [self.prompt(prompt, number) for number in numbers]
+            seeds = [fr.Sampling(temperature=1.0, seed=prompt << 20 | one) for one in numbers]
+            start = time.perf_counter()
             outs = fr.generate(
                 self.target, prompts, sampling=seeds, max_new_tokens=NEW, rule=rule,
                 batch_size=batch, **how,
             )  # fmt: skip
-            taken = time.perf_counter() - begin
-            if repeat >= 0:
-                rates.append(batch * NEW / taken)
-                per_round.append(NEW / statistics.mean(out.stats.rounds for out in outs))
-        rate, tokens = statistics.median(rates), statistics.mean(per_round)
-        name = f"{rule}, K {length}, agreement {self.agreement:.2f}, batch {batch}"
-        name += f", prompt {prompt}" if prompt != PROMPT else ""
+            taken = time.perf_counter() - start
+            if repeat < 0:
+                unmeasured.append(taken)
+                continue
+            rates.append(batch * NEW / taken)
+            rounds += [out.stats.rounds for out in outs]
+        rate, tokens = statistics.median(rates), NEW / statistics.mean(rounds)
         figures = {
             "tokens_per_second": rate,
             "lowest": min(rates),
             "highest": max(rates),
+            "calls": len(rates),
             "tokens_per_round": tokens,
             "ms_per_round": 1e3 * batch * tokens / rate,
+            "seconds_before": [round(taken, 2) for taken in unmeasured],
         }
-        if length != "auto":
+        if length == AUTO:
+            drafted = [count for out in outs for count in out.stats.drafted_by_round]
+            figures["lengths"] = dict(sorted(Counter(drafted).items()))
+        else:
             limit = self.limit(length, prompt + NEW // 2, batch)
             figures["limit"], figures["reached"] = limit, limit / figures["ms_per_round"]
+        name = name or (
+            f"{rule}, K {length}, agreement {self.agreement:.2f}, batch {batch}, prompt {prompt}"
+        )
         self.note(name, **figures)
+        return name
 
     def prompt(self, count: int, seed: int) -> list[int]:
         generator = torch.Generator().manual_seed(seed + 10_000)
@@ -157,7 +196,6 @@ class Bench:
 
     def peers(self) -> None:
         """transformers on the same models: plain, assisted, and compiled over a static cache."""
-        self.agreement = self.pair.agree(0.8)
         model, draft = self.pair.target, self.pair.draft
         common = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": True, "top_k": 0,
                   "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}  # fmt: skip
@@ -173,6 +211,8 @@ class Bench:
 
     def _peer(self, name: str, model: Any, repeats: int, **how: Any) -> None:
         rates = []
+        if self.is_over:
+            return
         for repeat in range(-1, repeats):
             ids = torch.tensor([self.prompt(PROMPT, repeat)], device=model.device)
             torch.manual_seed(repeat + 1)
@@ -212,24 +252,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to save the table, as JSON")
     parser.add_argument("--size", default="8b")
-    parts = ("pass", "text", "batches", "contexts", "forward", "peers")
+    parts = ("pass", "text", "forward", "peers")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
+    parser.add_argument("--agreements", nargs="+", type=float, default=[0.8, 0.6, 0.9, 0.3])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
+    parser.add_argument("--lengths", nargs="+", type=draft_length, default=[0, 1, 2, 3, 5, 8, AUTO])
+    parser.add_argument("--rules", nargs="+", default=["ratio"])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[PROMPT])
+    parser.add_argument("--repeats", type=int, default=5, help="measured calls in a cell")
+    parser.add_argument(
+        "--cell-seconds", type=float, default=20, help="after which a cell has no third call"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="after which no cell begins any more"
+    )
     args = parser.parse_args()
-    bench = Bench(args.size)
+    bench = Bench(args)
     bench.note("memory, GiB", weights=bench.bytes[0] / 2**30,
                allocated=torch.cuda.memory_allocated() / 2**30)  # fmt: skip
     for part in args.parts:
         measure = bench.passes if part == "pass" else getattr(bench, part)
         measure()
-        if args.output is not None:
-            made = {
-                "command": "python benchmarks/gpu.py",
-                "device": torch.cuda.get_device_name(),
-                "versions": {"torch": torch.__version__, "forerun": fr.__version__},
-                "bytes_per_second": bench.bandwidth,
-                "results": bench.results,
-            }
-            args.output.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def draft_length(text: str) -> int | str:
+    return text if text == AUTO else int(text)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
 K = 5, V = 128256.  Every decision of a graph has inputs of its own, together larger than the
 second-level cache, so rows come from memory.  `limit` is the time to read every row once (for
 `match` every target row) at the bandwidth measured by a copy in the same run.  --sweep times other
-tiles and numbers of warps: no outcome of `match` depends on them, and of the others only warps
-change the order of sums.  Its kernels are compiled beforehand, in one process per setting.
+pieces, on which no outcome depends.  Its kernels are compiled beforehand, by several processes.
 """
 
 from __future__ import annotations
@@ -24,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from forerun.addresses import Purpose
 from forerun.gpu import ARITHMETIC, decide
 from forerun.gpu.decide import Round
+from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece
 from forerun.gpu.scratch import Outcome, Scratch
 
 VOCAB_SIZE, LENGTH = 128256, 5
@@ -40,10 +42,21 @@ RULES = {
     "block": decide.decide_block,
 }
 SAMPLES = {"sample target": Purpose.TARGET, "sample draft": Purpose.DRAFT}
-TILES = ((16, 4), (16, 8), (32, 4), (32, 8), (32, 16), (64, 8), (64, 16), (128, 8), (128, 16))
-"""Segments of a tile, and warps: 8 to 64 tokens of a row for each thread."""
-SETTINGS = [(*tile, registers) for tile in TILES for registers in (255, 64)]
-"""With the most registers of a thread, which only `match` minds."""
+RACE_PIECES: dict[int, list[Any]] = {
+    1: [RacePiece(8, 4, 128), RacePiece(4, 2, 64), RacePiece(16, 8, 256), SiftPiece(8, 1, 1, 4, 8)],
+    8: [SiftPiece(32, 1, 1, 8, 8), SiftPiece(16, 4, 3, 8, 8), RacePiece(16, 4, 128)],
+    64: [SiftPiece(32, 1, 1, 8, 4), SiftPiece(16, 4, 3, 8, 4), SiftPiece(16, 1, 1, 4, 4)],
+    256: [SiftPiece(16, 8, 3, 8, 4), SiftPiece(8, 8, 3, 4, 4), SiftPiece(16, 16, 3, 8, 4)],
+}
+"""By batch, as the device is filled by different ones."""
+LAW_PIECES: dict[int, list[LawPiece]] = {
+    1: [LawPiece(4), LawPiece(8)],
+    8: [LawPiece(4), LawPiece(8), LawPiece(16), LawPiece(4, 4, 3)],
+    64: [LawPiece(4), LawPiece(8), LawPiece(16), LawPiece(8, 2), LawPiece(4, 4, 3)],
+    256: [LawPiece(8), LawPiece(16), LawPiece(8, 2), LawPiece(4, 4, 3), LawPiece(4, 8, 3)],
+}
+WORKERS = 14
+"""Processes that compile for a sweep."""
 
 
 def num_sets(batch: int, dtype: torch.dtype) -> int:
@@ -184,50 +197,70 @@ class Bench:
         }
 
 
-def choose(tile: int, warps: int, registers: int) -> None:
-    """Take this setting from now on."""
-    race_tile = decide.RaceTile(tile, warps, registers)
-    decide.race_tile = lambda num_rows, vocab_size: race_tile  # type: ignore[misc]
-    decide.law_tile = lambda num_rows, vocab_size: tile  # type: ignore[misc]
-    decide.LAW_WARPS = warps
+def settings(name: str, batch: int) -> list[Any]:
+    pieces = RACE_PIECES if name in ("match", "sample target") else LAW_PIECES
+    return pieces[batch]
 
 
-def is_new(name: str, registers: int) -> bool:
-    """Whether the setting differs for this kernel from the one with all registers."""
-    return registers == 255 or name in ("match", "sample target")
+def choose(name: str, piece: Any) -> None:
+    """Take this piece from now on."""
+    if name in ("match", "sample target"):
+        decide.race_piece = lambda *_: piece
+    else:
+        decide.law_piece = lambda *_: piece
 
 
-def compile_all(setting: tuple[int, int, int], dtype: torch.dtype, names: list[str]) -> None:
-    """Launch every kernel of a setting, as small and as large batches do; Triton caches them."""
-    choose(*setting)
-    for decide.AT_ONCE in (0, 10**9):
-        bench = Bench(1, dtype, 1)
-        for name in names:
-            if is_new(name, setting[2]):
+def compile_some(start: int, dtype: torch.dtype, names: list[str]) -> None:
+    """Launch kernels of some pieces, as small and as large batches do; Triton caches them."""
+    bench = Bench(1, dtype, 1)
+    every = [
+        (batch, name, piece)
+        for name in names
+        for batch in RACE_PIECES
+        for piece in settings(name, batch)
+    ]
+    for batch, name, piece in every[start::WORKERS]:
+        choose(name, piece)
+        for decide.AT_ONCE in (0, 10**9):
+            if decide.AT_ONCE == 0 or batch <= 8:
                 bench.launch(name, bench.rounds[0])
     torch.cuda.synchronize()
 
 
 def compile_settings(dtype: str, names: list[str]) -> None:
-    """All settings at once, one process each."""
+    """All settings, several processes at once."""
     options = ["--dtype", dtype, "--rules", *names]
     workers = [
-        subprocess.Popen([sys.executable, __file__, "--compile", *map(str, setting), *options])
-        for setting in SETTINGS
+        subprocess.Popen([sys.executable, __file__, "--compile", str(start), *options])
+        for start in range(WORKERS)
     ]
     for worker in workers:
         assert worker.wait() == 0
 
 
 def sweep(bench: Bench, speed: float, names: list[str]) -> list[dict[str, Any]]:
-    """Other tiles and warps, the fastest first."""
+    """Every piece, the fastest first.  Outcomes must be those of the first."""
     results = []
-    for setting in SETTINGS:
-        choose(*setting)
-        labels = dict(zip(("tile", "warps", "registers"), setting, strict=True))
-        chosen = [name for name in names if is_new(name, setting[2])]
-        results += [bench.time(name, speed) | labels for name in chosen]
+    for name in names:
+        expected = None
+        for piece in settings(name, bench.batch):
+            choose(name, piece)
+            result = bench.time(name, speed) | {"setting": str(piece)}
+            outcome = bench.out.accepted.tolist(), bench.out.extra.tolist()
+            expected = expected or outcome
+            results.append(result | {"same": outcome == expected})
     return sorted(results, key=lambda result: (result["what"], result["batch"], result["ms"]))
+
+
+@triton.jit
+def nothing_kernel(where):
+    tl.store(where + tl.program_id(0), 0)
+
+
+def launch_floor() -> float:
+    """Milliseconds of a kernel that does nothing, in a graph of many."""
+    where = torch.zeros(512, dtype=torch.int32, device="cuda")
+    return milliseconds(lambda _: nothing_kernel[(378,)](where), [None] * 100)  # type: ignore[list-item]
 
 
 def main() -> None:
@@ -237,15 +270,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--rules", nargs="+", choices=[*RULES, *SAMPLES], default=None)
-    parser.add_argument("--compile", type=int, nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_kernels: no CUDA device, nothing measured")
         return
     dtype = getattr(torch, asked.dtype)
-    names = asked.rules or [*RULES, *SAMPLES]
-    if asked.compile:
-        compile_all(tuple(asked.compile), dtype, names)
+    names = asked.rules or ([*RULES] if asked.sweep else [*RULES, *SAMPLES])
+    if asked.compile is not None:
+        compile_some(asked.compile, dtype, names)
         return
     speed = bandwidth()
     if asked.sweep:
@@ -264,12 +297,13 @@ def main() -> None:
         "torch": torch.__version__,
         "arithmetic": ARITHMETIC,
         "bytes_a_second": speed,
+        "empty_launch_ms": round(launch_floor(), 5),
     }
     print(header)
     for result in results:
         setting = ""
         if asked.sweep:
-            setting = " tile {tile:>3} warps {warps:>2} registers {registers:>3}".format(**result)
+            setting = f" {result['setting']}" + ("" if result["same"] else " DIFFERS")
         print(
             f"{result['what']:>14} batch {result['batch']:>3}{setting}: {result['ms']:.4f} ms"
             f" (limit {result['limit_ms']:.4f}), {result['accepted']} kept"

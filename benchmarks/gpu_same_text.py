@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of cases")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.8])
     args = parser.parse_args()
     target = default_model("cuda")
     print(target, flush=True)
@@ -40,7 +42,7 @@ def main() -> None:
         "heads": fr.drafters.Heads(),
     }
     rows: list[dict[str, Any]] = []
-    for temperature in (0.0, 0.8):
+    for temperature in args.temperatures:
         how = {
             "sampling": fr.Sampling(temperature=temperature, seed=7),
             "max_new_tokens": args.max_new_tokens,
@@ -59,6 +61,8 @@ def main() -> None:
                 ]
                 cases.append((f"{name}, tree of 16", {"drafter": drafter, "tree": 16}))
             for name, case in cases:
+                if not any(part in name for part in args.only):
+                    continue
                 begin = time.perf_counter()
                 outs = [
                     out

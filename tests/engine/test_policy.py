@@ -45,9 +45,9 @@ def trimmed(choice: Choice, drafts: Sequence[Proposal]) -> Drafted:
     """What an executor makes of the guesses that a choice led to."""
     height = max(draft.height for draft in drafts)
     if choice.tariff is None:
-        return Drafted(drafts, height)
+        return Drafted(drafts, height, choice.is_trial)
     kept, is_trial = choice.tariff.trim(drafts)
-    return Drafted(kept, height, is_trial)
+    return Drafted(kept, height, is_trial or choice.is_trial)
 
 
 def step(

@@ -17,11 +17,12 @@ from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
-from forerun.drafters import Forced, Model, NGram  # noqa: E402
+from forerun.drafters import Forced, Model, NGram, Suffix  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
+from forerun.gpu.host_drafts import HostDrafts  # noqa: E402
 from forerun.gpu.lanes import Lane, Lanes  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rows import GpuRows  # noqa: E402
@@ -151,7 +152,9 @@ def test_which_rounds_are_captured() -> None:
     assert kind() is kind(Model(DRAFT)) is kind(Model(DRAFT, temperature=0.5)) is Captured
     assert kind(Model(DRAFT), "ratio") is kind(Model(DRAFT), "block") is Captured
     assert kind(Forced(Model(DRAFT))) is Captured  # as `AsyncEngine` has it
-    assert kind(NGram()) is kind(Model(DRAFT), tree=4) is kind(Model(MODEL)) is SampledSteps
+    assert kind(NGram()) is kind(Suffix(), "ratio") is kind(Forced()) is HostDrafts
+    assert kind(NGram(), tree=4) is kind(Model(DRAFT), tree=4) is SampledSteps
+    assert kind(Model(MODEL)) is SampledSteps
     assert kind(Model(DRAFT, temperature=0.5), "ratio") is SampledSteps
     assert kind(rule="typical", drafter=Model(DRAFT)) is SampledSteps
     assert kind(num_rows=128) is Captured
@@ -181,7 +184,7 @@ def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
 
 def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
     """Both as alone: what a request's neighbours need does not change its text."""
-    options = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, repetition_penalty=1.4)]
+    options = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, grammar=lambda _: range(20))]
 
     def answered(some: slice, **how: Any) -> list[list[int]]:
         made: list[fr.Generation] = fr.generate(
@@ -352,7 +355,7 @@ def test_a_round_is_made_anew_when_storage_has_grown(whose: str) -> None:
     engine.step()
     executor: Any = engine._executor
     old = executor._flight.round
-    rows = executor._state if whose == "target" else executor._draft_rows()
+    rows = executor._state if whose == "target" else executor._drafter.rows
     rows.storage.grow(rows.storage.num_rows, rows.storage.capacity + 1)
     engine.step()
     assert executor._flight.round is not old

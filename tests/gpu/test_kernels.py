@@ -15,13 +15,16 @@ pytest.importorskip("triton")
 import array_api_compat as compat  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from rounds import decided, example, launch, rounded  # noqa: E402
+from rounds import decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
 
 from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
-from forerun.gpu import decide  # noqa: E402
+from forerun.gpu import decide, scratch  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
+from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece  # noqa: E402
 from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
+from forerun.gpu.siblings import most_refusals  # noqa: E402
+from forerun.rules import siblings  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
 pytestmark = [
@@ -30,16 +33,16 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
 ]
+RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1, 1)
 XP = compat.array_namespace(np.empty(0))
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four segments a tile, so that short rows are shared by several programs too."""
-    monkeypatch.setattr(decide, "law_tile", lambda num_rows, vocab_size: 4)
+    """Pieces so small that short rows are shared by several programs too."""
+    monkeypatch.setattr(decide, "law_piece", lambda *_: LawPiece(1, 2))
     monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
-    monkeypatch.setattr(decide, "race_tile", lambda num_rows, vocab_size: decide.RaceTile(4, 4))
-    monkeypatch.setattr(decide, "GANG", 2)
+    monkeypatch.setattr(decide, "race_piece", lambda *_: SIFT)
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block"])
@@ -49,6 +52,18 @@ def test_chains_end_as_the_rule_says(rule: str) -> None:
     out = launch(rule, made.round(torch.float32, "cpu", law=rule != "match"))
     assert decided(out) == made.reference(rule)
     assert out.reached.tolist() == out.accepted.tolist()
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_few_rows_race_as_many_do(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch; and in two where the lists have room for too few quads, so all are timed."""
+    made = example(1, 2, 1, 300, temperatures=(0.7, 0.0), ragged=False)
+    if few:
+        monkeypatch.setattr(decide, "race_piece", lambda *_: RACE)
+    else:
+        monkeypatch.setattr(scratch, "FEW_ROWS", 0)
+        monkeypatch.setattr(scratch, "ENOUGH_LISTED", 1)
+    assert decided(launch("match", made.round(torch.float32, "cpu"))) == made.reference("match")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -79,17 +94,7 @@ def test_block_keeps_part_of_a_draft_by_its_second_coins() -> None:
     some = [row for row in range(100) if accepted[row] == 2]
     some = sorted(some, key=lambda row: extra[row] == unscaled[row])[:2]
     assert extra[some[0]] != unscaled[some[0]]
-    chosen = replace(
-        made,
-        target=made.target[some],
-        draft=made.draft[some],
-        tokens=made.tokens[some],
-        lengths=[3] * 2,
-        temperatures=[1.0] * 2,
-        seeds=[made.seeds[row] for row in some],
-        positions=[made.positions[row] for row in some],
-    )
-    out = launch("block", chosen.round(torch.float32, "cpu", law=True))
+    out = launch("block", rows_of(made, some).round(torch.float32, "cpu", law=True))
     assert decided(out) == ([2] * 2, [extra[row] for row in some])
 
 
@@ -105,6 +110,29 @@ def test_match_on_trees() -> None:
     out = launch("match", made.round(torch.float32, "cpu"))
     assert decided(out) == made.reference("match")
     assert out.reached.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("point", [False, True])
+def test_siblings_on_trees(point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three children, of which the second has two.  Rows that end at each depth, a greedy one, and
+    one that would keep less if what a refusal leaves were not a law."""
+    made = sampled_tree(31, 60, 20, Tree((-1, -1, -1, 1, 1)))
+    accepted, _ = made.reference("siblings", point=point)
+    with monkeypatch.context() as patched:
+        patched.setattr(siblings, "residual", lambda xp, law, drawn: np.maximum(law - drawn, 0.0))
+        fewer, _ = made.reference("siblings", point=point)
+    pairs = list(zip(accepted, fewer, strict=True))
+    more = next(row for row, (count, other) in enumerate(pairs) if count > other)
+    some = [more, *(accepted.index(count) for count in (0, 1, 2)), 59]
+    out = launch("siblings", rows_of(made, some).round(torch.float32, "cpu", point=point, law=True))
+    assert decided(out) == rows_of(made, some).reference("siblings", point=point)
+
+
+def test_most_refusals() -> None:
+    assert most_refusals(Tree(())) == 0
+    assert most_refusals(Tree.chain(4)) == 1
+    assert most_refusals(Tree((-1, -1, -1, 1, 1))) == 3
+    assert most_refusals(Tree((-1, -1, 1, 1, 1, 2, 3, 3))) == 4
 
 
 def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
@@ -125,22 +153,28 @@ def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
         assert decided(launch("match", alone.round(torch.float32, "cpu"))) == ([0], [token])
 
 
-@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+@pytest.mark.parametrize("rule", ["match", "ratio", "block", "siblings"])
 def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     """Counters are left as they were found.  The vocabulary does not fill a segment."""
-    made = example(7, 1, 1, 7, temperatures=(1.3,))
-    scratch = Scratch.allocate(1, 2, 7, "cpu")
+    tree = Tree.chain(1) if rule == "siblings" else None
+    made = example(7, 1, 1, 7, temperatures=(1.3,), tree=tree)
+    memory = Scratch.allocate(1, 2, 7, "cpu")
     on_device = made.round(torch.float32, "cpu", law=rule != "match")
-    first, second = (decided(launch(rule, on_device, scratch)) for _ in range(2))
+    first, second = (decided(launch(rule, on_device, memory)) for _ in range(2))
     assert first == second == made.reference(rule)
-    assert not scratch.counts.any()
-    assert not scratch.finished.any()
-    assert (scratch.keys == LOWEST_KEY).all()
+    assert not memory.counts.any()
+    assert not memory.list_counts.any()
+    assert not memory.finished.any()
+    assert (memory.keys == LOWEST_KEY).all()
 
 
-def test_a_segment_whose_bound_is_tight_is_opened() -> None:
-    """Races, out of 1,000, in which the fastest tokens of the blocks, timed without opening a
-    segment, nearly exclude the winner's: its bound is earlier by a factor of less than 3."""
+@pytest.mark.parametrize("piece", [RACE, SIFT])
+def test_a_quad_whose_bound_is_tight_is_timed(
+    piece: RacePiece | SiftPiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Races, out of 1,000, in which the fastest tokens of the blocks, which are timed first, nearly
+    exclude the winner: the bound of its block is earlier by a factor of less than 3."""
+    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
     count, size = 1_000, 512
     weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
     key = noise.seed_key(XP, [1], None)
@@ -151,10 +185,10 @@ def test_a_segment_whose_bound_is_tight_is_opened() -> None:
     times /= weights
     winner, rows = times.argmin(axis=1), np.arange(count)
     minimum, lane = noise.block_minima(XP, np.repeat(key, count, axis=2), positions, size)
-    bounds = np.repeat(minimum, 2, axis=1) / weights.reshape(4, -1).max(axis=1)
+    bounds = np.repeat(minimum, 256, axis=1) / weights
     known = np.min([times[rows, lane[:, block] + 256 * block] for block in (0, 1)], axis=0)
     is_hidden = known > times[rows, winner]
-    margin = np.where(is_hidden, bounds[rows, winner // 128] / known, 0.0)
+    margin = np.where(is_hidden, bounds[rows, winner] / known, 0.0)
     tightest = np.argsort(-margin)[:2]
     assert (margin[tightest] > 0.35).all()
     made = example(9, 2, 0, size, temperatures=(1.0,))
@@ -198,7 +232,7 @@ def test_samples_are_those_of_the_host(purpose: Purpose) -> None:
     """Races as plain sampling does, draws as `forerun.drafters.model` does, at the same address."""
     made = example(8, 2, 0, 600, temperatures=(1.0, 0.6))
     on_device = made.round(torch.float32, "cpu")
-    scratch, out = Scratch.allocate(2, 1, 600, "cpu"), Outcome.allocate(2, "cpu")
+    memory, out = Scratch.allocate(2, 1, 600, "cpu"), Outcome.allocate(2, "cpu")
     slot = 6
     decide.sample(
         on_device.logits[:, 0],
@@ -207,7 +241,7 @@ def test_samples_are_those_of_the_host(purpose: Purpose) -> None:
         on_device.positions,
         purpose,
         slot,
-        scratch,
+        memory,
         out,
     )
     heat = np.array(made.temperatures)[:, None]

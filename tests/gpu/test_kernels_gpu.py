@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rounds import Example, decided, example, launch, rounded  # noqa: E402
+from rounds import Example, decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.gpu import choice  # noqa: E402
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 VOCAB_SIZE, BATCH, LENGTH = 128256, 64, 5
 RULES = ("match", "ratio", "block")
+TREE = Tree.of_branching((3, 2))
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,7 @@ def test_rounds_end_as_the_rule_says(made: Example, rule: str, dtype: torch.dtyp
 
 
 def test_trees_end_as_the_rule_says() -> None:
-    tree = Tree.of_branching((3, 2))
-    made = example(22, 8, len(tree), VOCAB_SIZE, ragged=False, near=0.2, tree=tree)
+    made = example(22, 8, len(TREE), VOCAB_SIZE, ragged=False, near=0.2, tree=TREE)
     first = made.reference("match")[1]
     tokens = made.tokens.clone()
     tokens[:, 2] = torch.tensor(first)
@@ -62,17 +62,17 @@ def test_trees_end_as_the_rule_says() -> None:
     assert differing(decided(out), made.reference("match")) <= 1
 
 
-def rows_of(made: Example, some: slice) -> Example:
-    return replace(
-        made,
-        target=made.target[some],
-        draft=made.draft[some],
-        tokens=made.tokens[some],
-        lengths=made.lengths[some],
-        temperatures=made.temperatures[some],
-        seeds=made.seeds[some],
-        positions=made.positions[some],
-    )
+@pytest.mark.parametrize("point", [False, True])
+def test_siblings_end_as_the_rule_says(point: bool) -> None:
+    """Children from laws near their parents'; one of 16 may differ (see above)."""
+    made = sampled_tree(23, 16, VOCAB_SIZE, TREE)
+    on_device = made.round(torch.float32, "cuda", point=point, law=True)
+    together = decided(launch("siblings", on_device))
+    assert differing(together, made.reference("siblings", point=point)) <= 1
+    assert decided(launch("siblings", on_device)) == together
+    for row in (0, 5, 15):
+        one = rows_of(made, [row]).round(torch.float32, "cuda", point=point, law=True)
+        assert decided(launch("siblings", one)) == ([together[0][row]], [together[1][row]])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -83,7 +83,7 @@ def test_a_sequence_alone_ends_as_in_a_batch(made: Example, rule: str) -> None:
     for _ in range(9):
         assert decided(launch(rule, on_device)) == together
     for row in range(0, BATCH, 3):
-        one = rows_of(made, slice(row, row + 1)).round(torch.float32, "cuda", law=rule != "match")
+        one = rows_of(made, range(row, row + 1)).round(torch.float32, "cuda", law=rule != "match")
         expected = [together[0][row]], [together[1][row]]
         assert decided(launch(rule, one)) == expected
 
@@ -94,7 +94,7 @@ def test_a_captured_graph_decides_the_same(made: Example, rule: str) -> None:
     law = rule != "match"
     first, second = (
         rows_of(made, some).round(torch.float32, "cuda", law=law)
-        for some in (slice(0, 8), slice(8, 16))
+        for some in (range(8), range(8, 16))
     )
     expected = decided(launch(rule, second))
     scratch = Scratch.allocate(8, LENGTH + 1, VOCAB_SIZE, "cuda")

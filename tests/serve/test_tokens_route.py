@@ -72,7 +72,6 @@ def test_messages_are_worded_as_in_a_chat() -> None:
         (DETOKENIZE, {"tokens": [-1]}, "tokens[0]"),
         (DETOKENIZE, {"tokens": ["a"]}, "tokens[0]"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
     route: Any, body: dict[str, Any], param: str

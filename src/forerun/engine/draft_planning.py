@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.engine.drafting import Drafting
+from forerun.engine.ladder_policy import Ladder, LadderPolicy
 from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
 from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy, policy_key
 from forerun.engine.proposal import Drafted, cut
@@ -50,8 +51,11 @@ class DraftPlanner:
         self._policy: DraftPolicy | None = None
         self._policy_key: Any = None
 
-    def start(self, num_rows: int) -> None:
-        """Take over what an earlier engine has learned."""
+    def start(self, num_rows: int, ladder: Ladder | None = None) -> None:
+        """Take over what an earlier engine has learned.
+
+        ladder: the lengths that rounds come in; None: any.
+        """
         if self._drafting.drafter is None or not self._is_steered:
             return
         # Costs of a batch say little about a single request's, nor does what one rule keeps
@@ -59,9 +63,16 @@ class DraftPlanner:
         is_tree, has_coins = self._tree is not None, self._rule.needs_draft_probs
         rule = self._rule.name if has_coins else None
         self._policy_key = policy_key(self._drafting.drafter, num_rows, is_tree, rule)
-        self._policy = POLICIES.take(self._target, self._policy_key) or PayingPolicy(
-            has_coins=has_coins, is_tree=is_tree
-        )
+        if ladder is None:
+            self._policy = POLICIES.take(self._target, self._policy_key) or PayingPolicy(
+                has_coins=has_coins, is_tree=is_tree
+            )
+            return
+        self._policy_key = self._policy_key, "ladder"
+        policy = POLICIES.take(self._target, self._policy_key)
+        policy = policy if isinstance(policy, LadderPolicy) else LadderPolicy(has_coins=has_coins)
+        policy.ladder = ladder
+        self._policy = policy
 
     def enter(self, row: int, request: Request) -> None:
         """A request enters a row; its notes say why it is drafted for differently, if it is."""
@@ -95,16 +106,18 @@ class DraftPlanner:
         tariff = choice.tariff
         if tariff is not None and len(asked) < len(spans):
             tariff = tariff.among(asked)
-        return replace(plan, drafts=DraftPlan(by_span, choice.worth, choice.prices, tariff))
+        drafts = DraftPlan(by_span, choice.worth, choice.prices, tariff, choice.is_trial)
+        return replace(plan, drafts=drafts)
 
     def learn(
         self,
         plan: RoundPlan,
         drafted: Drafted,
         paths: Sequence[Sequence[int]],
-        spent: Sequence[float],
+        spent: Sequence[float] | None,
     ) -> None:
-        """A round is over: what was accepted of each draft, and the seconds by stage."""
+        """A round is over: what was accepted of each draft, and the seconds by stage, None where
+        they are not those of a usual round."""
         if self._policy is None or self._drafting.drafter is None:
             return
         rows = [span.row for span in plan.answering]
@@ -115,11 +128,13 @@ class DraftPlanner:
         if timed is None or plain is None or any(span.is_new for span in plan.answering):
             return  # a pass that reads a prompt is compared with nothing
         for request in requests:
-            request.stats.compare_to_plain(plain, sum(spent))
+            request.stats.compare_to_plain(plain, sum(timed))
 
     def close(self) -> None:
         """What was learned is left for later engines."""
         if self._policy is not None:
+            if isinstance(self._policy, LadderPolicy):
+                self._policy.ladder = None  # which holds the rows of this engine
             POLICIES.put(self._policy, self._target, self._policy_key)
             self._policy = None
 

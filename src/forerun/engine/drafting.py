@@ -81,8 +81,9 @@ class Drafting:
         self._enter(plan.spans)
         if self.drafter is None or not asked:
             return Drafted(proposals)
+        is_trial = plan.drafts.is_trial
         if self._state is LOST:  # it has just failed on a new text
-            return Drafted(proposals, height=0)
+            return Drafted(proposals, 0, is_trial)
         spans = [plan.answering[index] for index in asked]
         turns = [_turn(span, plan.drafts, index) for span, index in zip(spans, asked, strict=True)]
         guesses: Sequence[Guess] = ()
@@ -95,7 +96,7 @@ class Drafting:
                 raise UnsupportedError(explain(wrong, len(guesses), cure))
         except Exception as error:
             self._lose_state(error, {span.row: span.request for span in spans})
-            return Drafted(proposals, height=0)
+            return Drafted(proposals, 0, is_trial)
         broken: list[tuple[Span, Exception]] = []
         for span, index, turn, guess in zip(spans, asked, turns, guesses, strict=True):
             try:
@@ -106,10 +107,11 @@ class Drafting:
             self._abandon(reason, {span.row: span.request})
         if broken:
             self._count_failure()
-        height, is_trial = max(proposals[index].height for index in asked), False
+        height = max(proposals[index].height for index in asked)
         if plan.drafts.tariff is not None:
             drafts = [proposals[index] for index in asked]
-            drafts, is_trial = plan.drafts.tariff.trim(drafts)
+            drafts, is_scored_to_learn = plan.drafts.tariff.trim(drafts)
+            is_trial |= is_scored_to_learn
             for index, draft in zip(asked, drafts, strict=True):
                 proposals[index] = draft
         return Drafted(proposals, height, is_trial)

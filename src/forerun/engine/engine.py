@@ -56,11 +56,13 @@ class Engine:
         num_nodes = 0 if tree is None else len(tree) if isinstance(tree, Tree) else tree
         state = target.start(num_rows, capacity and capacity + num_nodes)
         self._drafting.start(num_rows, capacity, state)
-        self._planner.start(num_rows)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
         is_chain = tree is None
-        self._executor = executor_of(target, state, self._drafting, rule, is_chain=is_chain)
+        self._executor = executor_of(
+            target, state, self._drafting, rule, is_chain=is_chain, draft_length=draft_length
+        )
+        self._planner.start(num_rows, getattr(self._executor, "ladder", None))
         self._num_submitted = 0
         self._has_deadlines = False
 
@@ -122,9 +124,11 @@ class Engine:
             return ended
         decision = self._executor.execute(plan)
         gained = self._commit(plan, decision)
-        spent = [later - sooner for sooner, later in pairwise([*decision.times, now()])]
+        end = decision.times[-1] if decision.is_overlapped else now()
+        spent = [later - sooner for sooner, later in pairwise([*decision.times, end])]
         answered = [span.request for span in plan.answering]
-        self._planner.learn(plan, decision.drafted, decision.paths, spent)
+        timed = spent if decision.is_timed else None
+        self._planner.learn(plan, decision.drafted, decision.paths, timed)
         self._schedule.learn(plan, sum(spent))
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)

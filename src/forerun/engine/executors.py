@@ -10,6 +10,7 @@ from forerun.engine.plan import RoundPlan
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
+from forerun.types import DraftLength
 
 
 class Executor(Protocol):
@@ -26,12 +27,21 @@ class Executor(Protocol):
 
 
 def executor_of(
-    target: LanguageModel, state: Any, drafting: Drafting, rule: Rule, *, is_chain: bool
+    target: LanguageModel,
+    state: Any,
+    drafting: Drafting,
+    rule: Rule,
+    *,
+    is_chain: bool,
+    draft_length: DraftLength,
 ) -> Executor:
     """The target's own executor, where it has a method `executor` that knows one for this drafter
-    and rule; drafts are chains if told so."""
+    and rule; drafts are chains if told so.  One whose rounds come in a few lengths has an attribute
+    `ladder` (`engine/ladder_policy.py`)."""
     if hasattr(target, "executor"):
-        made: Executor | None = target.executor(state, drafting, rule, is_chain=is_chain)
+        made: Executor | None = target.executor(
+            state, drafting, rule, is_chain=is_chain, draft_length=draft_length
+        )
         if made is not None:
             return made
     return Stepwise(target, state, drafting, rule)

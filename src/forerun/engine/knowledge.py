@@ -91,6 +91,8 @@ class Knowledge:
     passes: Timings = field(default_factory=Timings)  # by tokens in it; with verify and commit
     drafting: Timings = field(default_factory=Timings)  # by the longest draft that came of it
     reading: Timings = field(default_factory=Timings)  # of one unread token
+    whole: dict[int, Timings] = field(default_factory=dict)  # rounds that are captured as a whole,
+    # by the requests they have room for: by draft length
     acceptance: list[Ratio] = field(default_factory=lambda: slots(HALF_LIFE))
     pace: Ratio = field(default_factory=Ratio)  # with drafts: tokens per row over plain rounds
     shift: float | None = None  # of the log-odds of stated values; None: none were stated

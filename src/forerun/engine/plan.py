@@ -62,6 +62,7 @@ class DraftPlan:
     worth: float = 0.0  # under shared noise: the lowest chance at which a guess is wanted
     prices: Prices | None = None  # None: not known
     tariff: Tariff | None = None  # None: all guesses are scored
+    is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
 
     @cached_property
     def asked(self) -> list[int]:

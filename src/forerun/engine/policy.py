@@ -43,6 +43,7 @@ class Choice(NamedTuple):
     worth: float = 0.0  # leave out guesses whose stated value is below this
     prices: Prices | None = None  # None: nothing is known yet
     tariff: Tariff | None = None  # None: all guesses are scored
+    is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
 
 
 class DraftPolicy(Protocol):
@@ -108,7 +109,6 @@ class PayingPolicy:
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
         self._is_long_due = False  # a draft of full length is to be tried
-        self._is_trial = False  # this round drafts although that does not seem to pay
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
@@ -156,7 +156,6 @@ class PayingPolicy:
         spent: Sequence[float] | None,
     ) -> None:
         known, drafts, depth = self.known, drafted.proposals, drafted.height
-        is_trial, self._is_trial = self._is_trial or drafted.is_trial, False
         if self._repeated:
             return
         num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
@@ -185,7 +184,7 @@ class PayingPolicy:
         took = (known.passes(num_rows + num_drafted) + known.drafting(depth)) / plain
         tokens = sum(len(path) + 1 for path in paths) / num_rows
         known.pace.learn(tokens, took)
-        if is_trial:
+        if drafted.is_trial:
             known.debt = max(0.0, known.debt + took + extra / plain - tokens)
 
     def plain_seconds(self, num_rows: int) -> float | None:
@@ -250,22 +249,22 @@ class PayingPolicy:
             bar = lowest_paying(chances, num_rows, prices.token, *curves)
             pays = bar < inf
             if pays and self._is_long_due and known.debt == 0:
-                self._is_long_due, self._is_trial = False, True
-                return Choice(limits)  # to see passes and slots that are not in use
+                self._is_long_due = False
+                # to see passes and slots that are not in use
+                return Choice(limits, is_trial=True)
             lengths = [sum(chance >= bar for chance in row) for row in chances]
             if not pays:
                 lengths = [min(PROBE_LENGTH, limit) for limit in limits]
-        self._is_trial = not pays
-        if self._is_trial and known.debt >= MOST_DEBT:
+        if not pays and known.debt >= MOST_DEBT:
             return nothing
         share = (prices.slot + known.drafting.curve.slope(0) / num_rows) / max(prices.token, 1e-9)
         is_bar_off = known.shift is None or known.num_silent % SILENT == SILENT - 1
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
         tariff = None
         if not self._has_coins:
-            may_try = self._is_trial or known.debt == 0
+            may_try = not pays or known.debt == 0
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, may_try)
-        return Choice(lengths, worth, prices, tariff)
+        return Choice(lengths, worth, prices, tariff, not pays)
 
     def _pays(self, num_rows: int) -> bool:
         """Whether rounds with drafts make as many tokens a second as rounds without.  What costs

@@ -40,6 +40,8 @@ class Decision:
     extra: Sequence[int]  # (A,): the token after them
     laws: TargetLaws  # for log-probabilities, and for processors that keep state
     times: Sequence[float]  # (4,): when the draft began, the score, the decision, and its end
+    is_overlapped: bool = False  # the next round is on its way: what follows costs no time
+    is_timed: bool = True  # the times are those of a usual round
 
     @property
     def drafts(self) -> Sequence[Proposal]:

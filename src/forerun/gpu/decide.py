@@ -7,24 +7,40 @@ All of it can be captured in a CUDA graph: make a `Round` of the tensors that th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from forerun.addresses import Purpose
-from forerun.gpu.kernels.racing import match_kernel
+from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
-from forerun.gpu.scratch import SEGMENT, LawScratch, Outcome, Scratch, Tensor, num_segments, padded
+from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
+from forerun.gpu.pieces import (
+    LawPiece,
+    RacePiece,
+    SiftPiece,
+    law_piece,
+    num_tiles,
+    race_piece,
+)
+from forerun.gpu.scratch import (
+    BLOCK,
+    LawScratch,
+    Outcome,
+    Scratch,
+    Tensor,
+    num_blocks,
+    num_segments,
+    padded,
+)
 
-LAW_WARPS = 8
+LAW_WARPS = 4
 """Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
-MANY_PROGRAMS = 4096
 AT_ONCE = 1024
 """About as many programs run at once; of more, the later ones may find that a guess was refused."""
-GANG = 8
-"""Segments that a program of `match` opens at a time."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
+RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -55,11 +71,10 @@ class Round:
 
 
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
-    """`match` on chains and trees, in one launch."""
-    num_sequences, num_rows, vocab_size = made.logits.shape
-    tile = race_tile(num_sequences * num_rows, vocab_size)
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile.segments)
-    match_kernel[(num_programs,)](
+    """`match` on chains and trees, in one launch, or two where there are many rows."""
+    num_rows, vocab_size = made.logits.shape[1:]
+    piece = race_piece(scratch.num_sequences * scratch.num_rows, vocab_size)
+    inputs = (
         made.logits,
         made.tokens,
         made.lengths if made.parents is None else made.parents,
@@ -68,40 +83,99 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         made.seeds,
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
+    )
+    options = OPTIONS | {
+        "V": vocab_size,
+        "BLOCKS": num_blocks(vocab_size),
+        "ROWS": padded(num_rows),
+        "TREE": made.parents is not None,
+        "TRUNCATED": made.thresholds is not None,
+    }
+    if isinstance(piece, SiftPiece):
+        _launch_sift(piece, made, scratch, out, inputs, options)
+    else:
+        _launch_race(piece, made, scratch, out, inputs, options)
+
+
+def _launch_race(
+    piece: RacePiece,
+    made: Round,
+    scratch: Scratch,
+    out: Outcome,
+    inputs: Sequence[Tensor],
+    options: dict[str, Any],
+) -> None:
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    step = min(piece.step, num_blocks(vocab_size))
+    race_kernel[(num_sequences * num_rows * -(-vocab_size // (step * BLOCK)),)](
+        *inputs,
         scratch.keys,
-        scratch.counts,
+        scratch.lists,
         scratch.finished,
-        scratch.limits,
-        scratch.sampled,
-        scratch.faults,
         out.reached,
         out.accepted,
         out.extra,
         out.fault,
         num_sequences,
         num_rows,
-        V=vocab_size,
-        TILE=tile.segments,
-        GANG=min(tile.segments, GANG),
-        ROWS=padded(num_rows),
-        TREE=made.parents is not None,
+        STEP=step,
+        SCOUTS=min(piece.scouts, num_blocks(vocab_size)),
+        GANG=piece.num_warps * 32,
+        num_warps=piece.num_warps,
+        **options,
+    )
+
+
+def _launch_sift(
+    piece: SiftPiece,
+    made: Round,
+    scratch: Scratch,
+    out: Outcome,
+    inputs: Sequence[Tensor],
+    options: dict[str, Any],
+) -> None:
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    bar_kernel[(num_sequences * num_rows,)](
+        *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
+    )
+    step = min(piece.step, num_blocks(vocab_size))
+    steps = min(piece.steps, num_blocks(vocab_size) // step)
+    num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
+    sift_kernel[(num_programs,)](
+        *inputs,
+        scratch.keys,
+        scratch.bars,
+        scratch.lists,
+        scratch.list_counts,
+        scratch.counts,
+        scratch.finished,
+        scratch.limits,
+        out.reached,
+        out.accepted,
+        out.extra,
+        out.fault,
+        num_sequences,
+        num_rows,
+        LIST=scratch.lists.shape[2],
+        STEP=step,
+        STEPS=steps,
+        STAGES=piece.stages,
+        GANG=piece.num_warps * 32,
         SKIP=num_programs > AT_ONCE,
-        TRUNCATED=made.thresholds is not None,
-        num_warps=tile.num_warps,
-        maxnreg=tile.most_registers,
-        **OPTIONS,
+        num_warps=piece.num_warps,
+        **options,
     )
 
 
 def decide_ratio(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`ratio` on chains, in two launches."""
-    laws = _launch_ratios(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
+    laws = launch_laws(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(RATIO, made, scratch, laws, out)
 
 
 def decide_block(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`block` on chains, in two launches."""
-    laws = _launch_ratios(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
+    laws = launch_laws(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(BLOCKWISE, made, scratch, laws, out)
 
 
@@ -136,18 +210,18 @@ def sample(
     if purpose is Purpose.TARGET:
         decide_match(made, scratch, out)
     else:
-        _launch_ratios(SAMPLE, made, scratch, out, purpose, slot)
+        launch_laws(SAMPLE, made, scratch, out, purpose, slot)
 
 
-def _launch_ratios(
+def launch_laws(
     rule: int, made: Round, scratch: Scratch, out: Outcome, purpose: Purpose, slot: int
 ) -> LawScratch:
     """The first launch of the rules that divide by a draft law, which is all of `sample`."""
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
-    tile = law_tile(num_sequences * num_rows, vocab_size)
-    num_programs = num_sequences * num_rows * num_tiles(vocab_size, tile)
+    piece = _law_piece(rule, made)
+    num_programs = num_sequences * num_rows * num_tiles(vocab_size, piece.step * piece.steps)
     ratio_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
@@ -183,7 +257,9 @@ def _launch_ratios(
         RULE=rule,
         V=vocab_size,
         SEGMENTS=num_segments(vocab_size),
-        TILE=tile,
+        TILE=piece.step,
+        STEPS=piece.steps,
+        STAGES=piece.stages,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         SKIP=num_programs > AT_ONCE,
@@ -202,8 +278,9 @@ def _launch_residuals(
     num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
-    tile = law_tile(num_sequences * num_slots, vocab_size)
-    residual_kernel[(num_sequences * num_slots * num_tiles(vocab_size, tile),)](
+    piece = _law_piece(rule, made)
+    num_programs = num_sequences * num_slots * num_tiles(vocab_size, piece.step * piece.steps)
+    residual_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
         made.tokens,
@@ -230,7 +307,9 @@ def _launch_residuals(
         BLOCKWISE=rule == BLOCKWISE,
         V=vocab_size,
         SEGMENTS=num_segments(vocab_size),
-        TILE=tile,
+        TILE=piece.step,
+        STEPS=piece.steps,
+        STAGES=piece.stages,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
@@ -239,27 +318,11 @@ def _launch_residuals(
     )
 
 
-def num_tiles(vocab_size: int, tile: int) -> int:
-    """Programs that share a row."""
-    return -(-vocab_size // (tile * SEGMENT))
-
-
-def law_tile(num_rows: int, vocab_size: int) -> int:
-    """Segments of a tile where weights are summed: small where rows are few, so that they fill the
-    device.  One warp sums a segment, so no sum depends on the tile."""
-    return 32 if num_rows * num_tiles(vocab_size, 32) <= MANY_PROGRAMS else 64
-
-
-class RaceTile(NamedTuple):
-    """How `match` is cut into programs.  The winner of a race does not depend on it."""
-
-    segments: int
-    num_warps: int
-    most_registers: int | None = None  # of a thread: fewer, so that more programs run at once
-
-
-def race_tile(num_rows: int, vocab_size: int) -> RaceTile:
-    """Small tiles where rows are few, so that they fill the device."""
-    if num_rows * num_tiles(vocab_size, 16) <= MANY_PROGRAMS:
-        return RaceTile(16, 4)
-    return RaceTile(32, 8, 64)
+def _law_piece(rule: int, made: Round) -> LawPiece:
+    """How the rows are cut, steps being twice as wide for logits of 16 bits: a warp then reads two
+    segments at once, and one warp must have all of a segment, or its sum depends on the piece."""
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    piece = law_piece(num_sequences * num_rows, vocab_size, rule == RATIO)
+    laws = (made.logits, made.draft_logits)
+    is_narrow = any(law is not None and law.element_size() == 2 for law in laws)
+    return piece._replace(step=2 * piece.step) if is_narrow else piece

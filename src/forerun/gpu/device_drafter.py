@@ -18,17 +18,19 @@ class DeviceDrafter:
 
     temperature: of the drafter; None uses the request's.
     context: the longest text that it can read; None: any.
+    is_on_host: the drafter is another, which guesses on the host; rounds draft nothing themselves.
     """
 
     drafting: Drafting
     temperature: float | None = None
     context: int | None = None
+    is_on_host: bool = False
     _users: dict[int, int] = field(default_factory=dict)  # by row: the number of the request
 
     @property
     def rows(self) -> GpuRows | None:
         """The rows of the model, numbered like those of the target; None without a drafter."""
-        if self.drafting.drafter is None:
+        if self.drafting.drafter is None or self.is_on_host:
             return None
         state = self.drafting.state
         rows: GpuRows = getattr(state, "inner", state).rows  # of a drafter within `Forced`, too
@@ -67,7 +69,7 @@ class DeviceDrafter:
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
         """How far to draft for the answered spans of these indices."""
         limits = plan.drafts.limits
-        if self.drafting.drafter is None or not limits:
+        if self.drafting.drafter is None or self.is_on_host or not limits:
             return [0] * len(indices)
         abandoned = self.drafting.abandoned
         return [

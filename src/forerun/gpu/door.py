@@ -6,7 +6,7 @@ where they read them, and the faults they report come back with the result in on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,11 @@ from forerun.gpu.scratch import Outcome, Scratch, Tensor
 from forerun.rows import Logits
 from forerun.rules.base import Rule, Trial
 
-LAUNCHES = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
+LAUNCHES: dict[str, Callable[..., None]] = {
+    "match": decide_match,
+    "ratio": decide_ratio,
+    "block": decide_block,
+}
 TARGET_ROW, DRAFT_ROW, IMPOSSIBLE, OUTSIDE = 1, 2, 3, 4
 """The kinds of faults; a fault is kind + 16 * slot."""
 

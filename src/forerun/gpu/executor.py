@@ -11,16 +11,19 @@ log-probabilities) are answered step by step, and the others do not wait for the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from forerun.clock import now
 from forerun.engine.drafting import Drafting
+from forerun.engine.ladder_policy import Ladder, Rungs
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.stepwise import Decision, Stepwise
+from forerun.gpu.captures import MARGIN, Captures, storage_of
 from forerun.gpu.device_drafter import DeviceDrafter
+from forerun.gpu.edits import edits_law
 from forerun.gpu.flight import Flight
-from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.inference import inference
 from forerun.gpu.joining import (
     DRAFT_FAULT,
@@ -31,24 +34,20 @@ from forerun.gpu.joining import (
     needs_host,
     part_of,
 )
-from forerun.gpu.lanes import Lane, Lanes, cuts_law
+from forerun.gpu.lanes import cuts_law, lane_of
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import Storage
 from forerun.rules.base import Rule
-from forerun.types import Drawn
-
-LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 15)
-"""Draft lengths that rounds are captured for."""
-MARGIN = 2 * (LENGTHS[-1] + 1)
-"""Slots past a text that two rounds may write to."""
+from forerun.types import DraftLength, Drawn
 
 
 class Captured:
     """Executes plans on the rows of one target.
 
+    draft_length: how far to draft, where that is given.
     draft_temperature: of the drafter; None uses the request's.
     draft_context: the longest text that the drafter can read; None: any.
+    drafts_on_host: the drafter guesses on the host (`gpu/host_drafts.py`).
     """
 
     def __init__(
@@ -57,13 +56,21 @@ class Captured:
         state: GpuRows,
         drafting: Drafting,
         rule: Rule,
+        draft_length: DraftLength,
         draft_temperature: float | None = None,
         draft_context: int | None = None,
+        *,
+        drafts_on_host: bool = False,
     ) -> None:
         self._steps = Stepwise(target, state, drafting, rule)
         self._state = state
         self._rule = rule
-        self._drafter = DeviceDrafter(drafting, draft_temperature, draft_context)
+        self._drafter = DeviceDrafter(
+            drafting, draft_temperature, draft_context, is_on_host=drafts_on_host
+        )
+        self._captures = Captures(
+            state, len(state.lengths), draft_length, is_on_host=drafts_on_host
+        )
         self._flight: Flight | None = None
         self._halves: Halves | None = None
         self._last_result = 0.0
@@ -72,6 +79,17 @@ class Captured:
     @property
     def device(self) -> Any:
         return self._state.storage.weights.head.device
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """The draft lengths of rounds by the number of requests."""
+        return self._rungs
+
+    def _rungs(self, num_requests: int) -> Rungs:
+        size = self._captures.size(num_requests)
+        lengths = self._captures.lengths(size)
+        shares = [self._drafter.share(length, self._state.storage.weights) for length in lengths]
+        return Rungs(size, lengths, [1 / (1 - share) for share in shares])
 
     @inference
     def execute(self, plan: RoundPlan) -> Decision:
@@ -110,6 +128,7 @@ class Captured:
         flight, self._flight = self._flight, None
         rounds = [each for each in (flight, late) if each is not None]
         begin = max((self._last_result, *(each.launched for each in rounds[:1])))
+        before = self._captures.seconds
         again = self._prepare_again(flight, plan) if flight and late is None else None
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
         for each in rounds:
@@ -122,30 +141,40 @@ class Captured:
             if again is not None:
                 grown = [max(row[0], 0) + 1 for row in table]
                 lengths = [sum(pair) for pair in zip(each.lengths, grown, strict=False)]
-                self._flight = Flight(again, each.spans, lengths, self._next_asked, now(), turn)
+                self._flight = Flight(
+                    again, each.spans, lengths, self._next_asked, plan.drafts.is_trial,
+                    self._last_result, turn,
+                )  # fmt: skip
+        is_timed = self._captures.seconds == before
         if self._answer_undrafted(plan, results):
             again = self._flight = None
-        decision = self._decision(plan, results, begin, max(begin, self._last_result))
+        decision = self._decision(plan, rounds, results, begin, max(begin, self._last_result))
         if again is None:
             self._take_off(plan, decision)
-        return decision
+        return replace(decision, is_overlapped=self._flight is not None, is_timed=is_timed)
 
     def _prepare_again(self, flight: Flight, plan: RoundPlan) -> CapturedRound | None:
         """The next round for the same lanes, which stand on the device as the last one leaves them.
 
-        None if other requests take part in it, if one of them may be over, or if more room is
-        needed: then it is launched when the outcome of the last one is known."""
-        if len(plan.answering) != len(flight.spans):
+        None if fewer lanes would do, if all requests may be over, or if more room is needed: then
+        it is launched when the outcome of the last one is known."""
+        shape, captures = flight.round.shape, self._captures
+        if captures.size(len(plan.answering)) != shape.num_lanes:
             return None
-        shape = flight.round.shape
-        longest = [length + shape.draft_length + 1 for length in flight.lengths]
-        ends = [len(span.request.prompt) + span.request.limit for span in flight.spans]
-        room = max(longest) + MARGIN
         order = {span.request.number: index for index, span in enumerate(plan.answering)}
-        asked = self._drafter.asked(plan, [order[span.request.number] for span in flight.spans])
+        living = [span.request.number in order for span in flight.spans]
+        longest = [
+            length + shape.draft_length + 1
+            for length, lives in zip(flight.lengths, living, strict=True)
+            if lives
+        ]
+        spans = [span for span, lives in zip(flight.spans, living, strict=True) if lives]
+        ends = [len(span.request.prompt) + span.request.limit for span in spans]
+        room = max(longest) + MARGIN
+        asked = self._drafter.asked(plan, [order[span.request.number] for span in spans])
         length = self._draft_length(asked, shape.num_lanes, max(longest))
-        may_end = any(most >= end for most, end in zip(longest, ends, strict=True))
-        if may_end or num_chunks(room) != shape.num_chunks:
+        may_end = all(most >= end for most, end in zip(longest, ends, strict=True))
+        if may_end or captures.num_chunks(room) != shape.num_chunks:
             return None
         if room > self._state.storage.capacity:
             return None
@@ -156,12 +185,14 @@ class Captured:
             return None  # keys have moved, or a drafter that paused may have fallen behind
         if length != shape.draft_length:
             shape = shape._replace(draft_length=length, draws=drafts is not None)
-            made = self._round(shape, made.lanes, drafts)
-        asked = [min(count, length) for count in asked]
+            made = captures.round(shape, made.lanes, drafts)
+        counts = iter(asked)
+        asked = [min(next(counts), length) if lives else 0 for lives in living]
         if asked != list(flight.asked):
             made.lanes.ask(asked)
+        if not all(living):
+            made.lanes.leave([lane for lane, lives in enumerate(living) if not lives])
         self._next_asked = asked
-        made.prepare()
         return made
 
     def _note_results(
@@ -196,7 +227,12 @@ class Captured:
         return bool(spans)
 
     def _decision(
-        self, plan: RoundPlan, results: dict[int, tuple[list[int], int]], begin: float, end: float
+        self,
+        plan: RoundPlan,
+        rounds: Sequence[Flight],
+        results: dict[int, tuple[list[int], int]],
+        begin: float,
+        end: float,
     ) -> Decision:
         drawn = Drawn.SAMPLED if self._rule.needs_draft_probs else Drawn.SHARED
         proposals, paths, extra, faults = [], [], [], []
@@ -208,11 +244,11 @@ class Captured:
             paths.append(range(max(row[0], 0)))
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
-        height = max((len(draft.tokens) for draft in proposals), default=0)
+        height = max((flight.round.shape.draft_length for flight in rounds), default=0)
         middle = begin + (end - begin) * self._drafter.share(height, self._state.storage.weights)
         laws: Any = CapturedLaws(faults)
-        was_asked = any(results[span.request.number][1] for span in plan.answering)
-        drafted_all = Drafted(proposals, height if was_asked else None)
+        is_trial = any(flight.is_trial for flight in rounds)
+        drafted_all = Drafted(proposals, height or None, is_trial)
         return Decision(drafted_all, paths, extra, laws, [begin, middle, end, end])
 
     def _launch_missing(self, plan: RoundPlan) -> Flight | None:
@@ -220,9 +256,7 @@ class Captured:
 
         A round on its way that serves no request of the plan is let go.  Returns the round that was
         launched beside one that was on its way."""
-        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
-        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
-        self._state.feed([part for part in parts if part[2]])
+        self._read(plan)
         flying = {} if self._flight is None else self._flight.places
         missing = [
             index
@@ -235,13 +269,17 @@ class Captured:
             return None
         spans = [plan.answering[index] for index in missing]
         texts = [span.request.tokens for span in spans]
-        flight = self._launch(
-            spans, texts, self._drafter.asked(plan, missing), is_late=bool(self._flight)
-        )
         if self._flight is not None:
-            return flight
-        self._flight = flight
+            return self._launch(spans, texts, [0] * len(spans), is_late=True)
+        asked = self._drafter.asked(plan, missing)
+        self._flight = self._launch(spans, texts, asked, is_trial=plan.drafts.is_trial)
         return None
+
+    def _read(self, plan: RoundPlan) -> None:
+        """Store what is new of each text, but for the last token of those that are answered."""
+        parts = [(span.row, span.start, span.tokens[:-1]) for span in plan.answering]
+        parts += [(span.row, span.start, span.tokens) for span in plan.reading]
+        self._state.feed([part for part in parts if part[2]])
 
     def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
         """Launch the next round for the requests of a plan that may go on."""
@@ -255,9 +293,8 @@ class Captured:
                 texts.append([*request.tokens, *tokens])
         if going:
             spans = [plan.answering[index] for index in going]
-            self._flight = self._launch(
-                spans, texts, self._drafter.asked(plan, going), is_late=False
-            )
+            asked = self._drafter.asked(plan, going)
+            self._flight = self._launch(spans, texts, asked, is_trial=plan.drafts.is_trial)
 
     def _launch(
         self,
@@ -265,71 +302,49 @@ class Captured:
         texts: Sequence[Sequence[int]],
         asked: list[int],
         *,
-        is_late: bool,
+        is_late: bool = False,
+        is_trial: bool = False,
+        guesses: Sequence[Sequence[int]] = (),
     ) -> Flight:
-        """Launch a round for requests with these texts."""
-        num_lanes = 1 << max(len(spans) - 1, 0).bit_length()
-        length = self._draft_length(asked, num_lanes, max(map(len, texts)))
-        asked = [min(count, length) for count in asked]
+        """Launch a round for requests with these texts; late: beside one that is on its way.
+
+        guesses: of a drafter on the host.
+        """
+        begin, captures, before = now(), self._captures, self._captures.seconds
         longest = max(map(len, texts)) + MARGIN
+        num_lanes = captures.size(len(spans))
+        length = self._draft_length(asked, num_lanes, max(map(len, texts)))
         num_rows = max(span.row for span in spans) + 1
         self._state.make_room(num_rows, longest)
         drafts = self._drafter.rows if length else None
         if drafts is not None and not self._drafter.catch_up(drafts, spans, texts, longest):
-            drafts, length, asked = None, 0, [0] * len(asked)
-        lanes = self._lanes(num_lanes, is_late)
+            drafts, length = None, 0
+        asked = [min(count, length) for count in asked]
         shape = RoundShape(
             num_lanes,
             length,
-            num_chunks(longest),
+            captures.num_chunks(longest),
             self._rule.name,
             draws=drafts is not None,
             cuts=any(cuts_law(span.request.sampling) for span in spans),
+            edits=any(edits_law(span.request) for span in spans),
+            layers=self._state.layers,
         )
-        made = self._round(shape, lanes, drafts)
-        lanes.put([self._lane(*pair) for pair in zip(spans, texts, strict=True)], asked)
+        captures.warm_up(shape, drafts)
+        lanes = captures.lanes(num_lanes, is_late)
+        made = captures.round(shape, lanes, drafts)
+        heat = self._drafter.temperature
+        lanes.put([lane_of(*pair, heat) for pair in zip(spans, texts, strict=True)], asked)
+        if lanes.edits is not None:
+            lanes.edits.put([span.request for span in spans], texts)
+        if guesses:
+            made.guess(guesses)
         turn = made.launch()
-        return Flight(made, spans, list(map(len, texts)), asked, now(), turn)
-
-    def _lane(self, span: Span, text: Sequence[int]) -> Lane:
-        request = span.request
-        output, temperature = len(text) - len(request.prompt), request.sampling.temperature
-        drafting = self._drafter.temperature
-        return Lane(
-            row=span.row,
-            previous=text[-2] if len(text) > 1 else 0,
-            last=text[-1],
-            stored=len(text) - 1,
-            output=output,
-            remaining=request.limit - output,
-            seed=request.seed,
-            temperature=temperature,
-            draft_temperature=temperature if drafting is None else drafting,
-            sampling=request.sampling,
-        )
-
-    def _round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
-        storage, other = self._state.storage, storage_of(drafts)
-        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
-        if made is None or not made.stands_on(other):
-            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
-        return made
-
-    def _lanes(self, num_lanes: int, is_late: bool) -> Lanes:
-        kept = self._state.storage.lanes
-        if (num_lanes, is_late) not in kept:
-            kept[num_lanes, is_late] = Lanes(num_lanes, self._state.storage.weights.head.device)
-        lanes: Lanes = kept[num_lanes, is_late]
-        return lanes
+        launched = begin + captures.seconds - before
+        return Flight(made, spans, list(map(len, texts)), asked, is_trial, launched, turn)
 
     def _draft_length(self, asked: Sequence[int], num_lanes: int, longest: int) -> int:
-        """The captured draft length that comes nearest to what is asked for; none where the
-        longest text leaves the drafter's context."""
-        most = min(max(asked, default=0), MOST_TOKENS // num_lanes - 1)
-        if not self._drafter.can_read(longest + most):
-            return 0
-        return max(length for length in LENGTHS if length <= most)
-
-
-def storage_of(rows: GpuRows | None) -> Storage | None:
-    return None if rows is None else rows.storage
+        """The captured draft length for what is asked; none where the longest text leaves the
+        drafter's context."""
+        length = self._captures.length(num_lanes, asked)
+        return length if self._drafter.can_read(longest + length) else 0

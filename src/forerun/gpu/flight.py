@@ -17,6 +17,7 @@ class Flight:
     spans: Sequence[Span]
     lengths: Sequence[int]  # of the texts, as they were then
     asked: Sequence[int]  # tokens to draft
+    is_trial: bool  # its drafts do not seem to pay
     launched: float  # when
     turn: int  # which of the round's places for results is its own
 

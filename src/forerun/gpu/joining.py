@@ -12,15 +12,13 @@ from forerun.engine.proposal import Drafted
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.errors import InputError, explain
+from forerun.gpu.edits import edits_law, fits_device
 from forerun.gpu.kernels.faults import TARGET_ROW
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:
-    """Which answered spans are sampled on the host, (A,): a matter of the request alone, because
-    the two kinds of arithmetic round differently, and a text has to be of one kind."""
-    sampling = plan.sampling
-    flags: list[bool] = (sampling.needs_host | (sampling.min_tokens > 0)).tolist()
-    return flags
+    """Which answered spans are sampled on the host, (A,)."""
+    return [not fits_device(span.request) for span in plan.answering]
 
 
 def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) -> RoundPlan:
@@ -28,7 +26,9 @@ def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) ->
     drafts = plan.drafts
     limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
     spans = [plan.answering[index] for index in indices]
-    return RoundPlan([*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices))
+    return RoundPlan(
+        [*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices, is_trial=drafts.is_trial)
+    )
 
 
 class CapturedLaws:
@@ -47,6 +47,11 @@ def fault_of(request: Request, code: int) -> Fault | None:
         return None
     wrong = "The logits hold NaN, +Inf or nothing finite."
     cure = "Check the model's weights and precision."
+    if edits_law(request):
+        wrong = (
+            "The logits hold NaN or +Inf, or a bias, bad words or min_tokens forbid every token."
+        )
+        cure = "Loosen what forbids them, or check the model's weights and precision."
     error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
     return Fault(0, request.num_output, error)
 
@@ -106,6 +111,7 @@ class Halves:
             Drafted(
                 [decision.drafted.proposals[inner] for decision, inner in order],
                 max(heights, default=None),
+                any(one.drafted.is_trial for one in self.decisions),
             ),
             [decision.paths[inner] for decision, inner in order],
             [decision.extra[inner] for decision, inner in order],

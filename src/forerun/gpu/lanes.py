@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from forerun.engine.plan import Span
+from forerun.gpu.edits import Edits
 from forerun.sampling import Sampling
 
 MOST = 2**31 - 1
@@ -31,6 +33,24 @@ class Lane:
     sampling: Sampling
 
 
+def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) -> Lane:
+    """The lane of a request with this text; draft_temperature: None uses the request's."""
+    request = span.request
+    output, temperature = len(text) - len(request.prompt), request.sampling.temperature
+    return Lane(
+        row=span.row,
+        previous=text[-2] if len(text) > 1 else 0,
+        last=text[-1],
+        stored=len(text) - 1,
+        output=output,
+        remaining=request.limit - output,
+        seed=request.seed,
+        temperature=temperature,
+        draft_temperature=temperature if draft_temperature is None else draft_temperature,
+        sampling=request.sampling,
+    )
+
+
 class Lanes:
     """So many lanes; a negative row is a lane that is not in use."""
 
@@ -38,6 +58,7 @@ class Lanes:
         def empty(count: int, dtype: Any) -> Any:
             return torch.zeros((count, num_lanes), dtype=dtype, device=device)
 
+        self.edits: Edits | None = None  # made when a request with some comes
         self._narrow = empty(7, torch.int32)
         self._wide = empty(2, torch.int64)
         self._real = empty(4, torch.float32)
@@ -69,6 +90,17 @@ class Lanes:
         """Set how far each lane drafts from now on."""
         asked = torch.tensor(lengths, dtype=torch.int32)
         self.asked[: len(lengths)].copy_(asked, non_blocking=True)
+
+    def make_edits(self, vocab_size: int) -> Edits:
+        if self.edits is None:
+            self.edits = Edits(self.rows.shape[0], vocab_size, self.rows.device)
+        return self.edits
+
+    def leave(self, lanes: Sequence[int]) -> None:
+        """The requests of some lanes are over: nothing is written to their rows any more."""
+        staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
+        staying[list(lanes)] = 0
+        self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))
 
 
 def cuts_law(sampling: Sampling) -> bool:

@@ -32,6 +32,7 @@ from forerun.models.rounded import Bits
 from forerun.rules import Block, Match, Ratio
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
+FEW_TOKENS = 4096  # of all rows together, that there is room for at least
 SPARE = 4  # times the storage that is needed, up to which a larger one is used
 
 
@@ -100,8 +101,9 @@ class GpuModel:
 
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:
+        least = min(FIRST_CAPACITY, FEW_TOKENS // num_rows)  # so that short texts share captures
         needed = capacity or min(self.max_context or FIRST_CAPACITY, FIRST_CAPACITY)
-        needed += SLACK
+        needed = max(needed + SLACK, least)
         storage = self._storage(num_rows, needed)
         rows = GpuRows(storage, num_rows, capacity)
         weakref.finalize(rows, _keep, self._pass.idle, storage)
@@ -160,21 +162,26 @@ class GpuModel:
         """A copy with linear weights of 8 or 4 bits, run by transformers."""
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
-    def executor(self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
+    def executor(
+        self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+    ) -> Any:
         """Captured rounds, where there is no drafter or it is a model on this device too, and where
         all rows fit one pass."""
         from forerun.drafters.forced import Forced
         from forerun.drafters.model import Model
         from forerun.gpu.executor import Captured
+        from forerun.gpu.host_drafts import HostDrafts, drafts_beside
         from forerun.gpu.sampled_steps import SampledSteps
 
         drafter, num_rows = drafting.drafter, len(state.lengths)
-        if type(drafter) is Forced:  # requests with a grammar are answered on the host
-            drafter = drafter.inner
         if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
-            return Captured(self, state, drafting, rule)
+            return Captured(self, state, drafting, rule, 0)
+        if is_chain and drafts_beside(drafter, rule):
+            return HostDrafts(self, state, drafting, rule, draft_length)
+        if type(drafter) is Forced:  # requests with a grammar are answered on the host
+            drafter = drafter.inner
         other = drafter.model if type(drafter) is Model else None
         if (
             is_chain
@@ -184,7 +191,7 @@ class GpuModel:
             and not (rule.needs_draft_probs and drafter.temperature is not None)
         ):
             heat, context = drafter.temperature, other.max_context
-            return Captured(self, state, drafting, rule, heat, context)
+            return Captured(self, state, drafting, rule, draft_length, heat, context)
         return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:

@@ -7,6 +7,7 @@ the host has looked at the last.  One small table comes back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -28,6 +29,10 @@ from forerun.gpu.scratch import Scratch as DecisionScratch
 from forerun.gpu.storage import Storage
 from forerun.gpu.truncation import find_thresholds
 
+WIDEST = 16
+"""Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
+FEWEST_LANES = 32
+"""Lanes that these kernels are compiled for at least."""
 DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
 
 
@@ -38,8 +43,10 @@ class RoundShape(NamedTuple):
     draft_length: int
     num_chunks: int  # of attention, for the longest text
     rule: str
-    draws: bool  # the draft is made on the device; otherwise there is none
+    draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
+    edits: bool = False  # some lane has penalties, a bias or bans
+    layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
 
 
 class Turn(NamedTuple):
@@ -47,6 +54,7 @@ class Turn(NamedTuple):
 
     results: Any  # (num_lanes, draft_length + 3), on the host
     is_done: Any
+    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device
 
 
 class CapturedRound:
@@ -56,10 +64,12 @@ class CapturedRound:
         self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
     ) -> None:
         self.shape, self.lanes = shape, lanes
+        vocab = target.weights.head.shape[0]
+        self._edits = lanes.make_edits(vocab) if shape.edits else None
         self._target, self.draft = target, draft
         self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
-        b, k, vocab = shape.num_lanes, shape.draft_length, target.weights.head.shape[0]
+        b, k = shape.num_lanes, shape.draft_length
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
         self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
         self._outcome = Outcome.allocate(b, device)
@@ -72,13 +82,15 @@ class CapturedRound:
             Turn(
                 torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
+                self._states(),
             )
             for _ in range(2)
         ]
         self._turn = 0
+        self._watched = self._states()
         self._logits = target.logits("round", b * (k + 1))
         self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
-                           self._logits)  # fmt: skip
+                           self._logits, self._watched, shape.layers)  # fmt: skip
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
@@ -111,21 +123,32 @@ class CapturedRound:
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
 
-    def prepare(self) -> None:
-        """Capture the round, unless it was captured before."""
-        if self._graph is None and self._turns[0].is_done is not None:
-            self._capture()
+    def prepare(self) -> bool:
+        """Capture the round, unless it was captured before; whether it had to be."""
+        if self._graph is not None or self._turns[0].is_done is None:
+            return False
+        self._capture()
+        return True
+
+    def guess(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Take over drafts that were made on the host, by lane."""
+        table = torch.zeros(self.drafts.shape, dtype=torch.int64)
+        for lane, tokens in enumerate(drafts):
+            table[lane, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self.drafts.copy_(table, non_blocking=True)
 
     def launch(self) -> int:
         """Queue a round; gives its turn, by which to ask for the results."""
         self.prepare()
         if self._graph is None:
-            self._queue()
+            self.queue()
         else:
             self._graph.replay()
         self._turn = 1 - self._turn
         turn = self._turns[self._turn]
         turn.results.copy_(self._results, non_blocking=True)
+        if self._watched is not None:
+            turn.states.copy_(self._watched)  # the next round may be one of this shape
         if turn.is_done is not None:
             turn.is_done.record()
         return self._turn
@@ -134,6 +157,20 @@ class CapturedRound:
         event = self._turns[turn].is_done
         if event is not None:
             event.synchronize()
+
+    def states(self, turn: int, lane: int, count: int) -> Any:
+        """Hidden states (count, F) of the first tokens that a lane was fed: the last one of its
+        text, then its draft."""
+        first = lane * (self.shape.draft_length + 1)
+        return self._turns[turn].states[first : first + count].clone()
+
+    def _states(self) -> Any:
+        """Room for the hidden states of a round; None where they are not kept."""
+        shape, weights = self.shape, self._target.weights
+        if not shape.layers:
+            return None
+        num_tokens = shape.num_lanes * (shape.draft_length + 1)
+        return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
         """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
@@ -147,16 +184,16 @@ class CapturedRound:
         rows = self.lanes.rows.clone()
         self.lanes.rows.fill_(-1)
         try:
-            self._queue()
-            self._graph, _ = captured(self._queue, rows.device)
+            self.queue()
+            self._graph, _ = captured(self.queue, rows.device)
         finally:
             self.lanes.rows.copy_(rows)
 
-    def _queue(self) -> None:
+    def queue(self) -> None:
+        """Launch the kernels of the round."""
         shape, lanes = self.shape, self.lanes
         k = shape.draft_length
-        sizes = {"LANES": shape.num_lanes, "PADDED": _padded(shape.num_lanes)}
-        wide = _padded(k + 1)
+        sizes = {"LANES": shape.num_lanes, "PADDED": max(FEWEST_LANES, _padded(shape.num_lanes))}
         draws = shape.draws and k > 0
         if draws:
             self._queue_draft(sizes)
@@ -165,9 +202,11 @@ class CapturedRound:
             lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
             lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
-            WIDE=wide, **sizes,
+            V=self._logits.shape[1], WIDE=WIDEST, **sizes,
         )  # fmt: skip
         self._pass.queue()
+        if self._edits is not None:
+            self._edits.apply(self._logits, self.drafts, lanes.output, num_rows=k + 1)
         logits = self._logits.view(shape.num_lanes, k + 1, -1)
         if self._thresholds is not None:
             find_thresholds(
@@ -181,10 +220,12 @@ class CapturedRound:
             draft_thresholds=self._draft_thresholds if has_laws else None,
         )  # fmt: skip
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        if self._edits is not None:
+            self._edits.note(self._outcome, self.drafts, lanes)
         advance[(1,)](
             self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
             lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self._results, K=k, WIDE=wide, **sizes,
+            self._results, K=k, WIDE=WIDEST, **sizes,
         )  # fmt: skip
 
     def _queue_draft(self, sizes: dict[str, int]) -> None:
@@ -203,9 +244,13 @@ class CapturedRound:
             else:
                 next_draft_inputs[(1,)](
                     self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
-                    *where, step, k, **sizes,
+                    *where, step, k, V=self._step_logits.shape[1], **sizes,
                 )  # fmt: skip
             this.queue()
+            if self._edits is not None:
+                self._edits.apply(
+                    self._step_logits, self.drafts, lanes.output, num_rows=1, first=step
+                )
             positions = lanes.output
             if purpose is Purpose.TARGET and step:
                 torch.add(lanes.output, step, out=self._places)
@@ -229,16 +274,25 @@ class CapturedRound:
 class _Pass:
     """A pass within a round, with logits of its own."""
 
-    def __init__(self, storage: Storage, shape: PassShape, logits: Any) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        shape: PassShape,
+        logits: Any,
+        watched: Any = None,
+        layers: tuple[int, ...] = (),
+    ) -> None:
         self.inputs = Inputs.empty(shape, storage.weights.head.device)
         self._storage, self._shape = storage, shape
         self._attention = AttentionScratch(storage.weights, shape)
         self._logits = logits
+        self._watched, self._layers = watched, layers
 
     def queue(self) -> None:
         storage = self._storage
         launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
-               self._attention, self._logits)  # fmt: skip
+               self._attention, self._logits, watched=self._watched,
+               layers=self._layers)  # fmt: skip
 
 
 def _padded(count: int) -> int:

@@ -86,6 +86,13 @@ class GpuRows(PathRows):
         for some in _passes(lines):
             self._pass(some, None)
 
+    def hear(self, row: int, states: Any) -> None:
+        """Keep the states of what was fed since the last commit, and those (N, F) of the tokens
+        that a captured round has processed after it."""
+        if self._history is not None:
+            self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
+            self.forget(row)
+
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Copy the keys and values of the first tokens of `source` to an empty row."""
         length = min(length, self.lengths[source])

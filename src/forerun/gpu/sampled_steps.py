@@ -22,6 +22,7 @@ from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.engine.walk import walk
 from forerun.gpu.decide import sample
+from forerun.gpu.edits import Edits, edits_law
 from forerun.gpu.inference import inference
 from forerun.gpu.joining import fault_of, needs_host
 from forerun.gpu.lanes import MOST, cuts_law
@@ -39,6 +40,7 @@ class SampledSteps(Stepwise):
         super().__init__(target, state, drafting, rule)
         self._is_on_host: Sequence[bool] = ()
         self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
+        self._edits: dict[int, Edits] = {}  # by number of requests
 
     @property
     def device(self) -> Any:
@@ -86,12 +88,45 @@ class SampledSteps(Stepwise):
         heat = torch.from_numpy(np.repeat(heats, num_slots)).to(device)
         outcome, scratch = self._memory(count, vocab, device)
         flat, cuts = logits.reshape(count, vocab), None
+        edited = [
+            request if edits_law(request) and not on_host else None
+            for request, on_host in zip(requests, self._is_on_host, strict=True)
+        ]
+        if any(request is not None for request in edited):
+            flat = flat.float()
+            self._edit(edited, drafts, flat, depths, outputs)
         if any(cuts_law(request.sampling) for request in requests):
             cuts = self._thresholds(requests, flat, heat, scratch)
         sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome, thresholds=cuts)
         result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
         tokens, faults = result.reshape(2, num_spans, num_slots)
         return tokens, faults
+
+    def _edit(
+        self,
+        requests: Sequence[Request | None],
+        drafts: Sequence[Proposal],
+        flat: Any,
+        depths: Any,
+        outputs: Any,
+    ) -> None:
+        """Penalties, bias and bans of some requests, at every node after the nodes on its path."""
+        num_spans, num_slots = depths.shape
+        table = np.zeros((num_spans, num_slots, max(1, num_slots - 1)), np.int64)
+        for row, draft in enumerate(drafts):
+            for node in range(len(draft.tokens)):
+                path = [draft.tokens[other] for other in draft.path(node)]
+                table[row, node + 1, : len(path)] = path
+        device, vocab = flat.device, flat.shape[1]
+        if num_spans not in self._edits:
+            self._edits[num_spans] = Edits(num_spans, vocab, device)
+        texts = [() if request is None else request.tokens for request in requests]
+        self._edits[num_spans].put(requests, texts)
+        drafted = torch.from_numpy(table.reshape(num_spans * num_slots, -1)).to(device)
+        self._edits[num_spans].apply(
+            flat, drafted, torch.from_numpy(outputs).to(device), num_rows=num_slots,
+            depths=torch.from_numpy(depths.reshape(-1).astype(np.int32)).to(device),
+        )  # fmt: skip
 
     def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
         """What the kernels work in, for so many rows; kept for the next round."""

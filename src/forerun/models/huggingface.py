@@ -97,7 +97,9 @@ class HuggingFaceModel:
         """Whether the model computes on a CUDA device."""
         return bool(self._forward.device.type == "cuda")
 
-    def executor(self, state: Any, drafting: Any, rule: Any, *, is_chain: bool) -> Any:
+    def executor(
+        self, state: Any, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+    ) -> Any:
         """On a GPU `match` is decided there; elsewhere rounds are executed on the host."""
         if self._forward.dtype is torch.float64 or not can_decide(self.model, self.vocab_size):
             return None

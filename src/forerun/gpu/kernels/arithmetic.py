@@ -12,8 +12,14 @@ from triton.language.random import philox_impl
 
 BLOCK = tl.constexpr(256)
 """Tokens that share a minimum of noise."""
-SEGMENT = tl.constexpr(128)
-"""Tokens that are reduced together: float32 logits that one warp reads at once."""
+HALF = tl.constexpr(128)
+"""Half a block: float32 logits that one warp reads at once."""
+QUADS = tl.constexpr(32)
+"""Quads of half a block: four tokens share a call of Philox."""
+SEGMENT = tl.constexpr(512)
+"""Tokens whose weights are summed together."""
+PARTS = tl.constexpr(4)
+"""Parts of a segment: 128 float32 logits, which one warp reads at once."""
 FAR = tl.constexpr(1 << 30)
 """Past every token, block, node and slot."""
 
@@ -95,10 +101,16 @@ def exponential(k):
 
 
 @triton.jit
+def block_minimum(k):
+    """The smallest exponential of a block, from the first of its words."""
+    return exponential(k) * 0.00390625
+
+
+@triton.jit
 def block_noise(seed, position, block):
     """The smallest exponential of a block, and the lane that has it."""
     first, second, _, _ = words(seed, position, block, TARGET_BLOCK)
-    return exponential(first) * 0.00390625, (second & 255).to(tl.int32)
+    return block_minimum(first), (second & 255).to(tl.int32)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Inverse-CDF draws in two levels, segments of 128 tokens first, then tokens.
+"""Inverse-CDF draws in two levels, segments of 512 tokens first, then tokens.
 
 Sums within a segment are float32, running sums over segments and tokens float64.  A weight of 0 is
 never drawn, whatever rounding does to a running sum.
@@ -7,7 +7,7 @@ never drawn, whatever rounding does to a running sum.
 import triton
 import triton.language as tl
 
-from forerun.gpu.kernels.arithmetic import FAR, LOG2_E, SEGMENT, load_values
+from forerun.gpu.kernels.arithmetic import FAR, LOG2_E, PARTS, SEGMENT, load_values
 
 
 @triton.jit
@@ -17,11 +17,24 @@ def power(value, best, rate):
 
 
 @triton.jit
+def tokens_of(segments):
+    """The tokens of segments (R,) in parts, (R, PARTS, 128): a warp has all parts of a segment."""
+    part = tl.arange(0, PARTS)[None, :, None] * (SEGMENT // PARTS)
+    return segments[:, None, None] * SEGMENT + part + tl.arange(0, SEGMENT // PARTS)[None, None, :]
+
+
+@triton.jit
+def sum_segments(weights):
+    """The sums (R,) of weights (R, PARTS, 128)."""
+    return tl.sum(tl.sum(weights, axis=1), axis=1)
+
+
+@triton.jit
 def summarise(values, rate):
-    """The largest logit of each row of values (R, 128), and the sum of weights relative to it."""
-    largest = tl.max(values, axis=1)
+    """The largest logit (R,) of values (R, PARTS, 128), and the sum of weights relative to it."""
+    largest = tl.max(tl.max(values, axis=1), axis=1)
     base = tl.where(largest == float("-inf"), 0.0, largest)
-    return largest, tl.sum(power(values, base[:, None], rate), axis=1)
+    return largest, sum_segments(power(values, base[:, None, None], rate))
 
 
 @triton.jit

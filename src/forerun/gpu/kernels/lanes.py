@@ -1,6 +1,7 @@
 """What stands between the passes of a captured round: the inputs of the next, and its outcome.
 
-A lane is a request's place in a captured round.  All lanes fit one program.
+A lane is a request's place in a captured round.  All lanes fit one program.  Their number and the
+draft length are no constants of the kernels, so that rounds of many shapes share a compilation.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
+def _known(token, V: tl.constexpr):
+    """The token, or 0 for one outside the vocabulary."""
+    return tl.where((token >= 0) & (token < V), token, 0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["LANES"])
 def first_draft_inputs(
     previous, last, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
-    LANES: tl.constexpr, PADDED: tl.constexpr,
+    LANES, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The first draft step feeds the last two tokens of each text: the drafter may not have met
     the one before the last.  If it has, it writes the same bits again."""
@@ -37,12 +44,13 @@ def first_draft_inputs(
     tl.store(picked + lane, at + 1, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["LANES", "step", "stride"])
 def next_draft_inputs(
     sampled, drafts, rows, stored, remaining, ids, pass_rows, slots, positions, segments, picked,
-    step, stride, LANES: tl.constexpr, PADDED: tl.constexpr,
+    step, stride, LANES, V: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A later draft step feeds the token that the one before it sampled, and notes it."""
+    """A later draft step feeds the token that the one before it sampled, and notes it.  A row
+    without a law may have sampled none: then token 0 is fed, and the decision finds the fault."""
     lane = tl.arange(0, PADDED)
     there = lane < LANES
     token = tl.load(sampled + lane, mask=there, other=0)
@@ -50,7 +58,7 @@ def next_draft_inputs(
     row = tl.load(rows + lane, mask=there, other=-1)
     row = tl.where(tl.load(remaining + lane, mask=there, other=0) > 0, row, -1)
     place = tl.load(stored + lane, mask=there, other=0) + step
-    tl.store(ids + lane, token.to(tl.int32), mask=there)
+    tl.store(ids + lane, _known(token, V), mask=there)
     tl.store(pass_rows + lane, row, mask=there)
     tl.store(slots + lane, place, mask=there)
     tl.store(positions + lane, place, mask=there)
@@ -59,17 +67,17 @@ def next_draft_inputs(
     tl.store(picked + lane, lane, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "LANES"])
 def target_inputs(
     last, sampled, drafts, asked, rows, stored, remaining, lengths, ids, pass_rows, slots,
-    positions, segments, picked, K: tl.constexpr, DRAWN: tl.constexpr, LANES: tl.constexpr,
+    positions, segments, picked, K, LANES, DRAWN: tl.constexpr, V: tl.constexpr,
     PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The target is fed the last token of each text and its draft.
 
     DRAWN: the last token of the draft was sampled just now.
-    lengths: set to how much of each draft counts: what was asked for, and what the text has room
-        for besides the token that follows.
+    lengths: set to how much of each draft counts: what was asked for and was drafted, and what the
+        text has room for besides the token that follows; nothing of a lane that is not in use.
     """
     lane = tl.arange(0, PADDED)
     there = lane < LANES
@@ -77,6 +85,7 @@ def target_inputs(
     row = tl.where(room > 0, tl.load(rows + lane, mask=there, other=-1), -1)
     place = tl.load(stored + lane, mask=there, other=0)
     length = tl.minimum(tl.load(asked + lane, mask=there, other=0), tl.maximum(room - 1, 0))
+    length = tl.where(row >= 0, tl.minimum(length, K), 0)
     tl.store(lengths + lane, length, mask=there)
     if DRAWN:
         token = tl.load(sampled + lane, mask=there, other=0)
@@ -93,7 +102,7 @@ def target_inputs(
         other=0,
     )
     first = tl.load(last + lane, mask=there, other=0)
-    token = tl.where((slot == 0)[None, :], first[:, None], token.to(tl.int32))
+    token = tl.where((slot == 0)[None, :], first[:, None], _known(token, V))
     where = place[:, None] + slot[None, :]
     tl.store(ids + at, token, mask=inside)
     tl.store(pass_rows + at, row[:, None] + tl.zeros_like(at), mask=inside)
@@ -102,10 +111,10 @@ def target_inputs(
     tl.store(picked + at, at, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K", "LANES"])
 def advance(
     accepted, extra, fault, drafts, previous, last, rows, stored, remaining, output, results,
-    K: tl.constexpr, LANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    K, LANES, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Move the lanes past what was decided, and write it down (LANES, K + 3): accepted tokens, -1
     for a lane that is not in use, the extra token, the fault, the draft."""

@@ -1,7 +1,7 @@
 """The first of two launches of `ratio` and `block`, and all of `sample`.
 
 Every target and draft row is read once and reduced to the largest logit and the sum of weights of
-each segment of 128 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
+each segment of 512 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
 of the drafted token.  Whoever finishes a sequence last throws the coins.  Where all guesses are
 kept (and at temperature 0 always) the extra token is drawn at once, and the second launch has
 nothing to do for the sequence.
@@ -21,17 +21,26 @@ from forerun.gpu.kernels.arithmetic import (
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, likeliest, power, segment_sums, summarise
+from forerun.gpu.kernels.drawing import (
+    draw_law,
+    likeliest,
+    power,
+    segment_sums,
+    summarise,
+    tokens_of,
+)
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)
 SAMPLE = tl.constexpr(2)
+LAWS = tl.constexpr(3)
+"""Nothing but the laws of all rows, for `siblings`."""
 
 
 @triton.jit
 def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
-    """Write maxima and sums of segments (TILE,) with logits (TILE, 128)."""
+    """Write maxima and sums of segments (TILE,) with logits (TILE, PARTS, 128)."""
     largest, total = summarise(values, rate)
     inside = segments * SEGMENT < V
     tl.store(maxima + segments, largest, mask=inside)
@@ -40,16 +49,27 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
 
 @triton.jit
 def _gather(
-    row, threshold, rate, maxima, sums, token, greedy, V: tl.constexpr, SEGMENTS: tl.constexpr
+    row,
+    threshold,
+    rate,
+    maxima,
+    sums,
+    token,
+    value,
+    greedy,
+    V: tl.constexpr,
+    SEGMENTS: tl.constexpr,
 ):
-    """(largest logit, total weight, likeliest token, probability of a token) of a row."""
+    """(largest logit, total weight, likeliest token, probability of a token) of a row.
+
+    value: the logit of that token.
+    """
     segments = tl.arange(0, SEGMENTS)
     inside = segments * SEGMENT < V
     largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
     best = tl.max(largest, axis=0)
     mass = tl.sum(segment_sums(largest, total, best, rate), axis=0)
-    value = tl.load(row + token).to(tl.float32)
     value = tl.where(value < threshold, float("-inf"), value)
     chance = tl.div_rn(power(value, best, rate), mass)
     top = 0
@@ -102,12 +122,14 @@ def ratio_kernel(
     V: tl.constexpr,
     SEGMENTS: tl.constexpr,
     TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
+    TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
@@ -132,22 +154,37 @@ def ratio_kernel(
         threshold = tl.load(thresholds + place)
         draft_threshold = tl.load(draft_thresholds + drafted, mask=has_law, other=0.0)
     start = place * SEGMENTS
+    token = tl.load(tokens + drafted, mask=index < length, other=0)
+    token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
+    value = 0.0
+    draft_value = 0.0
     if is_read:
-        segments = tile * TILE + tl.arange(0, TILE)
-        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
-        inside = columns < V
-        values = load_values(row, columns, inside, threshold)
-        if not POINT:  # both rows are asked for before either is reduced
-            guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
-        _write_tile(values, rate, maxima + start, sums + start, segments, V)
-        if not POINT and has_law:
-            _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
+        value = tl.load(row + token).to(tl.float32)  # asked for now, used by the last of a slot
+        if not POINT:
+            draft_value = tl.load(draft_row + token, mask=has_law, other=0.0).to(tl.float32)
+        for step in tl.range(STEPS, num_stages=STAGES):
+            segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
+            columns = tokens_of(segments)
+            inside = columns < V
+            values = load_values(row, columns, inside, threshold)
+            if not POINT:  # both rows are asked for before either is reduced
+                guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+            _write_tile(values, rate, maxima + start, sums + start, segments, V)
+            if not POINT and has_law:
+                _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
-            token = tl.load(tokens + drafted, mask=index < length, other=0)
-            token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
             best, mass, top, chance = _gather(
-                row, threshold, rate, maxima + start, sums + start, token, greedy, V, SEGMENTS
+                row,
+                threshold,
+                rate,
+                maxima + start,
+                sums + start,
+                token,
+                value,
+                greedy,
+                V,
+                SEGMENTS,
             )
             fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
@@ -159,6 +196,7 @@ def ratio_kernel(
                     draft_maxima + start,
                     draft_sums + start,
                     token,
+                    draft_value,
                     greedy,
                     V,
                     SEGMENTS,
@@ -183,65 +221,68 @@ def ratio_kernel(
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if arrive(finished + sequence) == num_rows - 1:
             first = sequence * num_rows
-            fault = 0
-            kept = 0
-            if RULE == RATIO:
-                kept = tl.load(limits + sequence, volatile=True)
-                tl.store(scales + first + kept, 1.0)
-            if RULE == BLOCKWISE:
-                survival = 1.0
-                tl.store(scales + first, 1.0)
-                count = 0
-                while count < length:
-                    wrong = tl.load(faults + first + count, cache_modifier=".cg")
-                    fault = tl.where(fault == 0, wrong, fault)
-                    ratio = tl.load(ratios + first + count, cache_modifier=".cg")
-                    survival = tl.minimum(survival * ratio, 1.0)
-                    count += 1
-                    hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(tl.float64)
-                    sure = hopeful & ((count == length) | (survival >= 1.0))
-                    kept = tl.where(sure, count, kept)
-                    tl.store(scales + first + count, survival)
-                    tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-            wrong = tl.load(faults + first + kept, cache_modifier=".cg")
-            fault = tl.where(fault == 0, wrong, fault)
             slots = tl.arange(0, ROWS)
-            guesses = tl.load(
-                tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
-            )
-            fault = outside(guesses, slots, fault, V)
-            plan = kept
-            if greedy | (kept == length) | (fault != 0):
-                plan = -1
-                extra = tl.load(likeliests + first + kept, cache_modifier=".cg")
-                if (fault == 0) & (greedy == 0):
-                    last = first + kept
-                    every = tl.arange(0, SEGMENTS)
-                    inside = every * SEGMENT < V
-                    at = last * SEGMENTS + every
-                    largest = tl.load(
-                        maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
-                    )
-                    total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
-                    threshold = float("-inf")
-                    if TRUNCATED:
-                        threshold = tl.load(thresholds + last)
-                    extra = draw_law(
-                        logits + last.to(tl.int64) * V,
-                        largest,
-                        total,
-                        tl.load(laws + last * 4, cache_modifier=".cg"),
-                        rate,
-                        threshold,
-                        unit(seed, position, slot, PURPOSE),
-                        V,
-                        SEGMENTS,
-                    )
-                tl.store(out_extra + sequence, extra.to(tl.int64))
-            tl.store(planned + sequence, plan)
-            tl.store(out_reached + sequence, kept)
-            tl.store(out_accepted + sequence, kept)
-            tl.store(out_fault + sequence, fault)
+            if RULE != LAWS:
+                fault = 0
+                kept = 0
+                if RULE == RATIO:
+                    kept = tl.load(limits + sequence, volatile=True)
+                    tl.store(scales + first + kept, 1.0)
+                if RULE == BLOCKWISE:
+                    survival = 1.0
+                    tl.store(scales + first, 1.0)
+                    count = 0
+                    while count < length:
+                        wrong = tl.load(faults + first + count, cache_modifier=".cg")
+                        fault = tl.where(fault == 0, wrong, fault)
+                        ratio = tl.load(ratios + first + count, cache_modifier=".cg")
+                        survival = tl.minimum(survival * ratio, 1.0)
+                        count += 1
+                        hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(
+                            tl.float64
+                        )
+                        sure = hopeful & ((count == length) | (survival >= 1.0))
+                        kept = tl.where(sure, count, kept)
+                        tl.store(scales + first + count, survival)
+                        tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
+                last = first + kept
+                every = tl.arange(0, SEGMENTS)
+                inside = every * SEGMENT < V
+                at = last * SEGMENTS + every  # what the draw needs is asked for at once
+                wrong = tl.load(faults + last, cache_modifier=".cg")
+                extra = tl.load(likeliests + last, cache_modifier=".cg")
+                best = tl.load(laws + last * 4, cache_modifier=".cg")
+                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
+                largest = tl.load(
+                    maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
+                )
+                guesses = tl.load(
+                    tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
+                )
+                fault = outside(guesses, slots, tl.where(fault == 0, wrong, fault), V)
+                plan = kept
+                if greedy | (kept == length) | (fault != 0):
+                    plan = -1
+                    if (fault == 0) & (greedy == 0):
+                        threshold = float("-inf")
+                        if TRUNCATED:
+                            threshold = tl.load(thresholds + last)
+                        extra = draw_law(
+                            logits + last.to(tl.int64) * V,
+                            largest,
+                            total,
+                            best,
+                            rate,
+                            threshold,
+                            unit(seed, position, slot, PURPOSE),
+                            V,
+                            SEGMENTS,
+                        )
+                    tl.store(out_extra + sequence, extra.to(tl.int64))
+                tl.store(planned + sequence, plan)
+                tl.store(out_reached + sequence, kept)
+                tl.store(out_accepted + sequence, kept)
+                tl.store(out_fault + sequence, fault)
             tl.debug_barrier()  # every warp has read its limit
             tl.store(limits + sequence, FAR)
             tl.store(finished + sequence, 0)

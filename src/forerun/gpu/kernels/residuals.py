@@ -17,7 +17,7 @@ from forerun.gpu.kernels.arithmetic import (
     load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import draw_law, pick, power, total_of
+from forerun.gpu.kernels.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
 
 
 @triton.jit
@@ -75,11 +75,13 @@ def residual_kernel(
     V: tl.constexpr,
     SEGMENTS: tl.constexpr,
     TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     TRUNCATED: tl.constexpr,
 ):
-    TILES: tl.constexpr = (V + TILE * SEGMENT - 1) // (TILE * SEGMENT)
+    TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
@@ -98,33 +100,36 @@ def residual_kernel(
         is_here = (slots == slot) & ((slots == plan) | (is_tested != 0))
         is_summed = is_summed & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
     if is_summed:
+        seed = tl.load(seeds + sequence)
+        position = tl.load(positions + sequence)
         rate = inverse(tl.load(temperatures + sequence))
         threshold = float("-inf")
         draft_threshold = float("-inf")
         if TRUNCATED:
             threshold = tl.load(thresholds + first + slot)
             draft_threshold = tl.load(draft_thresholds + sequence * (num_rows - 1) + slot)
-        segments = tile * TILE + tl.arange(0, TILE)
-        columns = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
         guess = sequence * (num_rows - 1) + slot
-        weights = _owed(
-            logits + (first + slot).to(tl.int64) * V,
-            draft_logits + guess.to(tl.int64) * V,
-            tl.load(tokens + guess),
-            columns,
-            columns < V,
-            threshold,
-            draft_threshold,
-            rate,
-            laws + (first + slot) * 4,
-            tl.load(scales + first + slot),
-            POINT,
-        )
-        mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
-        tl.store(mine, tl.sum(weights, axis=1), mask=segments * SEGMENT < V)
+        token = tl.load(tokens + guess)
+        scale = tl.load(scales + first + slot)
+        for step in tl.range(STEPS, num_stages=STAGES):
+            segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
+            columns = tokens_of(segments)
+            weights = _owed(
+                logits + (first + slot).to(tl.int64) * V,
+                draft_logits + guess.to(tl.int64) * V,
+                token,
+                columns,
+                columns < V,
+                threshold,
+                draft_threshold,
+                rate,
+                laws + (first + slot) * 4,
+                scale,
+                POINT,
+            )
+            mine = owed + (sequence * num_slots + column) * SEGMENTS + segments
+            tl.store(mine, sum_segments(weights), mask=segments * SEGMENT < V)
         if arrive(finished + sequence) == num_summed * TILES - 1:
-            seed = tl.load(seeds + sequence)
-            position = tl.load(positions + sequence)
             every = tl.arange(0, SEGMENTS)
             inside = every * SEGMENT < V
             kept = plan

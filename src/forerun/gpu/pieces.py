@@ -1,0 +1,64 @@
+"""How the rows of a round are cut into programs.  No outcome depends on it.
+
+The choices are the fastest of those measured on an H200 (benchmarks/gpu_kernels.py --sweep).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from forerun.gpu.scratch import FEW_ROWS, SEGMENT
+
+FEW, SOME, MANY = 2**21, 2**24, 2**26
+"""Tokens of all rows of a round: 16, 130 and 520 rows of 128,256."""
+
+
+class LawPiece(NamedTuple):
+    """How rows are cut where weights are summed.  One warp sums a segment, so no sum depends on
+    it; steps are multiples of the warps of a program."""
+
+    step: int  # segments that are read at a time
+    steps: int = 1
+    stages: int = 1  # of the pipeline that reads
+
+
+def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
+    """skips: rows past a refusal are not read, for which small pieces are better."""
+    num_tokens = num_rows * vocab_size
+    if num_tokens > MANY:
+        return LawPiece(4, 8, 3)
+    return LawPiece(8, 2) if num_tokens > SOME and not skips else LawPiece(4)
+
+
+class RacePiece(NamedTuple):
+    """How `match` is cut into programs for few rows.  The winner of a race does not depend on it,
+    nor on which of the two is taken."""
+
+    step: int  # blocks of a program
+    num_warps: int
+    scouts: int  # tokens of the whole row that are timed first
+
+
+class SiftPiece(NamedTuple):
+    """How it is cut for more rows."""
+
+    step: int  # blocks that are read at a time
+    steps: int
+    stages: int  # of the pipeline that reads
+    num_warps: int
+    bar_warps: int  # of the first launch
+
+
+def race_piece(num_rows: int, vocab_size: int) -> RacePiece | SiftPiece:
+    """Small pieces where rows are few, so that they fill the device."""
+    num_tokens = num_rows * vocab_size
+    if num_rows <= FEW_ROWS and num_tokens <= FEW:
+        return RacePiece(8, 4, 128)
+    if num_tokens <= MANY:
+        return SiftPiece(32, 1, 1, 8, 8 if num_tokens <= SOME else 4)
+    return SiftPiece(16, 8, 3, 8, 4)
+
+
+def num_tiles(vocab_size: int, tile: int) -> int:
+    """Programs that share a row, each with so many segments."""
+    return -(-vocab_size // (tile * SEGMENT))
