@@ -4,6 +4,8 @@ from forerun import drafters as drafters
 from forerun import grammars as grammars
 from forerun import rules as rules
 from forerun import theory as theory
+from forerun.audit import Report as Report
+from forerun.audit import audit as audit
 from forerun.certification import Certificate as Certificate
 from forerun.certification import certify as certify
 from forerun.engine.async_engine import AsyncEngine as AsyncEngine

@@ -8,12 +8,24 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from forerun.cli import certify, demo, doctor, generate, plan, plot, serve, simulate, sweep, train
+from forerun.cli import (
+    audit,
+    certify,
+    demo,
+    doctor,
+    generate,
+    plan,
+    plot,
+    serve,
+    simulate,
+    sweep,
+    train,
+)
 from forerun.engine.drafting import HARMLESS
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (generate, serve, doctor, certify, simulate, plan, sweep, plot, train, demo)
+COMMANDS = (generate, serve, audit, doctor, certify, simulate, plan, sweep, plot, train, demo)
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
@@ -21,6 +33,7 @@ EXAMPLES = """examples:
   forerun doctor --temperature 0.8
   forerun certify
   forerun certify --rule block
+  forerun audit http://localhost:8000/v1
   forerun simulate --acceptance 0.8 --draft-cost 0.05
   forerun train ./my-model --prompts prompts.jsonl --out my-drafter
   forerun plan

@@ -1,0 +1,210 @@
+"""The audit: meet the endpoint, run the checks within the budget, report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from forerun.audit.budget import Budget, SpentError
+from forerun.audit.check_law import LEVEL as LAW_LEVEL
+from forerun.audit.check_law import LawCheck
+from forerun.audit.check_logprobs import check_logprobs
+from forerun.audit.check_options import LEVEL as OPTION_LEVEL
+from forerun.audit.check_options import OptionCheck
+from forerun.audit.check_repeats import check_repeats
+from forerun.audit.check_stops import StopCheck
+from forerun.audit.findings import Finding, Report, Status
+from forerun.audit.journal import Journal
+from forerun.audit.meeting import Meeting, base_path, meet, token_id
+from forerun.audit.politeness import Polite
+from forerun.audit.prompts import prompts
+from forerun.audit.questions import Chunk
+from forerun.audit.speculating import Speculation, counters, judge
+from forerun.audit.unchanged import check_unchanged
+from forerun.audit.wire import Transport
+from forerun.audit.without_logprobs import check_law_by_pairs
+from forerun.errors import InputError, explain
+from forerun.version import __version__
+
+LEVEL = LAW_LEVEL + 3 * OPTION_LEVEL
+"""The chance that an honest endpoint is called wrong by the checks that depend on chance: 0.9%."""
+SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
+"""Of the budget, at most; the law has what is left."""
+FLOORS = {"stops and limits": 100, "repeatability": 310, "options": 300}
+"""What a check needs to be complete: of a small budget it has up to a quarter."""
+LEAST_BUDGET = 50
+JOURNAL = "journal.jsonl"
+
+Progress = Callable[[str, int, int], None]
+"""p(check, tokens spent, budget)"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the questions of an audit depend on."""
+
+    url: str
+    model: str | None = None
+    budget: int = 2000
+    seed: int = 0
+    slack: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget < LEAST_BUDGET:
+            cure = f"Allow at least {LEAST_BUDGET} generated tokens; 2000 is usual."
+            raise InputError(explain("The budget is too small.", self.budget, cure))
+        if self.slack is not None and not 0 <= self.slack < 1:
+            cure = "Use a number from 0 to 1, or leave it out to have it measured."
+            raise InputError(explain("slack is out of range.", self.slack, cure))
+
+
+def audit(
+    url: str,
+    *,
+    model: str | None = None,
+    key: str | None = None,
+    budget: int = 2000,
+    out: str | os.PathLike[str] | None = None,
+    rate: float = 20.0,
+    timeout: float = 120.0,
+    seed: int = 0,
+    slack: float | None = None,
+    transport: Transport | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Audit the speculation of an OpenAI-compatible endpoint, from outside.
+
+    url: up to and with /v1.  key: sent as a bearer token.  budget: generated tokens, at most.
+    out: folder for the journal, which an audit that was stopped goes on from, and the report.
+    rate: requests a second, at most.  seed: of the prompts.  slack: how far rounding may move the
+    ratio of two chances; None measures it.  transport: carries requests instead of HTTP.
+    """
+    settings = Settings(url, model, budget, seed, slack)
+    if rate <= 0:
+        raise InputError(explain("rate is not positive.", rate, "Use requests a second, as 20."))
+    folder = None if out is None else Path(out)
+    if transport is None:
+        from forerun.audit.carrier import Http
+
+        transport = Polite(Http(url, key=key, timeout=timeout), rate)
+    kept = {"url": url, "model": model, "budget": budget, "seed": seed, "slack": slack}
+    journal = Journal(transport, None if folder is None else folder / JOURNAL, kept)
+    started = time.perf_counter()
+    try:
+        report = Audit(settings, journal, progress).run()
+    finally:
+        journal.close()
+    report = replace(report, seconds=time.perf_counter() - started)
+    if folder is not None:
+        from forerun.audit.page import page
+
+        (folder / "report.json").write_text(report.to_json() + "\n", encoding="utf-8")
+        (folder / "report.html").write_text(page(report), encoding="utf-8")
+    return report
+
+
+def allowance(check: str, total: int) -> int | None:
+    """What a check may spend of a budget; None: all that is left."""
+    if check not in SHARES:
+        return None
+    return max(int(SHARES[check] * total), min(FLOORS[check], total // 4))
+
+
+class Audit:
+    """One run of all checks."""
+
+    def __init__(
+        self, settings: Settings, journal: Journal, progress: Progress | None = None
+    ) -> None:
+        self.settings, self.journal = settings, journal
+        self.budget = Budget(settings.budget)
+        self.prompts = prompts(settings.seed)
+        self._progress = progress or (lambda *_: None)
+        self._streams: list[Sequence[Chunk]] = []
+
+    def run(self) -> Report:
+        settings, base = self.settings, base_path(self.settings.url)
+        met = meet(self.journal, self.budget, base, settings.model, self.prompts[0])
+        root = base.removesuffix("/v1")
+        before = counters(met.endpoint.fetch("metrics/before", f"{root}/metrics"))
+        findings = [
+            self._spend("stops and limits", lambda: StopCheck(met.endpoint).run()),
+            self._spend("repeatability", lambda: self._repeats(met)),
+        ]
+        findings += self._of_laws(met, base)
+        findings.append(check_unchanged(met.endpoint, self.prompts[0]))
+        after = counters(met.endpoint.fetch("metrics/after", f"{root}/metrics"))
+        speculation = judge(before, after, met.endpoint.told, self._streams)
+        return self._report(met, findings, speculation)
+
+    def _repeats(self, met: Meeting) -> Finding:
+        finding, streams = check_repeats(met.endpoint, self.prompts[0], has_seeds=met.has_seeds)
+        self._streams += streams
+        return finding
+
+    def _of_laws(self, met: Meeting, base: str) -> list[Finding]:
+        """Options, law and log-probabilities, as far as the endpoint tells what they need."""
+        if not met.has_logprobs:
+            lost = "Needs log-probabilities, which the endpoint does not give."
+            pairs = self._spend("law", lambda: check_law_by_pairs(met.endpoint, self.prompts))
+            unknown = [Finding(name, Status.UNKNOWN, lost) for name in ("options", "logprobs")]
+            return [*unknown, pairs]
+
+        def id_of(text: str) -> int | None:
+            return token_id(self.journal, base, met.model, text)
+
+        options = self._spend(
+            "options", lambda: OptionCheck(met.endpoint, self.prompts, id_of).run()
+        )
+        check = LawCheck(
+            met.endpoint, self.prompts, seeded=met.has_seeds, slack=self.settings.slack
+        )
+        law = self._spend("law", check.run)
+        return [options, law, check_logprobs(check.heard)]
+
+    def _spend(self, name: str, check: Callable[[], Finding]) -> Finding:
+        """Run a check within its share; what it spent goes into its finding."""
+        spent, asked = self.budget.spent, self.budget.num_requests
+        self._progress(name, spent, self.budget.total)
+        allowed = allowance(name, self.budget.total)
+        with self.budget.share(max(0, self.budget.left - 1) if allowed is None else allowed):
+            try:
+                finding = check()
+            except SpentError:
+                finding = Finding(name, Status.UNKNOWN, "The budget did not last for this check.")
+        return replace(
+            finding,
+            num_tokens=self.budget.spent - spent,
+            num_requests=self.budget.num_requests - asked,
+        )
+
+    def _report(
+        self, met: Meeting, findings: Sequence[Finding], speculation: Speculation
+    ) -> Report:
+        settings: dict[str, Any] = {
+            "budget": self.settings.budget,
+            "seed": self.settings.seed,
+            "route": met.endpoint.dialect.route,
+            "likeliest_tokens": met.endpoint.dialect.num_top,
+            "notes": list(met.notes),
+        }
+        return Report(
+            self.settings.url,
+            met.model,
+            findings,
+            speculation.is_on,
+            speculation.reason,
+            LEVEL,
+            settings,
+            self.budget.num_requests,
+            self.budget.spent,
+            self.budget.num_prompt_tokens,
+            0.0,
+            datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            __version__,
+        )

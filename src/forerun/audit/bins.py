@@ -1,0 +1,67 @@
+"""The law of one token as an endpoint tells it: the likeliest tokens, and the rest as one bin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from forerun.arrays import HostArray
+
+Key = str
+"""What tells tokens apart: their text."""
+TAIL: Key = "\0tail"
+"""The bin of all tokens that are not listed."""
+UNREADABLE = "\ufffd"
+"""Stands for bytes that are no character: several tokens look alike."""
+LIKELY_ZERO = 1e-6
+"""A log-probability above minus this is taken for 0.0."""
+ROUNDING = 2e-4
+"""The tail is what the others leave of 1, so it may be off by their rounding."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Tokens by falling chance, the tail last.  chances (B,) have sum 1."""
+
+    keys: tuple[Key, ...]
+    chances: HostArray
+
+    @classmethod
+    def of(cls, logprobs: Mapping[Key, float]) -> Bins:
+        """From the log-probabilities of the likeliest tokens."""
+        listed = {key: math.exp(value) for key, value in logprobs.items() if UNREADABLE not in key}
+        total = sum(listed.values())
+        if total > 1:
+            listed = {key: chance / total for key, chance in listed.items()}
+        ordered = sorted(listed, key=lambda key: (-listed[key], key))
+        rest = max(1.0 - sum(listed.values()), 0.0)
+        return cls((*ordered, TAIL), np.array([*(listed[key] for key in ordered), rest]))
+
+    def index(self, key: Key) -> int:
+        """The bin of a token."""
+        return self._places.get(key, len(self.keys) - 1)
+
+    @cached_property
+    def _places(self) -> dict[Key, int]:
+        return {key: place for place, key in enumerate(self.keys)}
+
+    def chance(self, key: Key) -> float:
+        return float(self.chances[self.index(key)])
+
+    def spread_over(self, keys: Sequence[Key]) -> HostArray:
+        """This law on the bins of another one, (B,): what has none there goes into the tail."""
+        moved = np.array([self.chances[place] if (place := self._places.get(key)) is not None
+                          else 0.0 for key in keys])  # fmt: skip
+        moved[-1] += max(0.0, 1.0 - float(moved.sum()))
+        return moved
+
+    @property
+    def most(self) -> HostArray:
+        """No bin's chance is above these, (B,), whatever was rounded."""
+        most = self.chances.copy()
+        most[-1] += ROUNDING
+        return most

@@ -1,0 +1,56 @@
+"""Tokens that may be generated: what a request could cost is set aside before it is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from forerun.errors import ForerunError
+
+
+class SpentError(ForerunError):
+    """There is not enough left for a request; no such request is sent."""
+
+
+@dataclass
+class Budget:
+    """total: generated tokens of the whole audit.  A check may spend up to a share of its own."""
+
+    total: int
+    spent: int = 0  # by answers
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    _reserved: int = 0
+    _limit: int | None = None  # of the check that is running, counted like `spent`
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def left(self) -> int:
+        """What may still be reserved now."""
+        limit = self.total if self._limit is None else min(self.total, self._limit)
+        return max(0, limit - self.spent - self._reserved)
+
+    @contextmanager
+    def share(self, tokens: int) -> Iterator[None]:
+        """At most so many tokens within this block."""
+        before, self._limit = self._limit, self.spent + tokens
+        try:
+            yield
+        finally:
+            self._limit = before
+
+    def reserve(self, tokens: int) -> None:
+        with self._lock:
+            if tokens > self.left:
+                raise SpentError(f"{tokens} tokens are needed and {self.left} are left.")
+            self._reserved += tokens
+
+    def settle(self, reserved: int, used: int, num_prompt_tokens: int = 0) -> None:
+        """An answer came: it used so many of the reserved tokens, or more than it was allowed."""
+        with self._lock:
+            self._reserved -= reserved
+            self.spent += used
+            self.num_requests += 1
+            self.num_prompt_tokens += num_prompt_tokens

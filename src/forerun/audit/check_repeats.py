@@ -1,0 +1,164 @@
+"""Repeatability: the same question with the same seed, idle, streamed, under load, warm, n > 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forerun.audit.budget import SpentError
+from forerun.audit.endpoint import Endpoint
+from forerun.audit.findings import Finding, Status
+from forerun.audit.forks import first_fork
+from forerun.audit.prompts import COPYING, Prompt
+from forerun.audit.questions import Answer, Choice, Chunk, Question, RefusedError
+
+LENGTH = 16
+NUM_OTHERS = 5
+SEED = 18
+COINCIDENCE = -9.2
+"""The log-probability of a text that two samples hardly ever share."""
+
+
+def greedily(endpoint: Endpoint) -> dict[str, Any]:
+    """The options of a greedy answer."""
+    return {**endpoint.plain, "temperature": 0.0}
+
+
+@dataclass
+class Repeats:
+    """One question asked in several settings."""
+
+    endpoint: Endpoint
+    prompt: Prompt
+    name: str
+    options: Mapping[str, Any]
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def run(self) -> None:
+        question = Question(self.prompt.text, LENGTH, options=self.options)
+        self._ask("idle", question)
+        self._ask("idle again", question)
+        self._ask("streamed", replace(question, is_streamed=True))
+        self._ask_under_load(question)
+        self._ask("warm", question)
+
+    def _ask(self, setting: str, question: Question) -> None:
+        self.answers[setting] = self.endpoint.ask(f"repeat/{self.name}/{setting}", question)
+
+    def _ask_under_load(self, question: Question) -> None:
+        others = [
+            (
+                f"repeat/{self.name}/other {number}",
+                Question(
+                    f"{number} {COPYING.text}",
+                    LENGTH // 2,
+                    options=self.endpoint.plain,
+                    wants_logprobs=False,
+                ),
+            )
+            for number in range(NUM_OTHERS)
+        ]
+        first = (f"repeat/{self.name}/under load", question)
+        self.answers["under load"] = self.endpoint.ask_together([first, *others])[0]
+
+    @property
+    def num_texts(self) -> int:
+        return len({answer.text for answer in self.answers.values()})
+
+
+def check_repeats(
+    endpoint: Endpoint, prompt: Prompt, *, has_seeds: bool
+) -> tuple[Finding, list[Sequence[Chunk]]]:
+    """The finding, and the chunks of the streamed answers."""
+    greedy = Repeats(endpoint, COPYING, "greedy", greedily(endpoint))
+    seeded = Repeats(endpoint, prompt, "seeded", {**endpoint.plain, "seed": SEED})
+    problems: list[str] = []
+    notes: list[str] = []
+    for repeats in [seeded, greedy] if has_seeds else [greedy]:
+        try:
+            repeats.run()
+        except SpentError:
+            notes.append(f"the budget did not last for all settings ({repeats.name})")
+        except RefusedError as refusal:
+            notes.append(f"refused ({repeats.name}): {refusal}")
+        _compare(endpoint, repeats, problems, notes)
+    if has_seeds:
+        _compare_samples(endpoint, prompt, problems, notes)
+    else:
+        notes.append("seeds are refused, so only greedy texts were compared")
+    streams = [answer.chunks for each in (greedy, seeded) for answer in each.answers.values()]
+    return _finding([greedy, seeded], problems, notes), [chunks for chunks in streams if chunks]
+
+
+def _compare(endpoint: Endpoint, repeats: Repeats, problems: list[str], notes: list[str]) -> None:
+    if "idle" not in repeats.answers:
+        return
+    first = repeats.answers["idle"].choices[0]
+    forks = {}
+    for setting, answer in repeats.answers.items():
+        fork = first_fork(endpoint, repeats.prompt.text, first, answer.choices[0])
+        if fork is not None:
+            forks[setting] = fork
+    for setting, fork in forks.items():
+        words = f"{repeats.name}, {setting}: another text than idle, {fork.words}"
+        is_greedy = repeats.name == "greedy"
+        if is_greedy and fork.is_near_tie:
+            notes.append(f"{words}: a near-tie")
+        else:
+            problems.append(words)
+    if "idle again" in forks and repeats.name == "seeded":
+        problems.insert(0, "the seed is not honoured: two idle requests differ")
+
+
+def _compare_samples(
+    endpoint: Endpoint, prompt: Prompt, problems: list[str], notes: list[str]
+) -> None:
+    """n = 2 twice: the same two texts, and two different ones."""
+    question = Question(prompt.text, LENGTH, options={**endpoint.plain, "seed": SEED}, n=2)
+    try:
+        answers = [endpoint.ask(f"repeat/n/{number}", question) for number in range(2)]
+    except RefusedError as refusal:
+        notes.append(f"n > 1 is refused: {refusal.reason[:80]}")
+        return
+    except SpentError:
+        notes.append("the budget did not last for n > 1")
+        return
+    texts = [[choice.text for choice in answer.choices] for answer in answers]
+    if len(texts[0]) != 2:
+        problems.append(f"n = 2 gave {len(texts[0])} samples")
+    elif texts[0] != texts[1]:
+        problems.append("n = 2 with one seed gave other texts the second time")
+    elif texts[0][0] == texts[0][1] and _is_unlikely(answers[0].choices[0]):
+        problems.append("n = 2 gave the same text twice")
+
+
+def _is_unlikely(choice: Choice) -> bool:
+    """Whether a text comes twice in a row less than once in ten thousand times."""
+    told = choice.tokens or ()
+    return sum(token.logprob for token in told) < COINCIDENCE
+
+
+def _finding(both: Sequence[Repeats], problems: Sequence[str], notes: Sequence[str]) -> Finding:
+    num_asked = sum(len(each.answers) for each in both)
+    if num_asked < 2:
+        return Finding("repeatability", Status.UNKNOWN, "; ".join(notes) or "Nothing was asked.")
+    counts = {each.name: each.num_texts for each in both if each.answers}
+    told = ", ".join(f"{name} {count} distinct" for name, count in counts.items())
+    words = f"{num_asked} answers of {LENGTH} tokens: {told}."
+    if problems:
+        words += " " + "; ".join(problems) + "."
+    if notes:
+        words += " Note: " + "; ".join(notes) + "."
+    is_noted = any("near-tie" in note for note in notes)
+    status = Status.FAILED if problems else Status.NOTED if is_noted else Status.PASSED
+    return Finding(
+        "repeatability",
+        status,
+        words,
+        "distinct texts beyond the first",
+        float(sum(counts.values()) - len(counts)),
+        None,
+        f"any difference within {LENGTH} tokens in one of the settings asked",
+        {"distinct": counts, "problems": list(problems), "notes": list(notes)},
+    )

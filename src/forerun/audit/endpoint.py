@@ -1,0 +1,139 @@
+"""An endpoint that is asked questions by name, within a budget, with all answers in a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.audit.bins import UNREADABLE, Bins, Key
+from forerun.audit.budget import Budget
+from forerun.audit.dialects import Dialect, read
+from forerun.audit.journal import Journal
+from forerun.audit.questions import Answer, Question, Token
+from forerun.audit.speculating import told
+from forerun.audit.wire import Call, EndpointError, Raw
+from forerun.errors import explain
+
+PLAIN: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
+"""The options of the law that is the reference."""
+NEUTRAL: Mapping[str, Any] = {
+    "min_p": 0.0,
+    "top_k": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0,
+}
+"""Options that some servers have defaults for; each is sent where it is not refused."""
+
+
+@dataclass
+class Endpoint:
+    journal: Journal
+    budget: Budget
+    dialect: Dialect
+    plain: Mapping[str, Any] = field(default_factory=lambda: dict(PLAIN))
+    can_continue: bool = True  # the beginning of an answer can be given
+    told: tuple[str, float] | None = None  # the most that an answer told of its drafts
+    _identity: tuple[str | None, str | None] | None = None
+    _laws: dict[tuple[str, tuple[Key, ...]], Bins | None] = field(default_factory=dict)
+    _samples: dict[tuple[str, tuple[Key, ...]], Token] = field(default_factory=dict)
+    _num_prompt_tokens: dict[str, int | None] = field(default_factory=dict)
+
+    def fetch(self, name: str, path: str) -> Raw:
+        """A page of the server, which costs no tokens."""
+        return self.journal.answer(name, Call("GET", path))
+
+    def ask(self, name: str, question: Question) -> Answer:
+        """Ask; raises `SpentError` before sending, or `RefusedError` after a refusal."""
+        self.budget.reserve(question.cost)
+        return self._ask(name, question)
+
+    def ask_together(self, questions: Sequence[tuple[str, Question]]) -> list[Answer]:
+        """Ask all at once; the budget is set aside for all before the first is sent."""
+        self.budget.reserve(sum(question.cost for _, question in questions))
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(lambda item: self._ask(*item), questions))
+
+    def _ask(self, name: str, question: Question) -> Answer:
+        used, num_prompt = 0, 0
+        try:
+            answer = read(self.journal.answer(name, self.dialect.call(question)))
+            used, num_prompt = generated(answer, question), answer.num_prompt_tokens or 0
+        finally:
+            self.budget.settle(question.cost, used, num_prompt)
+        self._check_identity(answer)
+        counted = told(answer.extras) if question.max_tokens > 1 else None
+        if counted is not None and (self.told is None or counted[1] > self.told[1]):
+            self.told = counted
+        return answer
+
+    def _check_identity(self, answer: Answer) -> None:
+        identity = (answer.model, answer.fingerprint)
+        if self._identity is None:
+            self._identity = identity
+        if identity[0] != self._identity[0]:
+            received = f"first {self._identity[0]!r}, then {identity[0]!r}"
+            cure = "Name one model with --model, and audit while nothing is being deployed."
+            raise EndpointError(
+                explain("The endpoint changed its model during the audit.", received, cure)
+            )
+
+    def law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
+        """The law after a prompt and tokens, by a request for one token; None if not to be had.
+
+        Whether it can be had depends on the tokens before, never on the one that follows.
+        """
+        prefix = tuple(token.text for token in tokens)
+        place = (prompt, prefix)
+        if place not in self._laws:
+            self._laws[place] = self._ask_law(prompt, tokens)
+        return self._laws[place]
+
+    def knows(self, prompt: str, tokens: Sequence[Token]) -> bool:
+        """Whether the law is known already, and costs nothing."""
+        return (prompt, tuple(token.text for token in tokens)) in self._laws
+
+    def _ask_law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
+        question = self.one_token(prompt, tokens)
+        if any(UNREADABLE in key for key in question.prefix) or (tokens and not self.can_continue):
+            return None
+        name = f"law/{prompt[:12]}/{len(prompt)}/{'|'.join(question.prefix)}"
+        answer = self.ask(name, question)
+        listed = answer.choices[0].tokens
+        if not listed or not listed[0].top or not self._is_in_step(prompt, len(tokens), answer):
+            return None
+        self._samples[prompt, question.prefix] = listed[0]
+        return Bins.of(listed[0].top)
+
+    def sample(self, prompt: str, tokens: Sequence[Token]) -> Token | None:
+        """The token that came with the law of a place: a sample without speculation."""
+        return self._samples.get((prompt, tuple(token.text for token in tokens)))
+
+    def one_token(self, prompt: str, tokens: Sequence[Token] = ()) -> Question:
+        """Asks for the law after a prompt and the beginning of its answer."""
+        ids = [token.id for token in tokens if token.id is not None]
+        prefix = tuple(token.text for token in tokens)
+        known = tuple(ids) if len(ids) == len(tokens) else None
+        return Question(prompt, 1, prefix, known, self.plain)
+
+    def _is_in_step(self, prompt: str, num_tokens: int, answer: Answer) -> bool:
+        """Whether the beginning was read as the tokens it came from, judged by their number."""
+        if answer.num_prompt_tokens is None:
+            return True
+        if num_tokens == 0:
+            self._num_prompt_tokens[prompt] = answer.num_prompt_tokens
+        start = self._num_prompt_tokens.get(prompt)
+        return start is None or answer.num_prompt_tokens == start + num_tokens
+
+
+def generated(answer: Answer, question: Question) -> int:
+    """How many tokens an answer has, by its own count if there is one."""
+    if answer.num_tokens is not None:
+        return answer.num_tokens
+    listed = [choice.tokens for choice in answer.choices]
+    if all(tokens is not None for tokens in listed):
+        return sum(len(tokens or ()) for tokens in listed)
+    return question.cost

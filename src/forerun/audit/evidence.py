@@ -1,0 +1,139 @@
+"""A sequential test with e-values: wealth from bets that tokens do not follow their stated law.
+
+Before each token, every *expert* tilts the law p to a law q.  Its wealth is multiplied by
+q(x) / p(x) when the token x is seen.  If x follows p, the expected factor is 1, whatever was seen
+before; so wealth is a martingale that starts at 1, and by Ville's inequality exceeds 1 / alpha at
+*any* time with a chance of at most alpha.  A weighted mean of such wealths is one too.  One may
+look after every token, stop when one likes, and go on later.
+
+Slack: a server computes the same law in different ways, and rounds differently.  With
+|p' / p - 1| <= slack the expected factor is at most 1 + slack * sum p |q / p - 1|, and every
+factor is divided by that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.arrays import HostArray
+from forerun.audit.bins import Bins
+
+TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
+"""Fixed experts: one feature is made likelier or less likely by so much in log-odds."""
+LEARNED = (0.5, 1.0)
+"""Learning experts: tilts of all features, by so much of what the tokens so far suggest."""
+RIDGE = 10.0
+"""What the tokens so far suggest is shrunk as if so many had shown nothing."""
+STEEPEST = 2.0
+MIXTURES = (0.05, 0.2, 0.5)
+"""Mixing experts: so much of another law, such as that of the place before."""
+STRENGTHS = (4.0, 25.0)
+"""Counting experts: how often a token came in such places over how often it should have, each with
+so many that came as they should."""
+
+
+@dataclass
+class _Counts:
+    """How often tokens came in one sort of place, and how often they should have."""
+
+    seen: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    due: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+@dataclass
+class Evidence:
+    """Wealth of all experts.
+
+    num_sorts: sorts of places that are counted apart.  num_others: laws that are mixed in.
+    """
+
+    num_features: int
+    num_sorts: int
+    num_others: int = 0
+    slack: float = 0.0
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        size = self.num_features
+        self._thetas = np.concatenate([tilt * np.eye(size) for tilt in TILTS])  # (M, F)
+        counting, mixing = self.num_sorts * len(STRENGTHS), self.num_others * len(MIXTURES)
+        kinds = (len(self._thetas), len(LEARNED), counting, mixing)
+        kinds_there = sum(count > 0 for count in kinds)
+        self._shares = np.concatenate(
+            [np.full(count, -math.log(kinds_there * count)) for count in kinds if count]
+        )  # (E,), logarithms
+        self._wealth = np.zeros(len(self._shares))  # (E,), logarithms
+        self._score, self._spread = np.zeros(size), np.zeros((size, size))
+        self._counts: dict[Hashable, _Counts] = defaultdict(_Counts)
+
+    @property
+    def log_wealth(self) -> float:
+        """The logarithm of the e-value."""
+        total = self._shares + self._wealth
+        top = float(total.max())
+        return top + math.log(float(np.exp(total - top).sum()))
+
+    def add(
+        self,
+        bins: Bins,
+        seen: int | None,
+        table: HostArray,
+        places: Sequence[Hashable] = (),
+        others: Sequence[HostArray] = (),
+    ) -> None:
+        """One token: its law and bin, features (B, F), the sorts of place where it stands, and
+        other laws (B,) that it might come from.
+
+        seen: None for a token that was not shown, such as the end of a text: every expert gets the
+        least factor that any token would have given, which keeps the test valid.
+        """
+        chances = bins.chances[:, None]
+        tilts = np.exp(table @ np.concatenate([self._thetas, self._suggested()]).T)
+        columns = [chances * tilts]
+        columns += [chances * self._ratios(bins.keys, place) for place in places]
+        for other in others:
+            shares = np.array(MIXTURES)
+            columns.append(chances * (1 - shares) + other[:, None] * shares)
+        laws = np.concatenate(columns, axis=1)  # (B, E)
+        laws /= laws.sum(axis=0)
+        most = bins.most[:, None]
+        factors = laws / most
+        fair = 1.0 + self.slack * (most * np.abs(factors - 1.0)).sum(axis=0)
+        self._wealth = self._wealth + np.log(
+            (factors.min(axis=0) if seen is None else factors[seen]) / fair
+        )
+        self.num_tokens += 1
+        if seen is not None:
+            self._learn(bins, table, places, seen)
+
+    def _suggested(self) -> HostArray:
+        """Tilts of the learning experts, (L, F): a Newton step from none at all, shrunk."""
+        step = np.linalg.solve(self._spread + RIDGE * np.eye(self.num_features), self._score)
+        return np.asarray(np.clip([share * step for share in LEARNED], -STEEPEST, STEEPEST))
+
+    def _ratios(self, keys: Sequence[str], place: Hashable) -> HostArray:
+        """What the counting experts multiply chances by, (B, len(STRENGTHS))."""
+        counts = self._counts[place]
+        seen = np.array([[counts.seen.get(key, 0.0)] for key in keys])
+        due = np.array([[counts.due.get(key, 0.0)] for key in keys])
+        return np.asarray((seen + np.array(STRENGTHS)) / (due + np.array(STRENGTHS)))
+
+    def _learn(self, bins: Bins, table: HostArray, places: Sequence[Hashable], seen: int) -> None:
+        mean = bins.chances @ table
+        self._score += table[seen] - mean
+        self._spread += (table * bins.chances[:, None]).T @ table - np.outer(mean, mean)
+        for place in places:
+            counts = self._counts[place]
+            counts.seen[bins.keys[seen]] += 1.0
+            for key, chance in zip(bins.keys, bins.chances.tolist(), strict=True):
+                counts.due[key] += chance
+
+
+def needed(alpha: float) -> float:
+    """The log-wealth at which a law is rejected at level alpha."""
+    return -math.log(alpha)

@@ -1,0 +1,72 @@
+"""What might be favoured or avoided at a place of the text, known before its token is.
+
+A server that bends its law bends it towards what it drafted, or away from it.  Drafts are not
+seen from outside, but two guesses come close: what an n-gram drafter would say, and the token that
+the model itself finds likeliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forerun.arrays import HostArray
+from forerun.audit.bins import Bins, Key
+
+NAMES = (
+    "the likeliest token",
+    "the second likeliest token",
+    "the token that an n-gram would copy",
+    "the same, after a copy that failed",
+    "the likeliest token, after another one",
+    "the token just said",
+    "tokens below 10%",
+    "likely tokens over unlikely ones",
+    "the likeliest token, where it has half or more",
+    "the copied token, where it has half or more",
+)
+RARE = 0.1
+UNLIKELY = 1e-3
+HALF = 0.5
+LONGEST = 4
+
+
+def features(
+    bins: Bins, text: Sequence[Key], place: int, likeliest_before: Key | None
+) -> HostArray:
+    """Numbers (B, len(NAMES)); text[:place] is known, tokens of the prompt included.
+
+    likeliest_before: the likeliest token of the place before.
+    """
+    table = np.zeros((len(bins.keys), len(NAMES)))
+    table[0, 0] = 1.0
+    table[0, 8] = bins.chances[0] >= HALF
+    if len(bins.keys) > 2:
+        table[1, 1] = 1.0
+    guess = copied(text, place)
+    if guess is not None and guess in bins.keys:
+        row = bins.index(guess)
+        table[row, 2] = 1.0
+        table[row, 9] = bins.chances[row] >= HALF
+        before = copied(text, place - 1)
+        if before is not None and before != text[place - 1]:
+            table[row, 3] = 1.0
+    if place and text[place - 1] in bins.keys:
+        table[bins.index(text[place - 1]), 5] = 1.0
+    if place and text[place - 1] != likeliest_before:
+        table[0, 4] = 1.0
+    table[:, 6] = bins.chances < RARE
+    table[-1, 6] = 1.0
+    table[:, 7] = np.log(np.maximum(bins.chances, UNLIKELY))
+    return table
+
+
+def copied(text: Sequence[Key], place: int) -> Key | None:
+    """What followed the latest earlier place where the last tokens before `place` stood."""
+    for size in range(min(LONGEST, place - 1), 0, -1):
+        tail = tuple(text[place - size : place])
+        for end in range(place - 1, size - 1, -1):
+            if tuple(text[end - size : end]) == tail:
+                return text[end]
+    return None

@@ -1,0 +1,95 @@
+"""What an audit says: a finding for every check, and all of them in a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(Enum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOTED = "noted"  # a difference that rounding explains, or that nobody promised not to have
+    UNKNOWN = "not tested"  # the endpoint lacks what the check needs, or the budget was too small
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    interval: of `measure`, 99%.  would_catch: the smallest fault that would have been found.
+    """
+
+    check: str
+    status: Status
+    summary: str
+    measure: str = ""
+    estimate: float | None = None
+    interval: tuple[float, float] | None = None
+    would_catch: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    num_tokens: int = 0  # that the check spent
+    num_requests: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"status": self.status.value}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, and how they were come by."""
+
+    url: str
+    model: str | None
+    findings: Sequence[Finding]
+    is_speculating: bool | None  # None: cannot be told
+    speculation: str  # how that is known
+    level: float
+    settings: Mapping[str, Any]
+    num_requests: int
+    num_tokens: int
+    num_prompt_tokens: int
+    seconds: float
+    date: str
+    version: str
+
+    @property
+    def failed(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.status is Status.FAILED]
+
+    @property
+    def is_sound(self) -> bool:
+        """Nothing was found wrong."""
+        return not self.failed
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.failed:
+            names = ", ".join(finding.check for finding in self.failed)
+            return f"Found wrong: {names}."
+        tested = [f for f in self.findings if f.status in (Status.PASSED, Status.NOTED)]
+        if not tested:
+            return "Nothing could be tested."
+        untested = [f.check for f in self.findings if f.status is Status.UNKNOWN]
+        rest = f"  Not tested: {', '.join(untested)}." if untested else ""
+        if self.is_speculating is False:
+            return f"The endpoint does not speculate; nothing else was found wrong.{rest}"
+        return f"Nothing was found wrong.{rest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = asdict(self) | {"findings": [finding.to_dict() for finding in self.findings]}
+        return {"verdict": self.verdict, "is_sound": self.is_sound} | fields
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        from forerun.audit.table import table
+
+        return table(self)

