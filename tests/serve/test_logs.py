@@ -161,6 +161,13 @@ def test_plain_lines_cannot_be_forged() -> None:
     assert line.endswith(r' info an event id="a b=\"c\"\nadmin" status=200')
 
 
+def test_json_lines_have_no_breaks_of_any_kind(lines: io.StringIO) -> None:
+    path = "/a\u2028b\u0085c\nd"
+    say("response", path=path)
+    (line,) = read(lines)
+    assert line["path"] == path
+
+
 def test_long_fields_are_cut(lines: io.StringIO) -> None:
     say("response", path="/" + "x" * 10_000)
     assert len(lines.getvalue()) < 400

@@ -63,7 +63,7 @@ class Lines(logging.Formatter):
             fields |= describe(record.exc_info[1])
         fields = {key: _short(value) for key, value in fields.items() if value is not None}
         if self._is_json:
-            return json.dumps(fields, ensure_ascii=False)
+            return json.dumps(fields)  # in ASCII: some readers break lines at U+2028 and U+0085
         head = f"{fields.pop('time')} {fields.pop('level')} {_one_line(fields.pop('event'))}"
         return " ".join([head, *(f"{key}={_value(value)}" for key, value in fields.items())])
 
