@@ -64,7 +64,9 @@ def test_an_answer_is_a_line_with_its_counts(lines: io.StringIO) -> None:
     clock.pass_by(1.0)
     log.piece("req-1", 0, PIECE)
     log.ended("req-1", [answer_of(), answer_of("length")])
-    (line,) = read(lines)
+    first, line = read(lines)
+    begin = {name: first[name] for name in ("event", "id", "route", "owner")}
+    assert list(begin.values()) == ["received", "req-1", "/v1/completions", "team-x"]
     del line["time"]
     assert line == {
         "level": "info",
@@ -91,7 +93,8 @@ def test_refusals_failures_and_restarts_have_their_levels(lines: io.StringIO) ->
     log.received("req-2", "/v1/completions")
     log.failed("req-2", "model")
     log.engine_restarted()
-    shown = [(line["event"], line["level"], line.get("id")) for line in read(lines)]
+    ends = [line for line in read(lines) if line["event"] != "received"]
+    shown = [(line["event"], line["level"], line.get("id")) for line in ends]
     assert shown == [
         ("refused", "info", "req-1"),
         ("failed", "error", "req-2"),
@@ -295,7 +298,7 @@ def test_everybody_is_told(lines: io.StringIO) -> None:
     watching.received("req-3", "/v1/completions", "")
     watching.failed("req-3", "model")
     watching.engine_restarted()
-    events = [line["event"] for line in read(lines)]
+    events = [line["event"] for line in read(lines) if line["event"] != "received"]
     assert events == ["answer", "refused", "failed", "engine restarted"]
     text = watching.exposition()[0].decode()
     for name in ("request_success", "request_refused", "request_failure"):
