@@ -96,6 +96,14 @@ def test_every_metric_of_the_page_exists() -> None:
     assert names <= set(exposed()) | {family.name for family in Metrics().registry.collect()}
 
 
+def test_every_example_says_how_long_its_answer_may_be() -> None:
+    """An answer without a limit fills the context, which takes minutes."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    examples = [block for block in page.split("```")[1::2] if "Why is the sky blue?" in block]
+    assert len(examples) >= 4
+    assert all("max_tokens" in block for block in examples)
+
+
 def flags_of(text: str) -> set[str]:
     """Options after each `forerun serve`, up to the end of its line."""
     commands = re.findall(r"(?:forerun serve|forerun\"?, \"serve)([^\n]*)", text)
