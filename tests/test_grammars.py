@@ -239,6 +239,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: fr.grammars.json_schema([1]), "Received the list"),
     (lambda: fr.grammars.json_schema({"enum": [object()]}), "not JSON serializable"),
     (lambda: fr.grammars.json_schema({"enum": []}), "Unsatisfiable schema"),
+    (lambda: fr.grammars.json_schema('{"items":' * 300 + "{}" + "}" * 300), "recursion limit"),
 ]
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import main
-from forerun.cli.serve import address_of, check_rules, is_loopback, warnings_for, welcome
+from forerun.cli.serve import (
+    address_of,
+    check_origins,
+    check_rules,
+    is_loopback,
+    limits_for,
+    warnings_for,
+    welcome,
+)
 from forerun.errors import InputError
 
 Capture = pytest.CaptureFixture[str]
@@ -30,6 +38,8 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--port", "70000"], "no such port"),
         (["--max-batch", "0"], "--max-batch is too small"),
         (["--draft-length", "-1"], "--draft-length is too small"),
+        (["--cors-origin", "foo"], "--cors-origin is no origin. Received foo."),
+        (["--cors-origin", "https://a.example/"], "--cors-origin is no origin"),
         (["--api-key-file", "/nowhere/keys"], "file of API keys cannot be read"),
         (["--host", "no.such.host.invalid"], "no such address"),
         (["--host", "192.0.2.1"], "The address cannot be taken"),
@@ -98,8 +108,34 @@ def test_the_welcome_says_where_and_how() -> None:
     text = welcome("some/model", ["ngram", "none"], "match", address, has_keys=False)
     assert f"page  {address}/" in text
     assert f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'" in text
+    assert '"max_tokens": 64' in text
     assert "Bearer" not in text
     assert "Bearer $KEY" in welcome("m", ["none"], "match", address, has_keys=True)
+
+
+def test_origins() -> None:
+    check_origins(["*", "https://chat.example.org", "http://localhost:3000", "http://[::1]:3000"])
+
+
+def test_a_request_has_at_most_as_many_answers_as_there_are_places() -> None:
+    assert limits_for(None, 72).max_choices == 72
+    assert limits_for(None, 10_000).max_choices == 128
+    assert limits_for(None, 72).max_tokens == 32_768
+    assert limits_for(7, 72).max_tokens == 7
+
+
+def test_what_is_loaded_is_logged_first(
+    capsys: Capture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("no drafter")
+
+    monkeypatch.setattr("forerun.cli.serve.load_drafter", fail)
+    with caplog.at_level("INFO", logger="forerun.serve"):
+        assert main(["serve", "some/model", "--port", "0"]) == 2
+    (record,) = caplog.records
+    assert record.getMessage() == "loading"
+    assert record.__dict__["fields"]["model"] == "some/model"
 
 
 def test_a_key_file_is_read(tmp_path: Path, capsys: Capture) -> None:

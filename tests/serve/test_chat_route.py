@@ -276,6 +276,10 @@ def test_earlier_calls_are_worded_and_their_answers_checked() -> None:
     text = talker().tokenizer.decode(route.read({"messages": [*MESSAGES, asked, told]}).prompts[0])
     assert 'f {"x": 1}' in text
     assert "<tool>42" in text
+    named = route.read({"messages": [*MESSAGES, asked, {**told, "name": "f"}]})
+    assert talker().tokenizer.decode(named.prompts[0]) == text
+    error = refusal(route, messages=[*MESSAGES, asked, {**told, "name": "g"}])
+    assert (error.code, error.param) == ("invalid_value", "messages[2].name")
     error = refusal(route, messages=[*MESSAGES, asked, {**told, "tool_call_id": "c2"}])
     assert error.param == "messages[2].tool_call_id"
     broken = {**asked, "tool_calls": [{**call, "function": {"name": "f", "arguments": "{"}}]}

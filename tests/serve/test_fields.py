@@ -91,6 +91,17 @@ def test_messages_say_the_limit_and_what_was_received() -> None:
         Whole(1, 9).check(10**5000, "n")
 
 
+def test_missing_and_unknown_fields_say_what_to_do() -> None:
+    body = Object({"max_tokens": Field(Whole(1, 9), "New tokens.", required=True)})
+    for given, message in (
+        ({}, "'max_tokens' is missing, and the request needs it."),
+        ({"max_token": 3}, "'max_token' is not known .* did you mean 'max_tokens'?"),
+        ({"wholly_else": 3}, "'wholly_else' is not known .* leave it out."),
+    ):
+        with pytest.raises(ApiError, match=message):
+            body.check(given)
+
+
 def test_places_inside_are_named() -> None:
     table = Object({"a": Field(ListOf(INNER))})
     with pytest.raises(ApiError) as caught:

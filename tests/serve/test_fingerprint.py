@@ -18,6 +18,7 @@ from forerun.serve import fingerprint as fingerprints
 from forerun.serve.ask import Speculation
 from forerun.serve.fingerprint import Fingerprint, arithmetic
 from forerun.serve.offer import Limits, Offer
+from forerun.types import DraftLength
 
 NOISE_1 = [
     [363, 237, 404, 167, 483, 153, 272, 357],
@@ -29,9 +30,15 @@ def offer_of(target: Any, **changes: Any) -> Offer:
     return replace(Offer(target, "tiny", ("ngram", "none"), ("match", "ratio")), **changes)
 
 
-def print_of(target: Any = None, speculation: Speculation | None = None, **changes: Any) -> str:
+def print_of(
+    target: Any = None,
+    speculation: Speculation | None = None,
+    draft_length: DraftLength = 4,
+    **changes: Any,
+) -> str:
     ask = replace(an_ask(), speculation=speculation or Speculation())
-    return Fingerprint(offer_of(tiny_llama() if target is None else target, **changes))(ask)
+    offer = offer_of(tiny_llama() if target is None else target, **changes)
+    return Fingerprint(offer, draft_length)(ask)
 
 
 def copied() -> Any:
@@ -43,6 +50,7 @@ SAME: dict[str, dict[str, Any]] = {
     "again": {},
     "drafter": {"speculation": Speculation(drafter="none")},
     "draft length": {"speculation": Speculation(draft_length=0)},
+    "draft length of the server": {"draft_length": "auto"},
     "rule by name": {"speculation": Speculation(rule="match")},
     "drafters offered": {"drafters": ("suffix",)},
     "limits": {"limits": Limits(max_tokens=7)},
@@ -95,6 +103,36 @@ def test_a_rule_other_than_match_changes_it() -> None:
     assert print_of(rules=("ratio", "match")) == ratio
 
 
+def ratio(**options: Any) -> str:
+    own: Any = options.pop("own", 4)
+    drafters = ("ngram", "suffix", "ngram+suffix", "none")
+    return print_of(
+        speculation=Speculation(rule="ratio", **options), draft_length=own, drafters=drafters
+    )
+
+
+def test_drafts_change_it_under_other_rules() -> None:
+    assert ratio() == ratio(drafter="ngram") == ratio(draft_length=9) == ratio(draft_length="auto")
+    assert len({ratio(), ratio(drafter="suffix"), ratio(draft_length=2), ratio(own=3)}) == 4
+    assert ratio(draft_length=0) == ratio(drafter="none") == ratio(own=0)
+    assert ratio(draft_length=0, own="auto") == ratio(draft_length=0)
+
+
+def test_what_adapts_is_not_promised_under_other_rules() -> None:
+    assert ratio(own="auto") != ratio(own="auto")
+    assert ratio(own="auto", draft_length=4) != ratio(own="auto", draft_length=4)
+    assert ratio(drafter="ngram+suffix") != ratio(drafter="ngram+suffix")
+
+
+def test_the_version_of_grammars_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = fingerprints._version
+    before = print_of()
+    monkeypatch.setattr(
+        fingerprints, "_version", lambda name: "99" if name == "llguidance" else known(name)
+    )
+    assert print_of() != before
+
+
 def test_the_noise_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = print_of()
     monkeypatch.setattr(fingerprints, "NOISE", 0)
@@ -105,6 +143,7 @@ def test_the_pass_changes_it_and_versions_count_where_their_arithmetic_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("numba")
+    from forerun.lean import shape
     from forerun.lean.model import LeanModel
 
     plain = tiny_llama()
@@ -120,6 +159,12 @@ def test_the_pass_changes_it_and_versions_count_where_their_arithmetic_does(
     monkeypatch.setattr(fingerprints, "_version", newer)
     assert arithmetic(plain) != before["plain"]
     assert arithmetic(lean) == before["lean"]
+    monkeypatch.setattr(shape, "HAS_DOT_PRODUCTS", not shape.HAS_DOT_PRODUCTS)
+    assert arithmetic(lean) != before["lean"]
+    monkeypatch.undo()
+    monkeypatch.setattr(fingerprints, "__version__", "99")
+    assert arithmetic(plain) != before["plain"]
+    assert arithmetic(lean) != before["lean"]
 
 
 def test_nothing_is_known_of_a_function() -> None:

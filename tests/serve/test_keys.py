@@ -35,6 +35,12 @@ def test_keys_are_found_by_their_secret() -> None:
     assert limits == KeyLimits(max_priority=-1, tokens_per_minute=600)
 
 
+def test_a_key_may_hold_signs() -> None:
+    keys = Keys.from_lines(["  # a comment", "a:sk#with:signs#12 # and a comment", "#b:sk-alice-1"])
+    assert len(keys) == 1
+    assert keys.find("Bearer sk#with:signs#12").label == "a"
+
+
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "sk-alice-123", "Bearer alice:sk-alice-123"]
 )
@@ -75,6 +81,9 @@ def test_no_secret_is_kept() -> None:
         (["a:sk-alice-123 max_runing=3"], "limit cannot be read. Received line 1"),
         (["a:sk-alice-123 max_running=0"], "limit cannot be read"),
         (["a:sk-alice-123 max_running=many"], "limit cannot be read"),
+        (["a:sk-alice-123 max_running=²"], "limit cannot be read"),
+        (["a:sk-alice-123 max_running=" + "9" * 5000], "limit cannot be read"),
+        (["a:sk-alice-123é"], "not ASCII. Received line 1"),
     ],
 )
 def test_a_file_that_makes_no_sense(lines: list[str], message: str) -> None:

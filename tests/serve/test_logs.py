@@ -64,7 +64,9 @@ def test_an_answer_is_a_line_with_its_counts(lines: io.StringIO) -> None:
     clock.pass_by(1.0)
     log.piece("req-1", 0, PIECE)
     log.ended("req-1", [answer_of(), answer_of("length")])
-    (line,) = read(lines)
+    first, line = read(lines)
+    begin = {name: first[name] for name in ("event", "id", "route", "owner")}
+    assert list(begin.values()) == ["received", "req-1", "/v1/completions", "team-x"]
     del line["time"]
     assert line == {
         "level": "info",
@@ -91,7 +93,8 @@ def test_refusals_failures_and_restarts_have_their_levels(lines: io.StringIO) ->
     log.received("req-2", "/v1/completions")
     log.failed("req-2", "model")
     log.engine_restarted()
-    shown = [(line["event"], line["level"], line.get("id")) for line in read(lines)]
+    ends = [line for line in read(lines) if line["event"] != "received"]
+    shown = [(line["event"], line["level"], line.get("id")) for line in ends]
     assert shown == [
         ("refused", "info", "req-1"),
         ("failed", "error", "req-2"),
@@ -159,6 +162,13 @@ def test_plain_lines_cannot_be_forged() -> None:
     line = Lines(is_json=False).format(record)
     assert "\n" not in line
     assert line.endswith(r' info an event id="a b=\"c\"\nadmin" status=200')
+
+
+def test_json_lines_have_no_breaks_of_any_kind(lines: io.StringIO) -> None:
+    path = "/a\u2028b\u0085c\nd"
+    say("response", path=path)
+    (line,) = read(lines)
+    assert line["path"] == path
 
 
 def test_long_fields_are_cut(lines: io.StringIO) -> None:
@@ -288,7 +298,7 @@ def test_everybody_is_told(lines: io.StringIO) -> None:
     watching.received("req-3", "/v1/completions", "")
     watching.failed("req-3", "model")
     watching.engine_restarted()
-    events = [line["event"] for line in read(lines)]
+    events = [line["event"] for line in read(lines) if line["event"] != "received"]
     assert events == ["answer", "refused", "failed", "engine restarted"]
     text = watching.exposition()[0].decode()
     for name in ("request_success", "request_refused", "request_failure"):

@@ -30,6 +30,11 @@ def test_a_text_goes_there_and_back() -> None:
     assert TOKENIZE.answer({"prompt": ""})["tokens"] == []
 
 
+def test_texts_of_tokens_are_made_only_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "text", None)
+    assert TOKENIZE.answer({"prompt": TEXT})["token_strs"] is None
+
+
 def test_special_tokens_where_the_tokenizer_adds_them() -> None:
     from tokenizers.processors import TemplateProcessing
 

@@ -24,6 +24,9 @@ TOOLS: list[dict[str, Any]] = [
 ]
 F = '<tool_call>\n{"name": "f", "arguments": {"x": 3}}\n</tool_call>'
 G = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+TAGS = r'{"x": "a \" </tool_call> and </tool_call>"}'
+TAGGED = f'<tool_call>{{"name": "g", "arguments": {TAGS}}}</tool_call>'
+UNENDED = '<tool_call>{"name": "g</tool_call>'
 HERMES_TEXTS: list[tuple[str, list[Any]]] = [
     ("no call, a < b <tool", ["no call, a < b <tool"]),
     ("trailing space \n", ["trailing space \n"]),
@@ -35,6 +38,9 @@ HERMES_TEXTS: list[tuple[str, list[Any]]] = [
     ('<tool_call>{"name": "h"}</tool_call>', ['<tool_call>{"name": "h"}</tool_call>']),
     ('<tool_call>{"name": "g", "argum', ['<tool_call>{"name": "g", "argum']),
     (F[: -len("</tool_call>")], [Call("f", '{"x": 3}')]),
+    (f"{TAGGED}\n{G}", [Call("g", TAGS), Call("g", "{}")]),
+    (TAGGED[: -len("</tool_call>")], [Call("g", TAGS)]),
+    (f"{UNENDED} so {G}", [f"{UNENDED} so", Call("g", "{}")]),
 ]
 LLAMA_TEXTS: list[tuple[str, list[Any]]] = [
     ("hello {", ["hello {"]),

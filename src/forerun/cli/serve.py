@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import json
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from forerun.cli.generate import draft_length
 from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME
+from forerun.serve.offer import Limits
 
 if TYPE_CHECKING:
     from forerun.serve.keys import Keys
@@ -30,6 +32,7 @@ rules named here, or is false; under the rule match none of that changes the tex
 SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 """
 
+MOST = Limits.max_tokens
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -51,7 +54,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         help=f"{DRAFTERS}; repeatable: requests choose, the first is the default",
     )
-    models.add_argument("--draft-length", metavar="K", type=draft_length, default="auto")
+    models.add_argument(
+        "--draft-length",
+        metavar="K",
+        type=draft_length,
+        default="auto",
+        help="guesses in a row (default: auto, what pays in each round)",
+    )
     models.add_argument("--rule", default="match", help="the default one (default: match)")
     models.add_argument(
         "--rules",
@@ -85,9 +94,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
     bounds = parser.add_argument_group("bounds")
     for flag, default, text in (
-        ("--max-batch", 8, "requests in one pass"),
-        ("--max-queue", 64, "requests that may wait; more get 429"),
-        ("--max-tokens", None, "new tokens of an answer (default: what the context holds)"),
+        ("--max-batch", 8, "answers in one pass"),
+        ("--max-queue", 64, "answers that may wait; a request with more gets 429"),
+        (
+            "--max-tokens",
+            None,
+            f"new tokens of an answer (default: what fits, {MOST} at most)",
+        ),
         ("--max-body-mib", 4, "size of a request"),
         ("--drain-seconds", 30, "for running requests to finish when stopped"),
         ("--reader-seconds", 30, "for a client to take in what it was sent"),
@@ -102,10 +115,11 @@ def run(args: argparse.Namespace) -> int:
     check_extra()
     chosen = check_rules(args.rule, args.rules)
     _check_counts(args)
+    check_origins(args.cors_origin)
     from forerun.serve.bounds import Bounds
     from forerun.serve.keys import Keys
     from forerun.serve.lifecycle import bind
-    from forerun.serve.logs import set_up
+    from forerun.serve.logs import say, set_up
 
     set_up(is_json=args.log_json)
     keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
@@ -113,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     bound = bind(args.host, args.port, bounds)  # before a model is loaded for nothing
     with bound:
         names = args.drafter or [usual_drafter(args.model)]
+        say("loading", model=args.model or NAME, drafters=",".join(names))
         drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
         drafters.setdefault("none", None)
         lean: Any = False if args.no_lean else "auto"
@@ -132,7 +147,6 @@ def _serve(
 ) -> None:
     from forerun.serve.assembly import make_server
     from forerun.serve.lifecycle import Server
-    from forerun.serve.offer import Limits
 
     app, desk = make_server(
         target,
@@ -143,7 +157,7 @@ def _serve(
         max_batch=args.max_batch,
         max_queue=args.max_queue,
         keys=keys,
-        limits=Limits() if args.max_tokens is None else Limits(max_tokens=args.max_tokens),
+        limits=limits_for(args.max_tokens, args.max_batch + args.max_queue),
         bounds=bounds,
         cors_origins=args.cors_origin,
     )
@@ -155,6 +169,12 @@ def _serve(
     Server(
         app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
     ).run(sockets=[bound])
+
+
+def limits_for(max_tokens: int | None, num_places: int) -> Limits:
+    """What a request may ask for; one with more answers than there are places never gets in."""
+    max_choices = min(Limits.max_choices, num_places)
+    return Limits(max_tokens=max_tokens or Limits.max_tokens, max_choices=max_choices)
 
 
 def check_extra() -> None:
@@ -198,6 +218,14 @@ def _check_counts(args: argparse.Namespace) -> None:
         raise InputError(explain("There is no such port.", args.port, cure))
 
 
+def check_origins(origins: Sequence[str]) -> None:
+    """Whether these are origins as browsers write them; others would never match."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s?#@]+", origin):
+            cure = "Write it as browsers do, like https://chat.example.org, or * for all."
+            raise InputError(explain("--cors-origin is no origin.", origin, cure))
+
+
 def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[str]:
     """What whoever starts a server should know."""
     notes = []
@@ -228,7 +256,8 @@ def address_of(bound: socket.socket) -> str:
 
 def welcome(model: str, drafters: Sequence[str], rule: str, address: str, *, has_keys: bool) -> str:
     """What is printed when the server is ready."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = {"model": model, "messages": messages, "max_tokens": 64}
     key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
     return (
         f"Serving {model}; drafters {', '.join(drafters)}; rule {rule}\n"

@@ -66,7 +66,10 @@ def json_schema(
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise _refused("JSON schema", str(error), f"{schema!r:.80}") from error
-    compiled = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
+    try:
+        compiled = _llguidance().LLMatcher.grammar_from_json_schema(text, overrides=options)
+    except ValueError as error:  # nested too deeply
+        raise _refused("JSON schema", str(error), f"{text:.80}") from error
     return _checked("JSON schema", compiled, text)
 
 

@@ -1,4 +1,4 @@
-"""An HTTP server whose answers are those of `generate`: OpenAI's routes over one `AsyncEngine`.
+"""An HTTP server whose answers are those of `generate`: OpenAI's routes over one model.
 
     body -> route.read -> Ask -> Desk (keys, queue, engines) -> pieces -> route's reply -> client
 

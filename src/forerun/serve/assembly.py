@@ -59,7 +59,7 @@ def make_server(
         queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
-        fingerprint=Fingerprint(offer),
+        fingerprint=Fingerprint(offer, draft_length),
         cors_origins=cors_origins,
     )
     return app, desk

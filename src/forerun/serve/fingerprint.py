@@ -1,8 +1,10 @@
 """`system_fingerprint`: equal where a seed gives the same text, different where it may not.
 
 It covers the weights and configuration, the tokenizer with its chat template, the pass and its
-arithmetic, how noise is drawn, and a rule other than `match`.  It leaves out the drafter, the
-draft length, the batch, and the name the model was loaded by, which cannot change a text.
+arithmetic, how noise is drawn, and how grammars are read.  It leaves out the batch and the name
+the model was loaded by, which cannot change a text.  Nor can drafts under the rule `match`; under
+other rules the drafter and the draft length are in it, and where they follow measured times
+no two answers have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from forerun.engine.intake import ending_tokens
 from forerun.models.base import LanguageModel
 from forerun.serve.ask import Ask
 from forerun.serve.offer import Offer
+from forerun.types import DraftLength
 from forerun.version import __version__
 
 NOISE = 1
@@ -30,20 +33,38 @@ UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
 
 
 class Fingerprint:
-    """The fingerprint of each request's answer; weights are read once."""
+    """The fingerprint of each request's answer; weights are read once.
 
-    def __init__(self, offer: Offer) -> None:
+    draft_length: the server's own.
+    """
+
+    def __init__(self, offer: Offer, draft_length: DraftLength = "auto") -> None:
         self._offer = offer
+        self._draft_length = draft_length
         self._model = _digest(_model_parts(offer.target))
 
     def __call__(self, ask: Ask) -> str:
-        rule = ask.speculation.rule or self._offer.rules[0]
-        told = "" if rule == "match" else rule
-        return f"fp_{_digest([self._model, told])[:16]}"
+        return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
+
+    def _drafting(self, ask: Ask) -> list[str]:
+        """What of the drafting may change the text."""
+        asked = ask.speculation
+        rule = asked.rule or self._offer.rules[0]
+        if rule == "match":
+            return []
+        drafter = asked.drafter or self._offer.drafters[0]
+        if drafter == "none" or 0 in (asked.draft_length, self._draft_length):
+            return [rule]
+        if self._draft_length == "auto" or "+" in drafter:  # both follow measurements
+            return [rule, secrets.token_hex(16)]
+        limit = asked.draft_length
+        length = min(self._draft_length, limit) if isinstance(limit, int) else self._draft_length
+        return [rule, drafter, str(length)]
 
 
 def _model_parts(target: LanguageModel) -> Iterator[str]:
     yield f"noise {NOISE}"
+    yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
     yield _tokenizer(getattr(target, "tokenizer", None))
     model: Any = getattr(target, "model", None)
@@ -57,20 +78,21 @@ def _model_parts(target: LanguageModel) -> Iterator[str]:
 
 
 def arithmetic(target: LanguageModel) -> list[str]:
-    """The pass, and what its numbers may depend on: our own passes run without the arithmetic of
+    """The pass, and what its numbers may depend on: our CPU pass runs without the arithmetic of
     torch and transformers, so their versions do not count there."""
     kind = type(target).__name__
     dtype = str(getattr(target, "compute_dtype", ""))
     rounding = next((bits for bits in ("int8", "int4") if target.name.endswith(f"-{bits}")), "")
-    told = [kind, dtype, rounding, platform.machine()]
+    told = [kind, dtype, rounding, platform.machine(), f"forerun {__version__}"]
     if kind == "LeanModel":
         import llvmlite.binding as llvm
 
+        from forerun.lean import shape
+
         packages, processor = ["numba"], llvm.get_host_cpu_name()
-        told.append(f"forerun {__version__}")
+        told.append(f"{shape.LANES} {shape.TOKENS} {shape.HAS_DOT_PRODUCTS}")
     elif kind == "GpuModel":
         packages, processor = ["torch", "triton"], _device(target)
-        told.append(f"forerun {__version__}")
     else:
         packages, processor = ["torch", "transformers"], _device(target)
     return [*told, processor, *(f"{package} {_version(package)}" for package in packages)]

@@ -7,6 +7,8 @@ A file has one key per line, with a name before it and limits after it where wan
     alice:sk-77aa...  max_running=4 requests_per_minute=60
     batch:sk-90cd...  max_priority=0 tokens_per_minute=20000
 
+A key is ASCII without white space.  What stands before the first colon is the name, so a key with a
+colon in it needs a name; a `#` begins a comment at the beginning of a line or after white space.
 Only digests are kept, so no log, traceback or `repr` can show a key.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -56,7 +59,7 @@ class Keys:
     def from_lines(cls, lines: Iterable[str]) -> Keys:
         keys: list[Key] = []
         for number, line in enumerate(lines, start=1):
-            if words := line.partition("#")[0].split():
+            if words := re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split():
                 keys.append(_key(number, words[0], words[1:]))
         if not keys:
             cure = "Write one key per line, or leave --api-key-file out."
@@ -88,6 +91,9 @@ def _key(number: int, word: str, settings: Sequence[str]) -> Key:
     name, colon, secret = word.partition(":")
     if not colon:
         name, secret = f"key-{number}", word
+    if not secret.isascii():
+        cure = "Use letters, digits and signs of ASCII: headers hold no others."
+        raise InputError(explain("An API key is not ASCII.", f"line {number}", cure))
     if len(secret) < SHORTEST or not name:
         cure = f"Use at least {SHORTEST} characters, after a name and a colon if it has one."
         raise InputError(explain("An API key is too short.", f"line {number}", cure))
@@ -101,7 +107,7 @@ def _limits(number: int, settings: Sequence[str]) -> KeyLimits:
     values: dict[str, int] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
-        is_number = value.removeprefix("-").isdigit()
+        is_number = re.fullmatch("-?[0-9]{1,15}", value) is not None
         if name not in names or not is_number or (int(value) < 1 and name != "max_priority"):
             cure = f"Write limits after the key as name=number: {', '.join(names)}."
             raise InputError(explain("A limit cannot be read.", f"line {number}", cure))

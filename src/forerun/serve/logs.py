@@ -1,4 +1,4 @@
-"""Log lines: one for each response, and one for each answered request with its counts.
+"""Log lines: one for each response, and two for each request: when it is taken and when it ends.
 
 A line is an event and fields, as JSON or as `key=value`.  No key, prompt or answer is ever a field,
 and of an exception only its type and where it happened are written, since messages quote input.
@@ -63,7 +63,7 @@ class Lines(logging.Formatter):
             fields |= describe(record.exc_info[1])
         fields = {key: _short(value) for key, value in fields.items() if value is not None}
         if self._is_json:
-            return json.dumps(fields, ensure_ascii=False)
+            return json.dumps(fields)  # in ASCII: some readers break lines at U+2028 and U+0085
         head = f"{fields.pop('time')} {fields.pop('level')} {_one_line(fields.pop('event'))}"
         return " ".join([head, *(f"{key}={_value(value)}" for key, value in fields.items())])
 
@@ -112,7 +112,7 @@ class ResponseLog:
 
 
 class AnswerLog:
-    """Told by the desk what happens to requests; a line when one has ended."""
+    """Told by the desk what happens to requests; a line when one begins and when it has ended."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._now = clock
@@ -121,6 +121,7 @@ class AnswerLog:
     def received(self, request_id: str, route: str, owner_label: str = "") -> None:
         owner = owner_label or None
         self._open[request_id] = {"route": route, "owner": owner, "begin": self._now()}
+        say("received", id=request_id, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
         known = self._open.pop(request_id or "", {})

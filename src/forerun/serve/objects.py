@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from forerun.serve.errors import ApiError
@@ -47,7 +48,7 @@ class Object:
             if item is not None:
                 read[name] = entry.kind.check(item, inside + name)
             elif entry.required:
-                message = f"'{inside}{name}' is missing. {entry.about}".strip()
+                message = f"'{inside}{name}' is missing, and the request needs it."
                 raise ApiError(message, param=inside + name, code="missing_required_parameter")
             else:
                 read[name] = entry.default
@@ -58,7 +59,9 @@ class Object:
         if reason := self.refused.get(name):
             message = f"'{where}' cannot be honoured: {reason}"
             return ApiError(message, param=where, code="unsupported_parameter")
-        message = f"'{where}' is not known here, and nothing is ignored: leave it out."
+        near = get_close_matches(str(name)[:80], list(self.fields), 1)
+        cure = f"did you mean '{near[0]}'?" if near else "leave it out."
+        message = f"'{where}' is not known here, and nothing is ignored: {cure}"
         return ApiError(message, param=where, code="unknown_parameter")
 
     def schema(self) -> Schema:

@@ -54,11 +54,10 @@ def num_cached(ask: Ask, answers: Sequence[Generation]) -> int:
 
 def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
     """What speculation did for a request."""
-    stats = [answer.stats for answer in answers]
-    rounds = sum(each.rounds for each in stats)
-    drafted = sum(each.drafted for each in stats)
-    accepted = sum(each.accepted for each in stats)
-    emitted = sum(each.emitted for each in stats)
+    rounds = sum(answer.stats.rounds for answer in answers)
+    drafted = sum(answer.stats.drafted for answer in answers)
+    accepted = sum(answer.stats.accepted for answer in answers)
+    emitted = sum(answer.stats.emitted for answer in answers)
     asked = ask.speculation
     return {
         "rounds": rounds,

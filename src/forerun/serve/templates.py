@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.serve.errors import ApiError
-from forerun.serve.fields import Choice, Either, ListOf, Text
+from forerun.serve.fields import Choice, Either, ListOf, Text, safe, wrong_value
 from forerun.serve.objects import Field, Object, Tagged
 from forerun.serve.offer import Offer
 from forerun.serve.options import tokens_of
@@ -108,10 +108,11 @@ def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, 
     if role == "developer" and "developer" not in template:
         role = "system"
     worded = {"role": role, "content": text_of(message["content"])}
-    if message["name"] is not None:
-        if not re.search(r"message(\.name\b|\[['\"]name['\"]\])", template):
-            raise _unread(f"{where}.name")
+    is_read = re.search(r"message(\.name\b|\[['\"]name['\"]\])", template) is not None
+    if message["name"] is not None and is_read:
         worded["name"] = message["name"]
+    elif message["name"] is not None and role != "tool":  # whose name is that of its call
+        raise _unread(f"{where}.name")
     if calls := message.get("tool_calls"):
         if "tool_calls" not in template:
             raise _unread(f"{where}.tool_calls")
@@ -141,14 +142,21 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_calls(messages: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Each tool message answers a call that was made before it."""
-    made: set[str] = set()
+    """Each tool message answers a call that was made before it, by its name if it has one."""
+    made: dict[str, str] = {}
     for place, message in enumerate(messages):
-        made |= {call["id"] for call in message.get("tool_calls") or ()}
-        if message["role"] == "tool" and message["tool_call_id"] not in made:
+        for call in message.get("tool_calls") or ():
+            made[call["id"]] = call["function"]["name"]
+        if message["role"] != "tool":
+            continue
+        called = made.get(message["tool_call_id"])
+        if called is None:
             name = f"{where}[{place}].tool_call_id"
             text = f"'{name}' names no call of an earlier message. Send that message along."
             raise ApiError(text, param=name, code="invalid_value")
+        if message["name"] not in (None, called):
+            limit = f'"{safe(called)}", the function of its call, or left out'
+            raise wrong_value(message["name"], f"{where}[{place}].name", limit)
 
 
 def _unread(where: str) -> ApiError:

@@ -105,17 +105,27 @@ class HermesReader:
                 told += self._pass_on(final=True)
                 self._inside, self._held = "", after
             else:
-                call, tag, after = (self._inside + self._held).partition(CLOSE)
-                if not tag:
-                    self._inside, self._held = call, ""
+                text = self._inside + self._held
+                first = end = text.find(CLOSE)
+                while end >= 0 and _is_in_string(text[:end]):
+                    end = text.find(CLOSE, end + 1)
+                if end < 0:
+                    self._inside, self._held = text, ""
                     return told
-                told += self._close(call, CLOSE)
-                self._held = after
+                if _read(text[:end]) is None:  # those before were no part of a string either
+                    end = first
+                told += self._close(text[:end], CLOSE)
+                self._held = text[end + len(CLOSE) :]
 
     def end(self) -> list[Told]:
-        if self._inside is not None:
-            return self._close(self._inside, "")
-        return self._pass_on(final=True)
+        told: list[Told] = []
+        while self._inside is not None:
+            text, tag, after = self._inside, "", ""
+            if _read(text) is None:  # a tag in a string that never ended is a tag after all
+                text, tag, after = text.partition(CLOSE)
+            told += self._close(text, tag)
+            told += self.push(after)
+        return told + self._pass_on(final=True)
 
     def _close(self, text: str, tag: str) -> list[Told]:
         """A call, or the text as it was if it is none."""
@@ -230,5 +240,16 @@ def call_of(value: Any, arguments: str, names: frozenset[str]) -> Call | None:
 def _read(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _is_in_string(text: str) -> bool:
+    """Whether the text is JSON that breaks off within a string."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except RecursionError:
+        pass
+    return False

@@ -50,10 +50,10 @@ class Words:
         """Log-probabilities as in chat completions and responses."""
         return [
             {
-                **self._entry(each.token, each.logprob),
-                "top_logprobs": [self._entry(token, logprob) for token, logprob in each.top],
+                **self._entry(entry.token, entry.logprob),
+                "top_logprobs": [self._entry(token, logprob) for token, logprob in entry.top],
             }
-            for each in tokens
+            for entry in tokens
         ]
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class Words:
     ) -> dict[str, Any]:
         """Log-probabilities as in completions; offsets: where in the text each token begins."""
         return {
-            "tokens": [self.text(each.token) for each in tokens],
-            "token_logprobs": [max(each.logprob, LEAST_LOGPROB) for each in tokens],
-            "top_logprobs": [self._table(each) for each in tokens] if num_top else None,
+            "tokens": [self.text(entry.token) for entry in tokens],
+            "token_logprobs": [max(entry.logprob, LEAST_LOGPROB) for entry in tokens],
+            "top_logprobs": [self._table(entry) for entry in tokens] if num_top else None,
             "text_offset": list(offsets),
         }
 
-    def _table(self, each: TokenLogprob) -> dict[str, float]:
+    def _table(self, entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens and the one that came; of two with one text the likelier."""
         table: dict[str, float] = {}
-        for token, logprob in (*each.top, (each.token, each.logprob)):
+        for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             table.setdefault(self.text(token), max(logprob, LEAST_LOGPROB))
         return table
 

@@ -22,7 +22,7 @@ from forerun.serve.options import (
     stops_of,
 )
 from forerun.serve.routes.chat_reply import ChatReply
-from forerun.serve.routes.completions import includes_usage, stream_options
+from forerun.serve.routes.streams import includes_usage, stream_options
 from forerun.serve.templates import MESSAGE, chat_tokens
 from forerun.serve.toolbox import Toolbox, tool_fields
 from forerun.serve.words import Words

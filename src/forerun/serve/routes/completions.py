@@ -24,26 +24,10 @@ from forerun.serve.options import (
     tokens_of,
 )
 from forerun.serve.replies import Track, finish_of, told_fates, usage
+from forerun.serve.routes.streams import includes_usage, stream_options
 from forerun.serve.words import Words
 
 USUAL_TOKENS = 16  # OpenAI's default
-
-
-def stream_options() -> Field:
-    table = {
-        "include_usage": Field(Flag(), "A last chunk with the counts.", False),
-        "include_obfuscation": Field(Choice((False,)), "Chunks are not padded.", False),
-    }
-    return Field(Object(table), "Only with stream.")
-
-
-def includes_usage(fields: Mapping[str, Any]) -> bool:
-    """Whether the counts are asked for; options of a stream without one are refused."""
-    options = fields["stream_options"]
-    if options is not None and not fields["stream"]:
-        message = "'stream_options' has a meaning only where 'stream' is true."
-        raise ApiError(message, param="stream_options", code="invalid_value")
-    return options is not None and bool(options["include_usage"])
 
 
 class Completions:

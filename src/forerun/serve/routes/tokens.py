@@ -45,12 +45,12 @@ class Tokenize:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         tokens = self._tokens(fields)
-        told = [self._words.text(token) for token in tokens]
+        is_told = fields["return_token_strs"]
         return {
             "count": len(tokens),
             "max_model_len": self.offer.max_context,
             "tokens": tokens,
-            "token_strs": told if fields["return_token_strs"] else None,
+            "token_strs": [self._words.text(token) for token in tokens] if is_told else None,
         }
 
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
