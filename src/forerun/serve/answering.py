@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from forerun.serve.requests import read_object
 from forerun.serve.responses import json_response
 from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
 from forerun.serve.ticket import Ticket
+from forerun.serve.worker import Worker
 
 
 class Answering:
@@ -34,7 +35,7 @@ class Answering:
         desk: Desk,
         bounds: Bounds,
         fingerprint: Callable[[Ask], str],
-        reading: Executor,
+        reading: Worker,
     ) -> None:
         self._route = route
         self._desk = desk
@@ -45,8 +46,7 @@ class Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._desk.check_room()  # before anything is spent on a request that has to go
         body = await read_object(Request(scope, receive), self._bounds)
-        loop = asyncio.get_running_loop()
-        ask = await loop.run_in_executor(self._reading, self._route.read, body)
+        ask = await self._reading.run(partial(self._route.read, body))
         request_id: str = scope["state"]["request_id"]
         reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
         ticket = self._enter(ask, scope["state"].get("key"), request_id)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -30,6 +28,7 @@ from forerun.serve.requests import read_object
 from forerun.serve.responses import error_response, json_response
 from forerun.serve.static import page_routes
 from forerun.serve.watcher import Watcher
+from forerun.serve.worker import Worker
 
 OPEN = ("/health", "/ready", "/")
 """Paths that need no key; so do the page's files.  None of them tells anything of a request."""
@@ -52,7 +51,8 @@ def make_app(
     """
     bounds = bounds or Bounds()
     watcher = desk.watcher
-    reading = ThreadPoolExecutor(1, "forerun-reading")  # tokenising must not stop the streams
+    reading = Worker("forerun-reading", bounds.read_seconds)
+    asking = Worker("forerun-asking", bounds.read_seconds)
     pages = page_routes()
     guard = Middleware(
         Guard,
@@ -76,30 +76,27 @@ def make_app(
             yield
         finally:
             await desk.close()
-            reading.shutdown(wait=False, cancel_futures=True)
 
     answering = [
         Path(r.path, Answering(r, desk, bounds, fingerprint, reading), methods=["POST"])
         for r in routes
     ]
-    asking = [
-        Path(query.path, partial(_ask, query, bounds, reading), methods=[query.method])
+    query_paths = [
+        Path(query.path, partial(_ask, query, bounds, asking), methods=[query.method])
         for query in queries
     ]
     return Starlette(
-        routes=[*answering, *asking, *_about(desk, watcher), *pages],
+        routes=[*answering, *query_paths, *_about(desk, watcher), *pages],
         middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
 
 
-async def _ask(
-    query: Query, bounds: Bounds, reading: ThreadPoolExecutor, request: Request
-) -> Response:
+async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
     body = {} if query.method == "GET" else await read_object(request, bounds)
     answer = partial(query.answer, body, **request.path_params)
-    return json_response(await asyncio.get_running_loop().run_in_executor(reading, answer))
+    return json_response(await asking.run(answer))
 
 
 def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:

@@ -11,4 +11,5 @@ class Bounds:
 
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0  # for a body to arrive
+    read_seconds: float = 10.0  # for a request to be read: parsed, tokenised, its grammar compiled
     reader_seconds: float = 30.0  # for a client to take in what it was sent
