@@ -6,12 +6,17 @@ import threading
 from typing import Any
 
 import pytest
-from asking import BODY, error_of
-from serving import PlainRoute, call, run, serving
+from asking import BODY, ask, error_of
+from serving import PlainReply, PlainRoute, call, run, serving
+from talking import offer_of
 
+from forerun.serve import answering
 from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
 from forerun.serve.formats import compiled
+from forerun.serve.options import check_length, tokens_of
+from forerun.serve.requests import parse_object
+from forerun.serve.templates import chat_tokens
 from forerun.serve.worker import MOST_STUCK, Worker
 
 
@@ -88,3 +93,43 @@ def test_threads_that_are_stuck_are_few() -> None:
         assert sum("is busy with" in code for code in codes) == 2
 
     run(main())
+
+
+def test_bodies_are_parsed_and_answers_worded_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = {}
+
+    def noted(name: str, work: Any) -> Any:
+        def noting(*args: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return work(*args)
+
+        return noting
+
+    monkeypatch.setattr(answering, "parse_object", noted("parsed", parse_object))
+    monkeypatch.setattr(PlainReply, "whole", noted("worded", PlainReply.whole))
+    assert ask({"body": BODY}).status == 200
+    assert threads == {"parsed": "forerun-reading", "worded": "forerun-wording"}
+
+
+def test_log_probabilities_are_bounded_over_all_answers() -> None:
+    bounds = Bounds(max_alternatives=40)
+    most = {**BODY, "n": 2, "max_tokens": 10, "logprobs": 2}
+    fits, exceeds = ask({"body": most}, {"body": {**most, "n": 3}}, app={"bounds": bounds})
+    assert fits.status == 200
+    assert (exceeds.status, error_of(exceeds)["param"]) == (400, "logprobs")
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised() -> None:
+    offer = offer_of()
+    assert offer.max_context is not None
+    text = "a" * (offer.max_context * offer.longest_token)
+    check_length(offer, text, "prompt")
+    for read in (
+        lambda: tokens_of(offer, text + "a", "prompt"),
+        lambda: chat_tokens(offer, [{"role": "user", "content": text, "name": None}]),
+    ):
+        with pytest.raises(ApiError, match="characters long") as caught:
+            read()
+        assert caught.value.code == "context_length_exceeded"

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.keys import Key
-from forerun.serve.requests import read_object
+from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import json_response
 from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
 from forerun.serve.ticket import Ticket
@@ -36,17 +35,20 @@ class Answering:
         bounds: Bounds,
         fingerprint: Callable[[Ask], str],
         reading: Worker,
+        wording: Worker,
     ) -> None:
         self._route = route
         self._desk = desk
         self._bounds = bounds
         self._fingerprint = fingerprint
         self._reading = reading
+        self._wording = wording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._desk.check_room()  # before anything is spent on a request that has to go
-        body = await read_object(Request(scope, receive), self._bounds)
-        ask = await self._reading.run(partial(self._route.read, body))
+        body = await read_body(Request(scope, receive), self._bounds)
+        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
+        _check_alternatives(ask, self._bounds.max_alternatives)
         request_id: str = scope["state"]["request_id"]
         reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
         ticket = self._enter(ask, scope["state"].get("key"), request_id)
@@ -57,7 +59,8 @@ class Answering:
                 return
             answers = await ticket.results()
             if not gone.is_set():
-                await json_response(reply.whole(answers))(scope, receive, send)
+                whole = await self._wording.run(lambda: json_response(reply.whole(answers)))
+                await whole(scope, receive, send)
 
     def _enter(self, ask: Ask, key: Key | None, request_id: str) -> Ticket:
         """A place at the desk, counted by the key that it belongs to."""
@@ -120,6 +123,18 @@ def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
     """The events of a failure in mid-stream, in the route's own form if it has one."""
     worded = getattr(reply, "failure", None)
     return [error.body()] if worded is None else worded(error)
+
+
+def _check_alternatives(ask: Ask, most: int) -> None:
+    """Refuse an answer whose log-probabilities would fill the memory."""
+    beside = ask.logprobs or 0
+    if ask.num_choices * ask.max_new_tokens * beside > most:
+        message = (
+            f"{ask.num_choices} answers of up to {ask.max_new_tokens} tokens with {beside} "
+            f"log-probabilities beside each are more than the {most} that fit into a response. "
+            "Ask for fewer new tokens, answers or log-probabilities."
+        )
+        raise ApiError(message, param="logprobs", code="invalid_value")
 
 
 def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:

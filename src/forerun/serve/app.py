@@ -24,7 +24,7 @@ from forerun.serve.guard import Guard
 from forerun.serve.keys import Keys
 from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
-from forerun.serve.requests import read_object
+from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import error_response, json_response
 from forerun.serve.static import page_routes
 from forerun.serve.watcher import Watcher
@@ -52,6 +52,7 @@ def make_app(
     bounds = bounds or Bounds()
     watcher = desk.watcher
     reading = Worker("forerun-reading", bounds.read_seconds)
+    wording = Worker("forerun-wording", bounds.word_seconds)
     asking = Worker("forerun-asking", bounds.read_seconds)
     pages = page_routes()
     guard = Middleware(
@@ -78,7 +79,7 @@ def make_app(
             await desk.close()
 
     answering = [
-        Path(r.path, Answering(r, desk, bounds, fingerprint, reading), methods=["POST"])
+        Path(r.path, Answering(r, desk, bounds, fingerprint, reading, wording), methods=["POST"])
         for r in routes
     ]
     query_paths = [
@@ -94,9 +95,12 @@ def make_app(
 
 
 async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
-    body = {} if query.method == "GET" else await read_object(request, bounds)
-    answer = partial(query.answer, body, **request.path_params)
-    return json_response(await asking.run(answer))
+    body = b"{}" if query.method == "GET" else await read_body(request, bounds)
+
+    def answer() -> Response:
+        return json_response(query.answer(parse_object(body), **request.path_params))
+
+    return await asking.run(answer)
 
 
 def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:

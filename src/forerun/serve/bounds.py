@@ -12,4 +12,6 @@ class Bounds:
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0  # for a body to arrive
     read_seconds: float = 10.0  # for a request to be read: parsed, tokenised, its grammar compiled
+    word_seconds: float = 60.0  # for a whole answer to be put into words
+    max_alternatives: int = 1_000_000  # choices x tokens x likeliest tokens beside each
     reader_seconds: float = 30.0  # for a client to take in what it was sent
