@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from forerun.engine.results import Generation
+from forerun.engine.results import Generation, Piece
 from forerun.errors import LOG
 from forerun.serve.ask import Ask, Reply, Route
 from forerun.serve.bounds import Bounds
@@ -20,7 +20,15 @@ from forerun.serve.errors import ApiError
 from forerun.serve.keys import Key
 from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import json_response
-from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
+from forerun.serve.sse import (
+    DONE,
+    PING,
+    EventStream,
+    ReaderGoneError,
+    disconnected,
+    events,
+    with_pauses,
+)
 from forerun.serve.ticket import Ticket
 from forerun.serve.worker import Worker
 
@@ -52,6 +60,7 @@ class Answering:
         request_id: str = scope["state"]["request_id"]
         reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
         ticket = self._enter(ask, scope["state"].get("key"), request_id)
+        scope["state"]["is_received"] = True  # from here on its ticket tells the watcher
         async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
             if ask.is_streamed:
@@ -86,11 +95,10 @@ class Answering:
             await stream.start()
             await stream.send(events(reply.opening()))
             try:
-                async for batch in ticket.batches():
+                async for batch in with_pauses(ticket.batches(), self._bounds.ping_seconds):
                     if gone.is_set():
                         return
-                    told = [event for pair in batch for event in reply.piece(*pair)]
-                    await stream.send(events(told))
+                    await _send_pieces(stream, reply, batch)
                 await stream.send(events(reply.closing(await ticket.results())))
             except ApiError as error:
                 await stream.send(events(_failure(reply, error)))
@@ -117,6 +125,21 @@ async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[
     finally:
         listener.cancel()
         ticket.abort()
+
+
+async def _send_pieces(
+    stream: EventStream, reply: Reply, batch: Sequence[tuple[int, Piece]] | None
+) -> None:
+    """Send what there is; of a batch with a piece that cannot be worded, what is before it."""
+    if batch is None:
+        await stream.send(PING)
+        return
+    told: list[Mapping[str, Any]] = []
+    try:
+        for choice, piece in batch:
+            told.extend(reply.piece(choice, piece))
+    finally:
+        await stream.send(events(told))
 
 
 def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:

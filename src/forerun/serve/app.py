@@ -43,11 +43,12 @@ def make_app(
     bounds: Bounds | None = None,
     fingerprint: Callable[[Ask], str] = lambda ask: "",
     cors_origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> Starlette:
     """An application that answers by the desk, and closes it in the end.
 
     keys: who may ask; None for everybody.  cors_origins: whose pages may ask from a browser; by
-    default only the server's own.
+    default only the server's own.  hosts: names the server answers to; without any, to all.
     """
     bounds = bounds or Bounds()
     watcher = desk.watcher
@@ -59,6 +60,7 @@ def make_app(
         Guard,
         keys=keys,
         is_open=frozenset((*OPEN, *(page.path for page in pages))).__contains__,
+        hosts=frozenset(host.lower() for host in hosts),
         ids=desk.tickets,
         watcher=watcher,
     )
@@ -86,12 +88,14 @@ def make_app(
         Path(query.path, partial(_ask, query, bounds, asking), methods=[query.method])
         for query in queries
     ]
-    return Starlette(
+    app = Starlette(
         routes=[*answering, *query_paths, *_about(desk, watcher), *pages],
         middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # to an address made from the Host header
+    return app
 
 
 async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
