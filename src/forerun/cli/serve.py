@@ -52,9 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         help=f"{DRAFTERS}; repeatable: requests choose, the first is the default",
     )
-    models.add_argument(
-        "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
-    )
     models.add_argument("--draft-length", metavar="K", type=draft_length, default="auto")
     models.add_argument("--rule", default="match", help="the default one (default: match)")
     models.add_argument(
@@ -72,6 +69,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
     )
     models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+    models.add_argument(
+        "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
+    )
 
     place = parser.add_argument_group("address and access")
     place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
