@@ -158,7 +158,7 @@ class Answered:
     def events(self) -> list[Any]:
         """The data of server-sent events; [DONE] as a text."""
         lines = self.body.decode().split("\n\n")
-        data = [line.partition("data: ")[2] for line in lines if line]
+        data = [line.partition("data: ")[2] for line in lines if "data: " in line]
         return ["[DONE]" if text == "[DONE]" else json.loads(text) for text in data]
 
     @property

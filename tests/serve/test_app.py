@@ -250,18 +250,19 @@ def test_refusals_are_counted_and_requests_are_watched() -> None:
         def failed(self, request_id: str, reason: str) -> None:
             told.append(("failed", request_id, reason))
 
-        def refused(self, reason: str) -> None:
-            told.append(("refused", reason))
+        def refused(self, reason: str, request_id: str | None = None) -> None:
+            told.append(("refused", reason, request_id))
 
     good = {"body": {**BODY, "n": 2}, "headers": {**bearer("sk-alice-123"), "x-request-id": "r1"}}
-    bad = {"body": b"{", "headers": bearer("sk-alice-123")}
-    ask(good, bad, {"body": BODY}, app={"keys": KEYS}, watcher=Notes())
+    bad = {"body": b"{", "headers": {**bearer("sk-alice-123"), "x-request-id": "r2"}}
+    unknown = {"body": BODY, "headers": {"x-request-id": "r3"}}
+    ask(good, bad, unknown, app={"keys": KEYS}, watcher=Notes())
     assert told == [
         ("received", "r1", "/v1/plain", "alice"),
         ("started", "r1"),
         ("ended", "r1", 2),
-        ("refused", "invalid_json"),
-        ("refused", "invalid_api_key"),
+        ("refused", "invalid_json", "r2"),
+        ("refused", "invalid_api_key", "r3"),
     ]
 
 

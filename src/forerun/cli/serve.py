@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
@@ -77,6 +78,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
     )
     models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+    models.add_argument(
+        "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
+    )
 
     place = parser.add_argument_group("address and access")
     place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
@@ -90,6 +94,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         help="whose pages may ask from a browser; repeatable (default: none but its own)",
+    )
+    place.add_argument(
+        "--allowed-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a name that clients reach it by; repeatable (default: any, but without keys on "
+        "a loopback address only that and localhost)",
     )
 
     bounds = parser.add_argument_group("bounds")
@@ -148,6 +160,7 @@ def _serve(
     from forerun.serve.assembly import make_server
     from forerun.serve.lifecycle import Server
 
+    name = args.name or public_name(args.model, target.name)
     app, desk = make_server(
         target,
         drafters,
@@ -160,12 +173,12 @@ def _serve(
         limits=limits_for(args.max_tokens, args.max_batch + args.max_queue),
         bounds=bounds,
         cors_origins=args.cors_origin,
+        hosts=hosts_for(args.host, args.allowed_host, has_keys=keys is not None),
+        name=name,
     )
     for note in warnings_for(args.host, chosen, has_keys=keys is not None):
         print(f"warning: {note}", file=sys.stderr)
-    text = welcome(
-        target.name, list(drafters), desk.rule, address_of(bound), has_keys=keys is not None
-    )
+    text = welcome(name, list(drafters), desk.rule, address_of(bound), has_keys=keys is not None)
     Server(
         app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
     ).run(sockets=[bound])
@@ -244,6 +257,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def hosts_for(host: str, allowed: Sequence[str], *, has_keys: bool) -> list[str]:
+    """The names a server answers to; none for any.
+
+    A page in a browser can make its own name lead to a loopback address; only a name it cannot
+    have, or a key, keeps it out there.
+    """
+    if has_keys or not is_loopback(host):
+        return list(allowed)
+    return ["localhost", "127.0.0.1", "::1", host, *allowed]
+
+
+def public_name(model: str | None, name: str) -> str:
+    """A model's id for clients: of a folder only its last part, since paths are nobody's business.
+
+    model: as it was named on the command line.  name: the loaded model's.
+    """
+    if model is None or not Path(model).is_dir():
+        return name
+    return Path(model).resolve().name + (name.removeprefix(model) if model in name else "")
 
 
 def address_of(bound: socket.socket) -> str:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from forerun.engine.results import Generation
+from forerun.engine.results import Generation, Piece
 from forerun.errors import LOG
 from forerun.serve.ask import Ask, Reply, Route
 from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.keys import Key
-from forerun.serve.requests import read_object
+from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import json_response
-from forerun.serve.sse import DONE, EventStream, ReaderGoneError, disconnected, events
+from forerun.serve.sse import (
+    DONE,
+    PING,
+    EventStream,
+    ReaderGoneError,
+    disconnected,
+    events,
+    with_pauses,
+)
 from forerun.serve.ticket import Ticket
+from forerun.serve.worker import Worker
 
 
 class Answering:
@@ -34,22 +42,25 @@ class Answering:
         desk: Desk,
         bounds: Bounds,
         fingerprint: Callable[[Ask], str],
-        reading: Executor,
+        reading: Worker,
+        wording: Worker,
     ) -> None:
         self._route = route
         self._desk = desk
         self._bounds = bounds
         self._fingerprint = fingerprint
         self._reading = reading
+        self._wording = wording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._desk.check_room()  # before anything is spent on a request that has to go
-        body = await read_object(Request(scope, receive), self._bounds)
-        loop = asyncio.get_running_loop()
-        ask = await loop.run_in_executor(self._reading, self._route.read, body)
+        body = await read_body(Request(scope, receive), self._bounds)
+        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
+        _check_alternatives(ask, self._bounds.max_alternatives)
         request_id: str = scope["state"]["request_id"]
         reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
         ticket = self._enter(ask, scope["state"].get("key"), request_id)
+        scope["state"]["is_received"] = True  # from here on its ticket tells the watcher
         async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
             if ask.is_streamed:
@@ -57,7 +68,8 @@ class Answering:
                 return
             answers = await ticket.results()
             if not gone.is_set():
-                await json_response(reply.whole(answers))(scope, receive, send)
+                whole = await self._wording.run(lambda: json_response(reply.whole(answers)))
+                await whole(scope, receive, send)
 
     def _enter(self, ask: Ask, key: Key | None, request_id: str) -> Ticket:
         """A place at the desk, counted by the key that it belongs to."""
@@ -83,11 +95,10 @@ class Answering:
             await stream.start()
             await stream.send(events(reply.opening()))
             try:
-                async for batch in ticket.batches():
+                async for batch in with_pauses(ticket.batches(), self._bounds.ping_seconds):
                     if gone.is_set():
                         return
-                    told = [event for pair in batch for event in reply.piece(*pair)]
-                    await stream.send(events(told))
+                    await _send_pieces(stream, reply, batch)
                 await stream.send(events(reply.closing(await ticket.results())))
             except ApiError as error:
                 await stream.send(events(_failure(reply, error)))
@@ -116,10 +127,37 @@ async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[
         ticket.abort()
 
 
+async def _send_pieces(
+    stream: EventStream, reply: Reply, batch: Sequence[tuple[int, Piece]] | None
+) -> None:
+    """Send what there is; of a batch with a piece that cannot be worded, what is before it."""
+    if batch is None:
+        await stream.send(PING)
+        return
+    told: list[Mapping[str, Any]] = []
+    try:
+        for choice, piece in batch:
+            told.extend(reply.piece(choice, piece))
+    finally:
+        await stream.send(events(told))
+
+
 def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
     """The events of a failure in mid-stream, in the route's own form if it has one."""
     worded = getattr(reply, "failure", None)
     return [error.body()] if worded is None else worded(error)
+
+
+def _check_alternatives(ask: Ask, most: int) -> None:
+    """Refuse an answer whose log-probabilities would fill the memory."""
+    beside = ask.logprobs or 0
+    if ask.num_choices * ask.max_new_tokens * beside > most:
+        message = (
+            f"{ask.num_choices} answers of up to {ask.max_new_tokens} tokens with {beside} "
+            f"log-probabilities beside each are more than the {most} that fit into a response. "
+            "Ask for fewer new tokens, answers or log-probabilities."
+        )
+        raise ApiError(message, param="logprobs", code="invalid_value")
 
 
 def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:

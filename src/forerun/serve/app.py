@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -26,10 +24,11 @@ from forerun.serve.guard import Guard
 from forerun.serve.keys import Keys
 from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
-from forerun.serve.requests import read_object
+from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import error_response, json_response
 from forerun.serve.static import page_routes
 from forerun.serve.watcher import Watcher
+from forerun.serve.worker import Worker
 
 OPEN = ("/health", "/ready", "/")
 """Paths that need no key; so do the page's files.  None of them tells anything of a request."""
@@ -44,20 +43,24 @@ def make_app(
     bounds: Bounds | None = None,
     fingerprint: Callable[[Ask], str] = lambda ask: "",
     cors_origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> Starlette:
     """An application that answers by the desk, and closes it in the end.
 
     keys: who may ask; None for everybody.  cors_origins: whose pages may ask from a browser; by
-    default only the server's own.
+    default only the server's own.  hosts: names the server answers to; without any, to all.
     """
     bounds = bounds or Bounds()
     watcher = desk.watcher
-    reading = ThreadPoolExecutor(1, "forerun-reading")  # tokenising must not stop the streams
+    reading = Worker("forerun-reading", bounds.read_seconds)
+    wording = Worker("forerun-wording", bounds.word_seconds)
+    asking = Worker("forerun-asking", bounds.read_seconds)
     pages = page_routes()
     guard = Middleware(
         Guard,
         keys=keys,
         is_open=frozenset((*OPEN, *(page.path for page in pages))).__contains__,
+        hosts=frozenset(host.lower() for host in hosts),
         ids=desk.tickets,
         watcher=watcher,
     )
@@ -76,30 +79,32 @@ def make_app(
             yield
         finally:
             await desk.close()
-            reading.shutdown(wait=False, cancel_futures=True)
 
     answering = [
-        Path(r.path, Answering(r, desk, bounds, fingerprint, reading), methods=["POST"])
+        Path(r.path, Answering(r, desk, bounds, fingerprint, reading, wording), methods=["POST"])
         for r in routes
     ]
-    asking = [
-        Path(query.path, partial(_ask, query, bounds, reading), methods=[query.method])
+    query_paths = [
+        Path(query.path, partial(_ask, query, bounds, asking), methods=[query.method])
         for query in queries
     ]
-    return Starlette(
-        routes=[*answering, *asking, *_about(desk, watcher), *pages],
+    app = Starlette(
+        routes=[*answering, *query_paths, *_about(desk, watcher), *pages],
         middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # to an address made from the Host header
+    return app
 
 
-async def _ask(
-    query: Query, bounds: Bounds, reading: ThreadPoolExecutor, request: Request
-) -> Response:
-    body = {} if query.method == "GET" else await read_object(request, bounds)
-    answer = partial(query.answer, body, **request.path_params)
-    return json_response(await asyncio.get_running_loop().run_in_executor(reading, answer))
+async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
+    body = b"{}" if query.method == "GET" else await read_body(request, bounds)
+
+    def answer() -> Response:
+        return json_response(query.answer(parse_object(body), **request.path_params))
+
+    return await asking.run(answer)
 
 
 def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:

@@ -33,9 +33,15 @@ def make_server(
     limits: Limits | None = None,
     bounds: Bounds | None = None,
     cors_origins: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    name: str | None = None,
 ) -> tuple[Starlette, Desk]:
-    """The application and its desk; options as for `Desk` and `make_app`."""
-    watcher = make_watching(model=target.name, drafter=next(iter(drafters)), rule=rule)
+    """The application and its desk; options as for `Desk` and `make_app`.
+
+    name: the model's id for clients; its own if None.
+    """
+    name = target.name if name is None else name
+    watcher = make_watching(model=name, drafter=next(iter(drafters)), rule=rule)
     desk = Desk(
         target,
         drafters,
@@ -48,7 +54,7 @@ def make_server(
     )
     offer = Offer(
         desk.target,
-        desk.target.name,
+        name,
         tuple(desk.drafters),
         tuple(desk.rules),
         limits or Limits(),
@@ -61,5 +67,6 @@ def make_server(
         bounds=bounds,
         fingerprint=Fingerprint(offer, draft_length),
         cors_origins=cors_origins,
+        hosts=hosts,
     )
     return app, desk

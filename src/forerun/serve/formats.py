@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from forerun.engine.intake import ending_tokens
@@ -13,6 +15,8 @@ from forerun.serve.objects import Field, Object, Tagged
 from forerun.serve.offer import Offer
 
 NAME_LENGTH = 64
+MOST_MULTIPLE = 10_000
+"""Of all `multipleOf` of a schema together: compiling takes a state for each remainder."""
 NO_DESCRIPTION = "the model is not shown it. Say it in a message."
 
 
@@ -53,6 +57,12 @@ def grammar_of(offer: Offer, chosen: Mapping[str, Any] | None, where: str) -> Gr
 
 def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
     """A JSON schema as a grammar, or what is wrong with it."""
+    if _common_multiple(schema) > MOST_MULTIPLE:
+        message = (
+            f"'{where}' would take too long to compile: the least common multiple of the values of "
+            f"'multipleOf' in it, powers of ten aside, exceeds {MOST_MULTIPLE}. Use smaller ones."
+        )
+        raise ApiError(message, param=where, code="invalid_json_schema")
     try:
         return json_schema(schema)
     except ValueError as error:  # an InputError, or llguidance's own where the nesting is too deep
@@ -68,3 +78,19 @@ def prepared(offer: Offer, grammar: Grammar, where: str) -> Grammar:
     except ValueError as error:
         raise ApiError(str(error), param=where, code="invalid_json_schema") from error
     return grammar
+
+
+def _common_multiple(schema: Any) -> int:
+    """The least common multiple of every `multipleOf` in a schema, without their powers of ten."""
+    common, remaining = 1, [schema]
+    while remaining and common <= MOST_MULTIPLE:
+        part = remaining.pop()
+        if isinstance(part, Mapping):
+            value = part.get("multipleOf")
+            if isinstance(value, int | float) and value and math.isfinite(value):
+                digits = Decimal(repr(value)).normalize().as_tuple().digits
+                common = math.lcm(common, int("".join(map(str, digits))))
+            remaining.extend(part.values())
+        elif isinstance(part, list):
+            remaining.extend(part)
+    return common

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -24,6 +25,7 @@ class Guard:
     """Middleware.
 
     is_open: whether a path may be asked for without a key.
+    hosts: names that the server answers to, in lower case; none for any.
     ids: of the requests at the desk; a client's own id is taken unless it is in use.
     """
 
@@ -33,12 +35,14 @@ class Guard:
         *,
         keys: Keys | None,
         is_open: Callable[[str], bool],
+        hosts: Collection[str],
         ids: Collection[str],
         watcher: Watcher,
     ) -> None:
         self._app = app
         self._keys = keys
         self._is_open = is_open
+        self._hosts = hosts
         self._ids = ids
         self._watcher = watcher
         self._in_use: set[str] = set()
@@ -65,6 +69,7 @@ class Guard:
             await send(message)
 
         try:
+            self._check_host(headers.get("host", ""))
             if self._keys is not None and not self._is_open(scope["path"]):
                 state["key"] = self._keys.find(headers.get("authorization"))
             await self._app(scope, receive, send_on)
@@ -72,6 +77,8 @@ class Guard:
             return
         except Exception as error:
             refusal = self._refusal(error, request_id)
+            if not state.get("is_received"):
+                self._watcher.refused(refusal.code or str(refusal.status), request_id)
             if not has_begun:
                 await error_response(refusal)(scope, receive, send_on)
         finally:
@@ -83,12 +90,23 @@ class Guard:
             return theirs
         return secrets.token_hex(12)
 
+    def _check_host(self, host: str) -> None:
+        """A page whose name leads to this machine may not ask a server that has no keys."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            name = ""
+        if self._hosts and name not in self._hosts:
+            message = (
+                "This server does not answer to the name in the Host header. Use localhost or "
+                "127.0.0.1, or start it with --allowed-host."
+            )
+            raise ApiError(message, status=421, code="unknown_host")
+
     def _refusal(self, error: Exception, request_id: str) -> ApiError:
         """What the client is told of an error; a bug is told to the log alone."""
         if isinstance(error, ApiError):
-            self._watcher.refused(error.code or str(error.status))
             return error
         LOG.error("Request %s met a bug.", request_id, exc_info=error)
-        self._watcher.refused("internal_error")
         message = f"Something went wrong here; the request id is {request_id}."
         return ApiError(message, status=500, kind="server_error", code="internal_error")

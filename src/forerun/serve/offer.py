@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from forerun.errors import InputError, explain
@@ -53,3 +54,8 @@ class Offer:
     @property
     def max_context(self) -> int | None:
         return self.target.max_context
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, or more: tokenizers write a byte as a character."""
+        return max(map(len, self.tokenizer.get_vocab()))

@@ -164,10 +164,23 @@ def check_choices(offer: Offer, num_prompts: int, n: int) -> None:
 
 def tokens_of(offer: Offer, prompt: Any, where: str) -> list[int]:
     """The tokens of a text or of ids, or why there are none."""
+    if isinstance(prompt, str):
+        check_length(offer, prompt, where)
     try:
         return encode(offer.target, prompt)
     except InputError as error:
         raise ApiError(str(error), param=where, code="invalid_value") from error
+
+
+def check_length(offer: Offer, text: str, where: str) -> None:
+    """Refuse a text that cannot fit, before tokenising it holds up others."""
+    longest = offer.max_context
+    if longest is not None and len(text) > longest * offer.longest_token:
+        message = (
+            f"This model's context is {longest} tokens, and '{where}' is {len(text)} characters "
+            "long, which is more than that in any case. Shorten it."
+        )
+        raise ApiError(message, param=where, code="context_length_exceeded")
 
 
 def room_for(offer: Offer, prompt: list[int], where: str) -> int:

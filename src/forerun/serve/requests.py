@@ -18,16 +18,15 @@ MOST_DISCARDED = 128 * 2**20
 sending when the connection closes would not see why."""
 
 
-async def read_object(request: Request, bounds: Bounds) -> dict[str, Any]:
-    """The JSON object in a request's body."""
+async def read_body(request: Request, bounds: Bounds) -> bytes:
+    """A request's body, which says that it is JSON; parsing it may take long: see `Worker`."""
     _check_content_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(bounds.body_seconds):
-            body = await _read_bytes(request, bounds.max_body_bytes)
+            return await _read_bytes(request, bounds.max_body_bytes)
     except TimeoutError as error:
         message = f"The body did not arrive within {bounds.body_seconds:g} seconds."
         raise ApiError(message, status=408, code="request_timeout") from error
-    return parse_object(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Send
 
 from forerun.serve.responses import encoded
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"  # a comment, which readers skip
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # or nginx collects events before it passes them on
 ]
+
+
+Item = TypeVar("Item")
 
 
 class ReaderGoneError(Exception):
@@ -56,6 +60,25 @@ class EventStream:
                 await self._send(message)
         except TimeoutError as error:
             raise ReaderGoneError from error
+
+
+async def with_pauses(items: AsyncIterator[Item], seconds: float) -> AsyncIterator[Item | None]:
+    """The same items, and None whenever there was none for so many seconds."""
+
+    async def step() -> Item:
+        return await anext(items)
+
+    while True:
+        task = asyncio.create_task(step())
+        try:
+            while not (await asyncio.wait({task}, timeout=seconds))[0]:
+                yield None
+            item = task.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            task.cancel()
+        yield item
 
 
 async def disconnected(receive: Receive) -> None:

@@ -11,7 +11,7 @@ from forerun.serve.errors import ApiError
 from forerun.serve.fields import Choice, Either, ListOf, Text, safe, wrong_value
 from forerun.serve.objects import Field, Object, Tagged
 from forerun.serve.offer import Offer
-from forerun.serve.options import tokens_of
+from forerun.serve.options import check_length, tokens_of
 
 TEXT_PART = Tagged("type", {"text": Object({"text": Field(Text(), required=True)})})
 CONTENT = Either((Text(), ListOf(TEXT_PART)), "a text or a list of text parts")
@@ -98,6 +98,7 @@ def chat_tokens(
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         message = f"The model's chat template refuses these messages: {reason}"
         raise ApiError(message, param=where, code="invalid_value") from error
+    check_length(offer, text, where)
     ids = offer.tokenizer.encode(text, add_special_tokens=False)
     return tokens_of(offer, ids, where)
 
