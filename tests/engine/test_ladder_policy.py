@@ -30,7 +30,9 @@ def cost(size: int, length: int) -> float:
 
 
 def request() -> Any:
-    return SimpleNamespace(tokens=[0], stats=SimpleNamespace(rounds=2))
+    return SimpleNamespace(
+        tokens=[0], stats=SimpleNamespace(rounds=2), most_guesses=lambda length: length
+    )
 
 
 class World:
@@ -146,6 +148,8 @@ def test_what_is_not_timed_changes_no_price() -> None:
         policy.learn([0], [one], Drafted([Proposal([])], None), [range(0)], [0.0, 4.0])
     before = policy.plain_seconds(1)
     policy.learn([0], [one], Drafted([Proposal([])], None), [range(0)], None)  # it captured
-    fresh = SimpleNamespace(tokens=[0], stats=SimpleNamespace(rounds=1))
+    fresh = SimpleNamespace(
+        tokens=[0], stats=SimpleNamespace(rounds=1), most_guesses=lambda length: length
+    )
     policy.learn([0], [fresh], Drafted([Proposal([])], None), [range(0)], [0.0, 90.0])
     assert policy.plain_seconds(1) == before == pytest.approx(4.0)

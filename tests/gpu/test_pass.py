@@ -222,8 +222,8 @@ def test_storage_grows_and_keeps_what_it_holds() -> None:
     before = rows.storage.cache.keys[:, 1, :, :6].clone()
     rows.storage.grow(9, 300)
     assert rows.storage.num_rows == 9
-    assert rows.storage.capacity == 512
-    assert rows.storage.cache.cos.shape[0] == 512
+    assert rows.storage.capacity >= 300
+    assert rows.storage.cache.cos.shape[0] == rows.storage.capacity
     assert torch.equal(rows.storage.cache.keys[:, 1, :, :6], before)
     rows.make_room(3, 600)
     assert (rows.storage.num_rows, rows.storage.capacity >= 600) == (9, True)
