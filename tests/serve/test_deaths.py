@@ -97,6 +97,19 @@ def test_who_kills_engines_ends_alone() -> None:
     assert with_desk(work, target, max_batch=8) == [plain(ask) for ask in others]
 
 
+def test_after_a_guilty_request_the_server_is_ready_again() -> None:
+    """Though nobody asks for the same drafter and rule."""
+
+    async def work(desk: Desk) -> None:
+        with pytest.raises(ApiError):
+            await desk.enter(an_ask(), request_id="bad").results()
+        await until(lambda: desk.is_ready, seconds=10)
+
+    restarts: list[int] = []
+    with_desk(work, Babbler(Deadly(1000, after=0)), watcher=Restarts(restarts))
+    assert restarts
+
+
 def test_one_that_fails_ends_alone() -> None:
     """NaN in one text is no matter of the engine's."""
     bad_ask = an_ask("STOP! now", seed=9)

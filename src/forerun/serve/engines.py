@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from forerun.drafters.base import Drafter
@@ -46,13 +47,14 @@ class Engines:
         self._on_restart = on_restart
         self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
         self._broken: dict[Pair, asyncio.Task[None]] = {}  # on the way to be replaced
+        self._replacements: dict[Pair, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
     @property
     def is_sound(self) -> bool:
-        """Whether no engine is dead."""
-        return not self._broken and all(e.failure is None for e in self._engines.values())
+        """Whether no engine has to be replaced first."""
+        return not self._broken and not self._replacements
 
     @property
     def num_running(self) -> int:
@@ -81,10 +83,24 @@ class Engines:
             self._close_idle(keeping=pair)
             return engine
 
+    def replace(self, pair: Pair, dead: AsyncEngine) -> None:
+        """Put a new engine in the place of a dead one, whether or not anybody asks for it."""
+        if self._engines.get(pair) is dead and pair not in self._replacements:
+            self._replacements[pair] = asyncio.create_task(self._replace(pair))
+
+    async def _replace(self, pair: Pair) -> None:
+        try:
+            with suppress(ApiError):  # which whoever asks for the pair is told
+                await self.get(pair)
+        finally:
+            del self._replacements[pair]
+
     async def close(self) -> None:
         """Close all engines; what is running ends as cancelled."""
-        for task in self._broken.values():
+        replacements = list(self._replacements.values())
+        for task in (*self._broken.values(), *replacements):
             task.cancel()
+        await asyncio.gather(*replacements, return_exceptions=True)
         while self._engines:
             _, engine = self._engines.popitem()
             self._close(engine)

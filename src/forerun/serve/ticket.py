@@ -188,6 +188,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             return None
         finally:
             self._answers.pop(choice, None)
+            if engine is not None and engine.failure is not None:
+                self._engines.replace(self._pair, engine)
             if progress.is_on_trial:
                 self._trial.end(is_guilty=is_guilty)
 
