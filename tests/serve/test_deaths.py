@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 from desks import DRAFTERS, Restarts, plain, with_desk
+from reciting import byte_tokenizer
 from serving import PROMPT, Babbler, an_ask, run, until
 
 import forerun as fr
+from forerun.clock import now
 from forerun.serve import engines
+from forerun.serve import ticket as ticket_module
+from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 
@@ -77,6 +81,32 @@ def test_who_is_gone_does_not_move_to_another_engine() -> None:
         return [answer.finish_reason for answer in await ticket.results()]
 
     assert with_desk(work, Babbler(die)) == ["aborted"]
+
+
+def test_a_deadline_between_two_engines_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text so far is the answer, what was held back for a stop string included."""
+    (tokens,) = plain(an_ask(max_new_tokens=20))
+    text = byte_tokenizer().decode(tokens, skip_special_tokens=True)
+    is_late = threading.Event()
+    monkeypatch.setattr(ticket_module, "now", lambda: now() + 1000 * is_late.is_set())
+
+    def die(ids: Sequence[int]) -> None:
+        if len(ids) >= len(an_ask().prompts[0]) + 20 and not is_late.is_set():
+            is_late.set()
+            raise MemoryError("no room")
+
+    async def work(desk: Desk) -> None:
+        stop = [text[-2:] + "and more"]
+        options = {"stop": stop, "speculation": Speculation(draft_length=0)}
+        ask = an_ask(max_new_tokens=400, timeout=100, **options)
+        ticket = desk.enter(ask, request_id="a")
+        pieces = [piece async for _, piece in ticket]
+        (answer,) = await ticket.results()
+        assert answer.tokens == tokens
+        assert answer.text == "".join(piece.text for piece in pieces) == text
+        assert answer.finish_reason == pieces[-1].finish_reason == "deadline"
+
+    with_desk(work, Babbler(die))
 
 
 def test_who_kills_engines_ends_alone() -> None:

@@ -195,8 +195,6 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
 
     async def _answered(self, engine: AsyncEngine, choice: int, progress: Progress) -> Generation:
         """The answer of one engine; a `GenerationError` if that died."""
-        if self._deadline is not None and self._deadline <= now():
-            return self._unfinished(choice, "deadline", progress)
         answer = self._answers[choice] = self._submit(engine, choice, progress)
         try:
             async for piece in answer:
@@ -226,7 +224,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 logprobs=ask.logprobs,
                 resume=progress.tokens,
                 priority=ask.priority,
-                timeout=None if self._deadline is None else self._deadline - now(),
+                timeout=self._seconds_left(),
                 owner=self.owner,
                 draft_length=speculation.draft_length,
             )
@@ -241,6 +239,11 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         if self._num_submitted == ask.num_choices and not self._submitted.done():
             self._submitted.set_result(None)
         return answer
+
+    def _seconds_left(self) -> float | None:
+        """A request whose time is up is submitted all the same: an engine ends it, with the text
+        that earlier ones gave it."""
+        return None if self._deadline is None else max(self._deadline - now(), 1e-9)
 
     def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
         if not self._has_started:
