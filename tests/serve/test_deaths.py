@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,6 +123,31 @@ def test_who_kills_engines_ends_alone() -> None:
         assert caught.value.status == 500
         assert "no room" not in caught.value.message
         groups = await asyncio.gather(*(ticket.results() for ticket in good))
+        return [[answer.tokens for answer in group] for group in groups]
+
+    assert with_desk(work, target, max_batch=8) == [plain(ask) for ask in others]
+
+
+def test_nobody_ends_for_others_who_keep_killing_engines() -> None:
+    """They come without a pause, and are there whenever somebody is tried."""
+    killer = an_ask("STOP! now", seed=9, speculation=Speculation(draft_length=0))
+    others = [replace(an_ask(PROMPT[i:], seed=i), speculation=killer.speculation) for i in range(3)]
+    target = Babbler(Deadly(10_000, after=0, mark=killer.prompts[0]))
+
+    async def work(desk: Desk) -> Any:
+        good = [desk.enter(ask, request_id=str(i)) for i, ask in enumerate(others)]
+        statuses: list[int] = []
+
+        async def keep_killing(name: str) -> None:
+            while any(ticket.request_id in desk.tickets for ticket in good):
+                with pytest.raises(ApiError) as caught:
+                    await desk.enter(killer, request_id=name).results()
+                statuses.append(caught.value.status)
+
+        await asyncio.gather(*map(keep_killing, "xyz"))
+        assert len(statuses) > 6
+        assert set(statuses) == {500}
+        groups = [await ticket.results() for ticket in good]
         return [[answer.tokens for answer in group] for group in groups]
 
     assert with_desk(work, target, max_batch=8) == [plain(ask) for ask in others]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from forerun.drafters.base import Drafter
@@ -95,6 +95,18 @@ class Engines:
         finally:
             del self._replacements[pair]
 
+    @asynccontextmanager
+    async def alone(self, pair: Pair) -> AsyncIterator[AsyncEngine]:
+        """An engine of one row that nobody else is given."""
+        try:
+            engine = await asyncio.to_thread(self._make, pair, max_batch=1)
+        except Exception as error:
+            raise _restarting() from error
+        try:
+            yield engine
+        finally:
+            self._close(engine)
+
     async def close(self) -> None:
         """Close all engines; what is running ends as cancelled."""
         replacements = list(self._replacements.values())
@@ -116,22 +128,21 @@ class Engines:
             LOG.exception("An engine could not be made.")
             if pair not in self._broken:
                 self._broken[pair] = asyncio.create_task(self._revive(pair))
-            message = "The engine is being restarted; try again soon."
-            raise ApiError(message, status=503, kind="server_error", retry_after=5.0) from error
+            raise _restarting() from error
         if revival := self._broken.pop(pair, None):
             if revival is not asyncio.current_task():
                 revival.cancel()
             self._on_restart()
         return engine
 
-    def _make(self, pair: Pair) -> AsyncEngine:
+    def _make(self, pair: Pair, max_batch: int | None = None) -> AsyncEngine:
         drafter, rule = pair
         return AsyncEngine(
             self._target,
             drafter=self._drafters[drafter],
             draft_length=self._draft_length,
             rule=rule,
-            max_batch=self._max_batch,
+            max_batch=max_batch or self._max_batch,
             max_waiting=self._max_waiting,
         )
 
@@ -157,3 +168,8 @@ class Engines:
         task = asyncio.create_task(engine.close())
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
+
+
+def _restarting() -> ApiError:
+    message = "The engine is being restarted; try again soon."
+    return ApiError(message, status=503, kind="server_error", retry_after=5.0)
