@@ -50,6 +50,25 @@ def test_a_full_queue_says_when_to_try_again() -> None:
     with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, max_queue=2)
 
 
+def test_nobody_can_keep_other_owners_out() -> None:
+    """One takes all places; another still gets an even share of them, and no more."""
+    gate = threading.Event()
+
+    async def work(desk: Desk) -> None:
+        tickets = [desk.enter(an_ask(n=6), "greedy", request_id="a")]
+        desk.check_room()  # before the owner is known
+        tickets.append(desk.enter(an_ask(n=3), "late", request_id="b"))
+        for owner in ("greedy", "late"):
+            with pytest.raises(ApiError) as caught:
+                desk.enter(an_ask(), owner, request_id="c")
+            assert caught.value.code == "queue_full"
+        gate.set()
+        await asyncio.gather(*(ticket.results() for ticket in tickets))
+        await desk.enter(an_ask(n=6), "late", request_id="d").results()
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=2, max_queue=4)
+
+
 def test_more_choices_than_places_are_the_clients_mistake() -> None:
     async def work(desk: Desk) -> None:
         with pytest.raises(ApiError, match="4 choices; 3 fit") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -36,14 +37,12 @@ class Engines:
         *,
         draft_length: DraftLength,
         max_batch: int,
-        max_waiting: int,
         on_restart: Callable[[], None],
     ) -> None:
         self._target = target
         self._drafters = drafters
         self._draft_length = draft_length
         self._max_batch = max_batch
-        self._max_waiting = max_waiting
         self._on_restart = on_restart
         self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
         self._broken: dict[Pair, asyncio.Task[None]] = {}  # on the way to be replaced
@@ -143,7 +142,7 @@ class Engines:
             draft_length=self._draft_length,
             rule=rule,
             max_batch=max_batch or self._max_batch,
-            max_waiting=self._max_waiting,
+            max_waiting=sys.maxsize,  # the desk has refused whoever is too much
         )
 
     async def _revive(self, pair: Pair) -> None:

@@ -11,7 +11,7 @@ from forerun.clock import now
 from forerun.engine.answer import Answer
 from forerun.engine.async_engine import AsyncEngine
 from forerun.engine.results import Generation, Piece, Stats
-from forerun.errors import LOG, EngineFullError, ForerunError, GenerationError
+from forerun.errors import LOG, ForerunError, GenerationError
 from forerun.noise import fold
 from forerun.serve.ask import Ask
 from forerun.serve.engines import Engines, Pair
@@ -245,9 +245,6 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 owner=self.owner,
                 draft_length=speculation.draft_length,
             )
-        except EngineFullError as error:
-            message = "Too many requests are waiting; try again soon."
-            raise ApiError(message, status=429, kind="rate_limit_error", retry_after=1) from error
         except GenerationError:
             raise
         except ForerunError as error:
