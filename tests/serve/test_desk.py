@@ -10,9 +10,11 @@ import pytest
 from desks import DRAFTERS, plain, with_desk
 from serving import Babbler, an_ask, until
 
+from forerun.engine.results import Piece, Stats
 from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
+from forerun.serve.watcher import Nobody
 
 
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
@@ -179,10 +181,38 @@ def test_each_pair_has_an_engine_and_idle_ones_are_closed() -> None:
             ask = an_ask(seed=number, speculation=Speculation(drafter=drafter, rule=rule))
             await desk.enter(ask, request_id=str(number)).results()
             await until(lambda: desk.num_running == 0)
-            seen.append(desk.num_rows)
+            assert desk.num_rows == 0
+            seen.append(len(desk._engines))
         return seen
 
-    assert with_desk(work, max_batch=2) == [2, 4, 6, 8, 8, 8]
+    assert with_desk(work, max_batch=2) == [1, 2, 3, 4, 4, 4]
+
+
+def test_the_watcher_is_told_when_a_row_is_given() -> None:
+    """Which is before the first pass; who waits has not started."""
+    gate = threading.Event()
+    log: list[str] = []
+
+    class Log(Nobody):
+        def started(self, request_id: str) -> None:
+            log.append(request_id)
+
+        def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats) -> None:
+            log.append("piece")
+
+    async def work(desk: Desk) -> None:
+        tickets = [desk.enter(an_ask(), request_id=name) for name in "ab"]
+        try:
+            await until(lambda: bool(log), seconds=10)
+            assert log == ["a"]
+            assert desk.num_rows == desk.num_running == 1
+        finally:
+            gate.set()
+        await asyncio.gather(*(ticket.results() for ticket in tickets))
+        assert log.count("a") == log.count("b") == 1
+        assert log.index("b") > log.index("piece")
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, watcher=Log())
 
 
 def _wait(gate: threading.Event) -> None:

@@ -94,8 +94,8 @@ class Desk:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all engines there are."""
-        return self._engines.num_rows
+        """Rows that are taken, in all engines."""
+        return self.num_running
 
     @property
     def num_open(self) -> int:

@@ -45,6 +45,7 @@ class Engines:
         self._max_batch = max_batch
         self._on_restart = on_restart
         self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
+        self._alone: set[AsyncEngine] = set()  # those of one request
         self._broken: dict[Pair, asyncio.Task[None]] = {}  # on the way to be replaced
         self._replacements: dict[Pair, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
@@ -57,11 +58,10 @@ class Engines:
 
     @property
     def num_running(self) -> int:
-        return sum(engine.num_running for engine in self._engines.values())
+        return sum(engine.num_running for engine in (*self._engines.values(), *self._alone))
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._engines) * self._max_batch
+    def __len__(self) -> int:
+        return len(self._engines)
 
     async def get(self, pair: Pair) -> AsyncEngine:
         """A living engine for a pair.  Submit to it before anything else is awaited."""
@@ -101,9 +101,11 @@ class Engines:
             engine = await asyncio.to_thread(self._make, pair, max_batch=1)
         except Exception as error:
             raise _restarting() from error
+        self._alone.add(engine)
         try:
             yield engine
         finally:
+            self._alone.remove(engine)
             self._close(engine)
 
     async def close(self) -> None:

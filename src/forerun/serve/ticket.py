@@ -177,6 +177,8 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             if self._is_aborted:  # the engine did not live to hear of it
                 return self._unfinished(choice, "aborted", progress)
             progress.leave(error.results)
+            if choice in self._answers and not self._answers[choice].has_entered:
+                return None  # it only waited there
             progress.deaths.append(self._trial.accuse(engine))
             progress.is_suspect = True
             return None
@@ -249,6 +251,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             raise
         except ForerunError as error:
             raise ApiError(str(error)) from error
+        answer.when_entered(self._start)
         self._num_submitted += 1
         if self._num_submitted == ask.num_choices and not self._submitted.done():
             self._submitted.set_result(None)
@@ -259,10 +262,13 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         that earlier ones gave it."""
         return None if self._deadline is None else max(self._deadline - now(), 1e-9)
 
-    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
+    def _start(self) -> None:
+        """A choice has been given a row; the first one to be given one is the request's start."""
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
+
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
         self._watcher.piece(self.request_id, choice, piece, stats)
         self._pieces.put_nowait((choice, piece))
 
