@@ -11,6 +11,7 @@ from desks import DRAFTERS, plain, with_desk
 from serving import Babbler, an_ask, until
 
 from forerun.engine.results import Piece, Stats
+from forerun.serve import desk as desk_module
 from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
@@ -136,6 +137,24 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
             await ticket.results()
 
     with_desk(work)
+
+
+def test_a_drain_waits_for_no_pass_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "ABORT_SECONDS", 0.05)
+    gate = threading.Event()
+
+    async def work(desk: Desk) -> None:
+        ticket = desk.enter(an_ask(), request_id="a")
+        await until(lambda: desk.num_running == 1)
+        try:
+            await asyncio.wait_for(desk.drain(0), 10)
+            assert desk.tickets
+        finally:
+            gate.set()
+        with pytest.raises(ApiError, match="shutting down"):
+            await ticket.results()
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)))
 
 
 def test_aborting_frees_rows_and_places() -> None:

@@ -28,6 +28,9 @@ from forerun.serve.trial import Trial
 from forerun.serve.watcher import Nobody, Watcher
 from forerun.types import DraftLength
 
+ABORT_SECONDS = 10.0
+"""How long a shutdown waits for requests that it has aborted: a round or two."""
+
 
 class Desk:
     """Takes requests in and answers them, up to `max_batch` choices in one pass of an engine.
@@ -170,14 +173,20 @@ class Desk:
             raise error.__cause__ or error from None
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait for those that are here; end what takes longer."""
+        """Refuse new requests, and wait for those that are here; end what takes longer.
+
+        An engine in a pass that does not return cannot be ended; nobody waits for it for long.
+        """
         self._is_draining = True
-        deadline = asyncio.get_running_loop().time() + seconds
-        while self.tickets and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        await self._wait_for_tickets(seconds)
         for ticket in list(self.tickets.values()):
             ticket.abort(_stopping())
-        while self.tickets:
+        await self._wait_for_tickets(ABORT_SECONDS)
+
+    async def _wait_for_tickets(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.tickets and loop.time() < deadline:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
