@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from desks import DRAFTERS, Restarts, plain, with_desk
+from reciting import byte_tokenizer
 from serving import PROMPT, Babbler, an_ask, run, until
 
 import forerun as fr
+from forerun.clock import now
 from forerun.serve import engines
+from forerun.serve import ticket as ticket_module
+from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 
@@ -79,6 +84,32 @@ def test_who_is_gone_does_not_move_to_another_engine() -> None:
     assert with_desk(work, Babbler(die)) == ["aborted"]
 
 
+def test_a_deadline_between_two_engines_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text so far is the answer, what was held back for a stop string included."""
+    (tokens,) = plain(an_ask(max_new_tokens=20))
+    text = byte_tokenizer().decode(tokens, skip_special_tokens=True)
+    is_late = threading.Event()
+    monkeypatch.setattr(ticket_module, "now", lambda: now() + 1000 * is_late.is_set())
+
+    def die(ids: Sequence[int]) -> None:
+        if len(ids) >= len(an_ask().prompts[0]) + 20 and not is_late.is_set():
+            is_late.set()
+            raise MemoryError("no room")
+
+    async def work(desk: Desk) -> None:
+        stop = [text[-2:] + "and more"]
+        options = {"stop": stop, "speculation": Speculation(draft_length=0)}
+        ask = an_ask(max_new_tokens=400, timeout=100, **options)
+        ticket = desk.enter(ask, request_id="a")
+        pieces = [piece async for _, piece in ticket]
+        (answer,) = await ticket.results()
+        assert answer.tokens == tokens
+        assert answer.text == "".join(piece.text for piece in pieces) == text
+        assert answer.finish_reason == pieces[-1].finish_reason == "deadline"
+
+    with_desk(work, Babbler(die))
+
+
 def test_who_kills_engines_ends_alone() -> None:
     """Its first pass raises, every time; those that came with it lose nothing."""
     killer, others = an_ask("STOP! now", seed=9), [an_ask(PROMPT[i:], seed=i) for i in range(3)]
@@ -95,6 +126,44 @@ def test_who_kills_engines_ends_alone() -> None:
         return [[answer.tokens for answer in group] for group in groups]
 
     assert with_desk(work, target, max_batch=8) == [plain(ask) for ask in others]
+
+
+def test_nobody_ends_for_others_who_keep_killing_engines() -> None:
+    """They come without a pause, and are there whenever somebody is tried."""
+    killer = an_ask("STOP! now", seed=9, speculation=Speculation(draft_length=0))
+    others = [replace(an_ask(PROMPT[i:], seed=i), speculation=killer.speculation) for i in range(3)]
+    target = Babbler(Deadly(10_000, after=0, mark=killer.prompts[0]))
+
+    async def work(desk: Desk) -> Any:
+        good = [desk.enter(ask, request_id=str(i)) for i, ask in enumerate(others)]
+        statuses: list[int] = []
+
+        async def keep_killing(name: str) -> None:
+            while any(ticket.request_id in desk.tickets for ticket in good):
+                with pytest.raises(ApiError) as caught:
+                    await desk.enter(killer, request_id=name).results()
+                statuses.append(caught.value.status)
+
+        await asyncio.gather(*map(keep_killing, "xyz"))
+        assert len(statuses) > 6
+        assert set(statuses) == {500}
+        groups = [await ticket.results() for ticket in good]
+        return [[answer.tokens for answer in group] for group in groups]
+
+    assert with_desk(work, target, max_batch=8) == [plain(ask) for ask in others]
+
+
+def test_after_a_guilty_request_the_server_is_ready_again() -> None:
+    """Though nobody asks for the same drafter and rule."""
+
+    async def work(desk: Desk) -> None:
+        with pytest.raises(ApiError):
+            await desk.enter(an_ask(), request_id="bad").results()
+        await until(lambda: desk.is_ready, seconds=10)
+
+    restarts: list[int] = []
+    with_desk(work, Babbler(Deadly(1000, after=0)), watcher=Restarts(restarts))
+    assert restarts
 
 
 def test_one_that_fails_ends_alone() -> None:

@@ -10,9 +10,12 @@ import pytest
 from desks import DRAFTERS, plain, with_desk
 from serving import Babbler, an_ask, until
 
+from forerun.engine.results import Piece, Stats
+from forerun.serve import desk as desk_module
 from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
+from forerun.serve.watcher import Nobody
 
 
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
@@ -48,6 +51,25 @@ def test_a_full_queue_says_when_to_try_again() -> None:
         await desk.enter(an_ask(), request_id="late").results()
 
     with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, max_queue=2)
+
+
+def test_nobody_can_keep_other_owners_out() -> None:
+    """One takes all places; another still gets an even share of them, and no more."""
+    gate = threading.Event()
+
+    async def work(desk: Desk) -> None:
+        tickets = [desk.enter(an_ask(n=6), "greedy", request_id="a")]
+        desk.check_room()  # before the owner is known
+        tickets.append(desk.enter(an_ask(n=3), "late", request_id="b"))
+        for owner in ("greedy", "late"):
+            with pytest.raises(ApiError) as caught:
+                desk.enter(an_ask(), owner, request_id="c")
+            assert caught.value.code == "queue_full"
+        gate.set()
+        await asyncio.gather(*(ticket.results() for ticket in tickets))
+        await desk.enter(an_ask(n=6), "late", request_id="d").results()
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=2, max_queue=4)
 
 
 def test_more_choices_than_places_are_the_clients_mistake() -> None:
@@ -117,6 +139,24 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
     with_desk(work)
 
 
+def test_a_drain_waits_for_no_pass_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "ABORT_SECONDS", 0.05)
+    gate = threading.Event()
+
+    async def work(desk: Desk) -> None:
+        ticket = desk.enter(an_ask(), request_id="a")
+        await until(lambda: desk.num_running == 1)
+        try:
+            await asyncio.wait_for(desk.drain(0), 10)
+            assert desk.tickets
+        finally:
+            gate.set()
+        with pytest.raises(ApiError, match="shutting down"):
+            await ticket.results()
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)))
+
+
 def test_aborting_frees_rows_and_places() -> None:
     async def work(desk: Desk) -> Any:
         tickets = [desk.enter(an_ask(n=2, max_new_tokens=400), request_id=str(i)) for i in range(4)]
@@ -160,10 +200,38 @@ def test_each_pair_has_an_engine_and_idle_ones_are_closed() -> None:
             ask = an_ask(seed=number, speculation=Speculation(drafter=drafter, rule=rule))
             await desk.enter(ask, request_id=str(number)).results()
             await until(lambda: desk.num_running == 0)
-            seen.append(desk.num_rows)
+            assert desk.num_rows == 0
+            seen.append(len(desk._engines))
         return seen
 
-    assert with_desk(work, max_batch=2) == [2, 4, 6, 8, 8, 8]
+    assert with_desk(work, max_batch=2) == [1, 2, 3, 4, 4, 4]
+
+
+def test_the_watcher_is_told_when_a_row_is_given() -> None:
+    """Which is before the first pass; who waits has not started."""
+    gate = threading.Event()
+    log: list[str] = []
+
+    class Log(Nobody):
+        def started(self, request_id: str) -> None:
+            log.append(request_id)
+
+        def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats) -> None:
+            log.append("piece")
+
+    async def work(desk: Desk) -> None:
+        tickets = [desk.enter(an_ask(), request_id=name) for name in "ab"]
+        try:
+            await until(lambda: bool(log), seconds=10)
+            assert log == ["a"]
+            assert desk.num_rows == desk.num_running == 1
+        finally:
+            gate.set()
+        await asyncio.gather(*(ticket.results() for ticket in tickets))
+        assert log.count("a") == log.count("b") == 1
+        assert log.index("b") > log.index("piece")
+
+    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, watcher=Log())
 
 
 def _wait(gate: threading.Event) -> None:

@@ -18,11 +18,13 @@ class Answer(AsyncIterator[Piece]):
     def __init__(self, request: Request, engine: Any, abort: Callable[[Answer], bool]) -> None:
         self.request = request
         self.num_told = 0  # tokens in its pieces
+        self.has_entered = False  # whether it has, or had, a row
         self._engine = engine  # not collected before the answer has ended
         self._abort = abort
         self._loop = _running_loop()
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._end: asyncio.Future[None] = self._loop.create_future()
+        self._on_entry: Callable[[], None] | None = None
 
     def __await__(self) -> Generator[Any, None, Generation]:
         yield from asyncio.shield(self._end).__await__()
@@ -39,6 +41,20 @@ class Answer(AsyncIterator[Piece]):
     def abort(self) -> bool:
         """End the request; its row is free in the next round.  False if it has ended already."""
         return self._abort(self)
+
+    def when_entered(self, listener: Callable[[], None]) -> None:
+        """Have a function called, in the loop, when the request is given a row.  To be said before
+        anything is awaited after `submit`."""
+        self._on_entry = listener
+
+    def enter(self) -> None:
+        """Called in the engine's thread, once."""
+        self.has_entered = True
+        self._call(self._tell_entry)
+
+    def _tell_entry(self) -> None:
+        if self._on_entry is not None:
+            self._on_entry()
 
     def tell(self, piece: Piece) -> None:
         """Called in the engine's thread.  Pieces that nobody reads are kept, one for each token at

@@ -9,7 +9,7 @@ leave them after it, and each can be aborted alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from forerun.clock import now
@@ -63,6 +63,7 @@ class Engine:
             target, state, self._drafting, rule, is_chain=is_chain, draft_length=draft_length
         )
         self._planner.start(num_rows, getattr(self._executor, "ladder", None))
+        self.on_entry: Callable[[Request], None] | None = None  # called when one is given a row
         self._num_submitted = 0
         self._has_deadlines = False
 
@@ -118,7 +119,7 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
         ended = [(request, 0) for request in self._expire()] if self._has_deadlines else []
-        self._schedule.admit(self._planner.enter)
+        self._schedule.admit(self._enter)
         plan = self._planner.complete(self._schedule.plan())
         if not plan.spans:
             return ended
@@ -169,6 +170,11 @@ class Engine:
             if request.deadline is not None and request.deadline <= time
         ]
         return [self.abort(number, "deadline") for number in late]
+
+    def _enter(self, row: int, request: Request) -> None:
+        if self.on_entry is not None:
+            self.on_entry(request)
+        self._planner.enter(row, request)
 
     def _leave(self, row: int) -> None:
         others = {

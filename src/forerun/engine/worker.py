@@ -21,6 +21,7 @@ class Worker:
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
         self._engine = engine
+        self._engine.on_entry = lambda request: self._answers[request.number].enter()
         self._max_waiting = max_waiting
         self._lock = threading.Condition()
         self._new: deque[Answer] = deque()

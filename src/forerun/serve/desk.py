@@ -9,6 +9,7 @@ async with Desk(target, {"ngram": NGram(), "none": None}) as desk:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,13 +28,17 @@ from forerun.serve.trial import Trial
 from forerun.serve.watcher import Nobody, Watcher
 from forerun.types import DraftLength
 
+ABORT_SECONDS = 10.0
+"""How long a shutdown waits for requests that it has aborted: a round or two."""
+
 
 class Desk:
     """Takes requests in and answers them, up to `max_batch` choices in one pass of an engine.
 
     drafters: by name; the first one is the default, None drafts nothing.
     rule: the default.  rules: those a request may name; without it, every lossless one.
-    max_queue: choices that may wait for a row; a request beyond that is refused.
+    max_queue: choices that may wait for a row; a request beyond that is refused, unless its owner
+    has less than an even share of all places.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class Desk:
         self.watcher: Watcher = Nobody() if watcher is None else watcher
         self.tickets: dict[str, Ticket] = {}  # those on their way, by request id
         self._is_draining = False
-        self._num_open = 0  # choices that wait or run
+        self._open: Counter[str] = Counter()  # choices that wait or run, by owner
         self._times = ServiceTimes()
         self._trial = Trial()
         self._engines = Engines(
@@ -69,7 +74,6 @@ class Desk:
             self.drafters,
             draft_length=draft_length,
             max_batch=max_batch,
-            max_waiting=max_batch + max_queue,
             on_restart=self.watcher.engine_restarted,
         )
 
@@ -89,17 +93,17 @@ class Desk:
     @property
     def num_waiting(self) -> int:
         """Choices that wait for one."""
-        return max(0, self._num_open - self.num_running)
+        return max(0, self.num_open - self.num_running)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all engines there are."""
-        return self._engines.num_rows
+        """Rows that are taken, in all engines."""
+        return self.num_running
 
     @property
     def num_open(self) -> int:
         """Choices that wait or run."""
-        return self._num_open
+        return self._open.total()
 
     def enter(self, ask: Ask, owner: str = "", *, request_id: str) -> Ticket:
         """Take a request in, from a coroutine, or say why not.
@@ -108,11 +112,11 @@ class Desk:
         is used for another's.
         """
         pair = self._pair(ask)
-        self.check_room(ask.num_choices)
+        self.check_room(ask.num_choices, owner)
         entered = now()
 
         def choice_ended() -> None:
-            self._num_open -= 1
+            self._open -= Counter({owner: 1})
             self._times.add(now() - entered)
 
         def ended(ticket: Ticket) -> None:
@@ -129,26 +133,31 @@ class Desk:
             on_choice_end=choice_ended,
             on_end=ended,
         )
-        self._num_open += ask.num_choices
+        self._open[owner] += ask.num_choices
         self.tickets[request_id] = ticket
         return ticket
 
-    def check_room(self, num_choices: int = 1) -> None:
-        """Refuse a request for which there is no place."""
+    def check_room(self, num_choices: int = 1, owner: str = "") -> None:
+        """Refuse a request for which there is no place.
+
+        When all places are taken, an owner may still have an even share of them, so that nobody
+        can keep the others out.
+        """
         if self._is_draining:
             raise _stopping()
         places = self.max_batch + self.max_queue
         if num_choices > places:
             message = f"The request has {num_choices} choices; {places} fit in at once."
             raise ApiError(message, param="n", code="too_many_choices")
-        missing = self._num_open + num_choices - places
-        if missing > 0:
+        missing = self.num_open + num_choices - places
+        share = max(1, places // len({*self._open, owner}))
+        if missing > 0 and self._open[owner] + num_choices > share:
             raise ApiError(
                 "Too many requests are waiting; try again later.",
                 status=429,
                 kind="rate_limit_error",
                 code="queue_full",
-                retry_after=self._times.until_free(self._num_open, missing),
+                retry_after=self._times.until_free(self.num_open, missing),
             )
 
     async def warm_up(self) -> None:
@@ -164,14 +173,20 @@ class Desk:
             raise error.__cause__ or error from None
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and wait for those that are here; end what takes longer."""
+        """Refuse new requests, and wait for those that are here; end what takes longer.
+
+        An engine in a pass that does not return cannot be ended; nobody waits for it for long.
+        """
         self._is_draining = True
-        deadline = asyncio.get_running_loop().time() + seconds
-        while self.tickets and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        await self._wait_for_tickets(seconds)
         for ticket in list(self.tickets.values()):
             ticket.abort(_stopping())
-        while self.tickets:
+        await self._wait_for_tickets(ABORT_SECONDS)
+
+    async def _wait_for_tickets(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.tickets and loop.time() < deadline:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from forerun.drafters.base import Drafter
@@ -35,32 +37,31 @@ class Engines:
         *,
         draft_length: DraftLength,
         max_batch: int,
-        max_waiting: int,
         on_restart: Callable[[], None],
     ) -> None:
         self._target = target
         self._drafters = drafters
         self._draft_length = draft_length
         self._max_batch = max_batch
-        self._max_waiting = max_waiting
         self._on_restart = on_restart
         self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
+        self._alone: set[AsyncEngine] = set()  # those of one request
         self._broken: dict[Pair, asyncio.Task[None]] = {}  # on the way to be replaced
+        self._replacements: dict[Pair, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
 
     @property
     def is_sound(self) -> bool:
-        """Whether no engine is dead."""
-        return not self._broken and all(e.failure is None for e in self._engines.values())
+        """Whether no engine has to be replaced first."""
+        return not self._broken and not self._replacements
 
     @property
     def num_running(self) -> int:
-        return sum(engine.num_running for engine in self._engines.values())
+        return sum(engine.num_running for engine in (*self._engines.values(), *self._alone))
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._engines) * self._max_batch
+    def __len__(self) -> int:
+        return len(self._engines)
 
     async def get(self, pair: Pair) -> AsyncEngine:
         """A living engine for a pair.  Submit to it before anything else is awaited."""
@@ -81,10 +82,38 @@ class Engines:
             self._close_idle(keeping=pair)
             return engine
 
+    def replace(self, pair: Pair, dead: AsyncEngine) -> None:
+        """Put a new engine in the place of a dead one, whether or not anybody asks for it."""
+        if self._engines.get(pair) is dead and pair not in self._replacements:
+            self._replacements[pair] = asyncio.create_task(self._replace(pair))
+
+    async def _replace(self, pair: Pair) -> None:
+        try:
+            with suppress(ApiError):  # which whoever asks for the pair is told
+                await self.get(pair)
+        finally:
+            del self._replacements[pair]
+
+    @asynccontextmanager
+    async def alone(self, pair: Pair) -> AsyncIterator[AsyncEngine]:
+        """An engine of one row that nobody else is given."""
+        try:
+            engine = await asyncio.to_thread(self._make, pair, max_batch=1)
+        except Exception as error:
+            raise _restarting() from error
+        self._alone.add(engine)
+        try:
+            yield engine
+        finally:
+            self._alone.remove(engine)
+            self._close(engine)
+
     async def close(self) -> None:
         """Close all engines; what is running ends as cancelled."""
-        for task in self._broken.values():
+        replacements = list(self._replacements.values())
+        for task in (*self._broken.values(), *replacements):
             task.cancel()
+        await asyncio.gather(*replacements, return_exceptions=True)
         while self._engines:
             _, engine = self._engines.popitem()
             self._close(engine)
@@ -100,23 +129,22 @@ class Engines:
             LOG.exception("An engine could not be made.")
             if pair not in self._broken:
                 self._broken[pair] = asyncio.create_task(self._revive(pair))
-            message = "The engine is being restarted; try again soon."
-            raise ApiError(message, status=503, kind="server_error", retry_after=5.0) from error
+            raise _restarting() from error
         if revival := self._broken.pop(pair, None):
             if revival is not asyncio.current_task():
                 revival.cancel()
             self._on_restart()
         return engine
 
-    def _make(self, pair: Pair) -> AsyncEngine:
+    def _make(self, pair: Pair, max_batch: int | None = None) -> AsyncEngine:
         drafter, rule = pair
         return AsyncEngine(
             self._target,
             drafter=self._drafters[drafter],
             draft_length=self._draft_length,
             rule=rule,
-            max_batch=self._max_batch,
-            max_waiting=self._max_waiting,
+            max_batch=max_batch or self._max_batch,
+            max_waiting=sys.maxsize,  # the desk has refused whoever is too much
         )
 
     async def _revive(self, pair: Pair) -> None:
@@ -141,3 +169,8 @@ class Engines:
         task = asyncio.create_task(engine.close())
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
+
+
+def _restarting() -> ApiError:
+    message = "The engine is being restarted; try again soon."
+    return ApiError(message, status=503, kind="server_error", retry_after=5.0)

@@ -120,7 +120,7 @@ class Metrics:
 
         gauge("num_requests_running", "Answers that are being written.", "num_running")
         gauge("num_requests_waiting", "Answers that wait for a row.", "num_waiting")
-        gauge("num_batch_rows", "Rows of all engines, taken or free.", "num_rows")
+        gauge("num_batch_rows", "Rows that are taken, in all engines.", "num_rows")
         self._drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Guesses that were judged.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Guesses that were accepted.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.engine.results import Fate, Generation, Piece, Seconds, Stats, TokenLogprob
+from forerun.serve.trial import Death
 
 
 @dataclass
@@ -17,9 +18,8 @@ class Progress:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats | None = None  # of engines that died
     num_before: int = 0  # tokens when the present engine was entered
-    num_deaths: int = 0  # engines that died after they had given this choice tokens
-    is_suspect: bool = False  # was in an engine that died for reasons unknown
-    is_on_trial: bool = False
+    deaths: list[Death] = field(default_factory=list)  # of engines that it was in
+    is_suspect: bool = False  # has not been tried since the last of them
 
     @property
     def has_gained(self) -> bool:
@@ -31,9 +31,13 @@ class Progress:
         self.fates += piece.fates
         self.logprobs += piece.logprobs or ()
 
-    def leave_dead(self, partial: Generation | None) -> None:
-        """The present engine is dead; the next one goes on after what it gave, if anything."""
-        self.num_deaths += self.has_gained
+    @property
+    def num_mysteries(self) -> int:
+        """Deaths of engines that it was in and that nobody was found guilty of."""
+        return sum(death.is_mystery for death in self.deaths)
+
+    def leave(self, partial: Generation | None) -> None:
+        """The next engine goes on after what the present one gave, if anything."""
         if partial is not None:
             self.stats = self._all_stats(partial.stats)
         self.num_before = len(self.tokens)

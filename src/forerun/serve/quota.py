@@ -15,7 +15,7 @@ class KeyLimits:
     """None: no limit of its own."""
 
     max_running: int | None = None  # requests that wait or run
-    max_priority: int | None = None
+    max_priority: int = 0  # or else everybody would go before everybody
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers
 
@@ -58,7 +58,7 @@ class Quota:
     def enter(self, ask: Ask) -> None:
         """Count a request, or refuse it."""
         limits = self.limits
-        if limits.max_priority is not None and ask.priority > limits.max_priority:
+        if ask.priority > limits.max_priority:
             message = f"This API key may use priorities up to {limits.max_priority}."
             raise ApiError(message, param="priority", code="priority_not_allowed")
         if limits.max_running is not None and self._num_running >= limits.max_running:
@@ -71,8 +71,13 @@ class Quota:
         self._num_running += 1
 
     def leave(self, num_tokens: int) -> None:
-        """A request has ended; it took so many tokens, prompts included."""
+        """A request has ended; it took so many tokens, prompts included.
+
+        0 is for one that was not taken in after all: it costs no request either.
+        """
         self._num_running -= 1
+        if num_tokens == 0 and self._requests is not None:
+            self._requests.spend(-1)
         if self._tokens is not None:
             self._tokens.spend(num_tokens)
 

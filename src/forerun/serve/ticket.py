@@ -11,7 +11,7 @@ from forerun.clock import now
 from forerun.engine.answer import Answer
 from forerun.engine.async_engine import AsyncEngine
 from forerun.engine.results import Generation, Piece, Stats
-from forerun.errors import LOG, EngineFullError, ForerunError, GenerationError
+from forerun.errors import LOG, ForerunError, GenerationError
 from forerun.noise import fold
 from forerun.serve.ask import Ask
 from forerun.serve.engines import Engines, Pair
@@ -20,8 +20,8 @@ from forerun.serve.progress import Progress
 from forerun.serve.trial import Trial
 from forerun.serve.watcher import Watcher
 
-MOST_DEATHS = 3
-"""Engines that may die while they answer a choice, before that is held against it."""
+MOST_MYSTERIES = 3
+"""Engines that may die around a choice for no reason found, before that is held against it."""
 
 
 class Ticket(AsyncIterator[tuple[int, Piece]]):
@@ -165,50 +165,69 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
-        """The answer of the present engine; None if that died and another one may go on."""
-        engine, is_guilty = None, False
+        """The answer of the present engine; None if another one is to go on."""
         if progress.is_suspect:
-            await self._trial.begin()
-            progress.is_on_trial = True
+            return await self._tried(choice, progress)
+        engine = await self._engines.get(self._pair)
         try:
-            engine = await self._engines.get(self._pair)
-            if progress.is_on_trial:
-                self._trial.enter(engine)
             return await self._answered(engine, choice, progress)
         except GenerationError as error:
-            if engine is None or engine.failure is None:
-                raise
-            is_guilty = progress.is_on_trial
-            if is_guilty or progress.num_deaths == MOST_DEATHS:
+            if engine.failure is None or progress.num_mysteries == MOST_MYSTERIES:
                 raise
             if self._is_aborted:  # the engine did not live to hear of it
                 return self._unfinished(choice, "aborted", progress)
-            progress.leave_dead(error.results)
-            progress.is_suspect = not self._trial.explains(engine)
+            progress.leave(error.results)
+            if choice in self._answers and not self._answers[choice].has_entered:
+                return None  # it only waited there
+            progress.deaths.append(self._trial.accuse(engine))
+            progress.is_suspect = True
             return None
         finally:
             self._answers.pop(choice, None)
-            if progress.is_on_trial:
-                self._trial.end(is_guilty=is_guilty)
+            if engine.failure is not None:
+                self._engines.replace(self._pair, engine)
+
+    async def _tried(self, choice: int, progress: Progress) -> Generation | None:
+        """The first tokens after a death, alone in an engine; None if that outlives them."""
+        death = progress.deaths[-1]
+        try:
+            async with self._trial.turn, self._engines.alone(self._pair) as engine:
+                try:
+                    answer = await self._answered(engine, choice, progress)
+                finally:
+                    death.is_explained |= engine.failure is not None
+        finally:
+            death.num_untried -= 1
+            self._answers.pop(choice, None)
+        if answer.finish_reason != "aborted" or self._is_aborted:
+            return answer
+        progress.is_suspect = False
+        progress.leave(answer)
+        return None
 
     async def _answered(self, engine: AsyncEngine, choice: int, progress: Progress) -> Generation:
-        """The answer of one engine; a `GenerationError` if that died."""
-        if self._deadline is not None and self._deadline <= now():
-            return self._unfinished(choice, "deadline", progress)
+        """The answer of one engine; a `GenerationError` if that died.
+
+        A suspect is done there as soon as it has gained a token: it ends as aborted.
+        """
         answer = self._answers[choice] = self._submit(engine, choice, progress)
         try:
             async for piece in answer:
-                if piece.finish_reason == "error":  # its text may still go on in another engine
-                    continue
+                is_acquitted = progress.is_suspect and progress.has_gained
+                if piece.finish_reason == "error" or (
+                    piece.finish_reason == "aborted" and is_acquitted and not self._is_aborted
+                ):
+                    continue  # its text may still go on in another engine
                 progress.add(piece)
-                if progress.is_on_trial and progress.has_gained:
-                    progress.is_on_trial = progress.is_suspect = False
-                    self._trial.end(is_guilty=False)
                 self._tell(choice, piece, answer.request.stats)
-            return progress.complete(await answer)
+                if progress.is_suspect and progress.has_gained:
+                    answer.abort()
+            last = await answer
         except asyncio.CancelledError:
             answer.abort()
             raise
+        is_over = not progress.is_suspect or last.finish_reason != "aborted" or self._is_aborted
+        return progress.complete(last) if is_over else last
 
     def _submit(self, engine: AsyncEngine, choice: int, progress: Progress) -> Answer:
         ask, speculation = self.ask, self.ask.speculation
@@ -224,26 +243,32 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 logprobs=ask.logprobs,
                 resume=progress.tokens,
                 priority=ask.priority,
-                timeout=None if self._deadline is None else self._deadline - now(),
+                timeout=self._seconds_left(),
                 owner=self.owner,
                 draft_length=speculation.draft_length,
             )
-        except EngineFullError as error:
-            message = "Too many requests are waiting; try again soon."
-            raise ApiError(message, status=429, kind="rate_limit_error", retry_after=1) from error
         except GenerationError:
             raise
         except ForerunError as error:
             raise ApiError(str(error)) from error
+        answer.when_entered(self._start)
         self._num_submitted += 1
         if self._num_submitted == ask.num_choices and not self._submitted.done():
             self._submitted.set_result(None)
         return answer
 
-    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
+    def _seconds_left(self) -> float | None:
+        """A request whose time is up is submitted all the same: an engine ends it, with the text
+        that earlier ones gave it."""
+        return None if self._deadline is None else max(self._deadline - now(), 1e-9)
+
+    def _start(self) -> None:
+        """A choice has been given a row; the first one to be given one is the request's start."""
         if not self._has_started:
             self._has_started = True
             self._watcher.started(self.request_id)
+
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
         self._watcher.piece(self.request_id, choice, piece, stats)
         self._pieces.put_nowait((choice, piece))
 

@@ -1,37 +1,41 @@
-"""Who killed an engine: after a death the requests that were there return one at a time.
+"""Who killed an engine: after a death the requests that were there are tried one at a time.
 
 A model that raises (out of memory, say) does not tell whose text it was.  So all of them are
-suspects, and each is alone in being one until it has gained a token.  An engine that dies
-meanwhile was killed by the one on trial, which ends; the others go on.
+suspects, and each is alone in an engine of one row until it has gained a token there.  If that
+engine dies too, its one request was the killer, and ends; the others go on together.
 """
 
 from __future__ import annotations
 
 import asyncio
-from weakref import ref
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from forerun.engine.async_engine import AsyncEngine
 
 
+@dataclass
+class Death:
+    """One engine's end, and what trials have found out about it."""
+
+    num_untried: int = 0  # suspects whose trial is not over
+    is_explained: bool = False  # one of them was the killer
+
+    @property
+    def is_mystery(self) -> bool:
+        """Whether everybody was tried, and nobody was it."""
+        return not self.is_explained and not self.num_untried
+
+
 class Trial:
-    """One suspect at a time."""
+    """One suspect at a time; `turn` is theirs in the order of asking."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._engine: ref[AsyncEngine] | None = None  # where somebody is, or was last, on trial
+        self.turn = asyncio.Lock()
+        self._deaths: WeakKeyDictionary[AsyncEngine, Death] = WeakKeyDictionary()
 
-    async def begin(self) -> None:
-        await self._turn.acquire()
-
-    def enter(self, engine: AsyncEngine) -> None:
-        """The one on trial has been submitted."""
-        self._engine = ref(engine)
-
-    def end(self, *, is_guilty: bool) -> None:
-        if not is_guilty:
-            self._engine = None
-        self._turn.release()
-
-    def explains(self, engine: AsyncEngine) -> bool:
-        """Whether the death of an engine is that of the one on trial there."""
-        return self._engine is not None and self._engine() is engine
+    def accuse(self, engine: AsyncEngine) -> Death:
+        """One more was in an engine that died."""
+        death = self._deaths.setdefault(engine, Death())
+        death.num_untried += 1
+        return death

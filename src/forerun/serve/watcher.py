@@ -22,8 +22,8 @@ class Counts(Protocol):
 class Watcher(Protocol):
     """Hears of every request, in the event loop's thread.
 
-    One that is taken in: `received`, `started` with its first piece, `piece` for each, and in the
-    end either `ended` or `failed`.  One that is not: `refused`.  The stats of a piece are
+    One that is taken in: `received`, `started` when it is given a row, `piece` for each piece, and
+    in the end either `ended` or `failed`.  One that is not: `refused`.  The stats of a piece are
     what the present engine has counted so far, in its own thread.
     """
 
