@@ -172,6 +172,7 @@ def texts(**how: Any) -> list[list[int]]:
     return [answer.tokens for answer in answers]
 
 
+@pytest.mark.slow  # half a minute in the interpreter
 def test_edited_requests_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of the host (which log-probabilities ask for), with drafts and without."""
     host = texts(logprobs=0)
