@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,7 +130,8 @@ def test_who_kills_engines_ends_alone() -> None:
 def test_nobody_ends_for_others_who_keep_killing_engines() -> None:
     """They come without a pause, and are there whenever somebody is tried."""
     killer = an_ask("STOP! now", seed=9, speculation=Speculation(draft_length=0))
-    others = [replace(an_ask(PROMPT[i:], seed=i), speculation=killer.speculation) for i in range(3)]
+    options = {"max_new_tokens": 40, "speculation": killer.speculation}
+    others = [an_ask(PROMPT[i:], seed=i, **options) for i in range(3)]
     target = Babbler(Deadly(10_000, after=0, mark=killer.prompts[0]))
 
     async def work(desk: Desk) -> Any:
@@ -145,7 +145,6 @@ def test_nobody_ends_for_others_who_keep_killing_engines() -> None:
                 statuses.append(caught.value.status)
 
         await asyncio.gather(*map(keep_killing, "xyz"))
-        assert len(statuses) > 6
         assert set(statuses) == {500}
         groups = [await ticket.results() for ticket in good]
         return [[answer.tokens for answer in group] for group in groups]
