@@ -117,7 +117,7 @@ class Stream:
         self.socket.connect(("127.0.0.1", server.port))
         content = json.dumps(body).encode()
         head = (
-            f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Connection: close\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         self.socket.sendall(head.encode() + content)
