@@ -93,8 +93,17 @@ class World:
         return next((i for i in range(count) if self.random.random() >= self.rate), count)
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 32])
-@pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
+@pytest.mark.parametrize(
+    ("num_rows", "rate"),
+    [
+        (1, 0.05),
+        (8, 0.3),
+        (32, 0.8),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(8, 0.05), (32, 0.05)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 0.3), (32, 0.3)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 0.8), (8, 0.8)]),
+    ],
+)
 def test_it_comes_close_to_the_best_length(num_rows: int, rate: float) -> None:
     """From the second batch on."""
     num_calls = 40 if num_rows == 1 else 8
