@@ -1,8 +1,8 @@
 """What the server counts, in Prometheus' format.
 
-Names are vLLM's under `forerun:`, so that a dashboard for one fits the other.  Labels have few
-values: routes, reasons, stages, positions, and names of keys where they are configured.  A request
-id is never a label.
+Names are vLLM's under `forerun:` where vLLM counts the same; labels and buckets are ours.  Labels
+have few values: routes, reasons, stages, positions, and names of keys where they are configured.
+A request id is never a label.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +28,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.serve.stats import Recent, Work
+from forerun.serve.watcher import Counts
 from forerun.version import __version__
 
 STAGES = ("draft", "score", "verify", "commit")
@@ -42,19 +43,6 @@ LATENCY = (
 FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-
-
-class Busy(Protocol):
-    """What the gauges read."""
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_rows(self) -> int: ...
 
 
 @dataclass
@@ -96,7 +84,7 @@ class Metrics:
         self._now = clock  # not the one that steers drafts
         self.registry = CollectorRegistry()
         self._visits: dict[str, _Visit] = {}
-        self._busy: Busy | None = None
+        self._busy: Counts | None = None
         self._recent = Recent(clock)
         self._seen: dict[str, set[str]] = {}
         self._make_metrics()
@@ -164,7 +152,7 @@ class Metrics:
         """Requests that were received and have not ended."""
         return len(self._visits)
 
-    def watch(self, busy: Busy) -> None:
+    def watch(self, busy: Counts) -> None:
         """Read the gauges from this desk."""
         self._busy = busy
 

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.serve.logs import AnswerLog
-from forerun.serve.metrics import Busy, Metrics
+from forerun.serve.metrics import Metrics
 from forerun.serve.tracing import make_tracing
+from forerun.serve.watcher import Counts
 
 
 class Listener(Protocol):
@@ -36,7 +37,7 @@ class Watching:
         self.metrics = metrics
         self._listeners = listeners
 
-    def watch(self, desk: Busy) -> None:
+    def watch(self, desk: Counts) -> None:
         self.metrics.watch(desk)
 
     def received(self, request_id: str, route: str, owner_label: str = "") -> None:
