@@ -2,8 +2,10 @@
 
 1 to 32 clients ask the default model for chat answers, each with a new request when its last has
 ended.  Contenders take turns of some seconds on the same prompts and seeds, over several laps,
-beginning with another one each lap; a ratio is of two turns of one lap.  For each number of clients
-the servers are started anew, so that drafters remember nothing of earlier ones.
+beginning with another one each lap; a ratio is of two turns of one lap.  Every turn puts a number
+of its own before its prompts: otherwise the second of two turns would find the prompts of the first
+in the server's memory.  For each number of clients the servers are started anew, so that drafters
+remember nothing of earlier ones.
 
     python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3]
 
@@ -142,7 +144,8 @@ def measure(
 
         def turn(name: str, lap: int, seconds: float) -> list[Stream]:
             one = contenders[name]
-            body = body_of(args, one, prompts, lap)
+            number = 100 + len(names) * (lap + 1) + names.index(name)
+            body = body_of(args, one, [f"({number}) {text}" for text in prompts], lap)
             streams = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
             time.sleep(1)  # what was left open ends
             if not any(stream.times for stream in streams):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -18,13 +20,25 @@ def captured(queue: Callable[[], Any], device: Any) -> tuple[Any, Any]:
     Other threads may use the device meanwhile.  The capture stream is the device's own: torch's
     belongs to whichever device captured first.
     """
-    with LOCK, torch.cuda.device(device):
+    with LOCK, torch.cuda.device(device), _without_collections():
         graph = torch.cuda.CUDAGraph()
         stream = _stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = queue()
     return graph, result
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A graph that is destroyed by the thread that captures another one ends the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

@@ -119,7 +119,7 @@ def test_the_probe_finds_no_difference(dtype: Any) -> None:
 
 
 def test_chunks_of_attention_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 keys in place of 256: a text of three, and a node of a tree past two."""
+    """Chunks of 16 keys in place of 128: a text of three, and a node of a tree past two."""
     monkeypatch.setattr(forward, "CHUNK", 16)
     monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
     text = [(7 * place * place + 3) % 40 for place in range(36)]

@@ -20,10 +20,6 @@ OLDEST = (8, 0)
 MOST_TOKENS = 2**20
 """A larger vocabulary has more blocks than one program can hold."""
 
-ALL = "all"
-"""The value of FORERUN_KERNELS that also takes the kernels of `siblings`, which have been tried in
-Triton's interpreter and not yet on enough devices."""
-
 
 def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
     """Whether `forerun.gpu.door` decides this round: CUDA tensors of logits, one of its rules, and
@@ -35,8 +31,6 @@ def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) ->
     if type(rule) is Match:
         return True
     if type(rule) not in (Ratio, Block, Siblings):
-        return False
-    if type(rule) is Siblings and os.environ.get("FORERUN_KERNELS") != ALL:
         return False
     return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
 
