@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from statistics import median
 from typing import Any
 
@@ -98,6 +98,8 @@ class Mixed:
             getattr(drafter, "num_successors", 0) for drafter in drafters
         )
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
+        ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
+        self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
         self._shelf: Shelf[dict[str, list[Record]]] = Shelf()
 
     @property
@@ -257,17 +259,26 @@ class Mixed:
             tokens = gained(len(path), drafted, min(seconds, record.seconds), state.prices)
             state.gains[row][who].learn(tokens)
             record.gain.learn(tokens)
-        return replace(
-            outcome, num_accepted=len(path), path=path, states=self._states_of(who, outcome.states)
+        return Outcome(
+            row,
+            len(path),
+            outcome.tokens,
+            path,
+            outcome.successors,
+            outcome.num_scored,
+            self._states_of(who, outcome.states),
+            outcome.num_processed,
         )
 
     def _states_of(self, who: int, states: Any) -> Any:
         """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
-        layers = [len(layers_of(drafter)) for drafter in self.drafters]
-        if states is None or not layers[who]:
+        first, end = self._read[who]
+        if states is None or first == end:
             return None
-        width, first = states.shape[1] // sum(layers), sum(layers[:who])
-        return states[:, first * width : (first + layers[who]) * width]
+        if end - first == len(self.layers):
+            return states
+        width = states.shape[1] // len(self.layers)
+        return states[:, first * width : end * width]
 
 
 def merge(

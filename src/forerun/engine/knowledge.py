@@ -44,8 +44,8 @@ class Timings:
         most = inf
         for other in sorted(self.logs, reverse=True):  # what is larger does not take less
             most = min(most, exp(self.logs[other]))
-            points.insert(0, (other, most))
-        self.curve = Curve(tuple(points))
+            points.append((other, most))
+        self.curve = Curve(tuple(reversed(points)))
 
     def __call__(self, size: int) -> float:
         return self.curve(size)

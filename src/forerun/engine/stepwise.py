@@ -7,7 +7,7 @@ a drafter that has nothing to say, is plain decoding: the draft is simply empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat as compat
@@ -122,20 +122,19 @@ class Stepwise:
                     draft.in_guess(path),
                     self._successors(scored, decision.laws, index),
                     len(draft.tokens),
+                    *self._processed(span.row),
                 )
             )
-        outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
-        if not self._drafting.layers:
-            return outcomes
-        target: Any = self.target
-        return [
-            replace(
-                outcome,
-                states=target.watched(self.state, outcome.row),
-                num_processed=self.state.lengths[outcome.row],
-            )
-            for outcome in outcomes
+        return outcomes + [
+            Outcome(span.row, 0, (), (), (), 0, *self._processed(span.row)) for span in plan.reading
         ]
+
+    def _processed(self, row: int) -> tuple[Any, int]:
+        """The hidden states that a drafter reads, and the number of tokens behind them."""
+        if not self._drafting.layers:
+            return None, 0
+        target: Any = self.target
+        return target.watched(self.state, row), self.state.lengths[row]
 
     def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> HostArray:
         """Target logits (A, K + 1, V) of the answered spans, after the text and each guess."""

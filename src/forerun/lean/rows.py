@@ -67,7 +67,7 @@ class LeanRows(PathRows):
         logits = np.empty((len(rows) * width, vocab), np.float32)
         seen = [self._pass(plan, logits) for plan in passes(lots, heads.queries, heads.keys)]
         if self.layers:
-            self._see(lots, np.concatenate(seen))
+            self._see(lots, seen[0] if len(seen) == 1 else np.concatenate(seen))
         for row, feed in zip(rows, fed, strict=True):
             self._fed[row] = feed
         return torch.from_numpy(logits.reshape(len(rows), width, vocab))
@@ -111,9 +111,12 @@ class LeanRows(PathRows):
 
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
         """Put the states of a score behind those of the tokens it built on."""
-        ends = np.cumsum([len(lot.slots) for lot in lots])
-        for lot, part in zip(lots, np.split(states, ends[:-1]), strict=True):
-            self._seen[lot.row] = np.concatenate([self._seen[lot.row], part])
+        begin = 0
+        for lot in lots:
+            seen, end = self._seen[lot.row], begin + len(lot.slots)
+            part = states[begin:end]
+            self._seen[lot.row] = np.concatenate([seen, part]) if len(seen) else part
+            begin = end
 
     def _move(self, row: int, sources: Any, targets: Any) -> None:
         self._pages.move(row, sources, targets)
