@@ -40,7 +40,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     target = default_model()
     text = prompt_tokens(target)
-    fr.generate(target, text[:20], max_new_tokens=8)  # compiles
+    fr.generate(target, text[:20], drafter=None, max_new_tokens=8)  # compiles
     results: dict[str, Any] = {}
     for name, is_paced in (("in parts", True), ("whole", False)):
         runs = [pause(target, text[:1500], is_paced) for _ in range(args.repeats)]
@@ -151,11 +151,22 @@ def samples(target: Any, prompt: list[int], count: int) -> dict[str, Any]:
     how: dict[str, Any] = {"max_new_tokens": count, "ignore_eos": True}
     begin = time.perf_counter()
     together = fr.generate(
-        target, prompt, sampling=fr.Sampling(temperature=0.8, seed=1, n=8), batch_size=8, **how
+        target,
+        prompt,
+        drafter=None,
+        sampling=fr.Sampling(temperature=0.8, seed=1, n=8),
+        batch_size=8,
+        **how,
     )
     middle = time.perf_counter()
     apart = [
-        fr.generate(target, prompt, sampling=fr.Sampling(temperature=0.8, seed=out.seed), **how)
+        fr.generate(
+            target,
+            prompt,
+            drafter=None,
+            sampling=fr.Sampling(temperature=0.8, seed=out.seed),
+            **how,
+        )
         for out in together
     ]
     end = time.perf_counter()

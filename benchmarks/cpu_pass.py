@@ -193,7 +193,9 @@ def pass_of_transformers(
 
 
 def decoding(model: LeanModel, prompt: list[int]) -> Callable[[], Any]:
-    return lambda: fr.generate(model, prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    return lambda: fr.generate(
+        model, prompt, drafter=None, max_new_tokens=NEW_TOKENS, ignore_eos=True
+    )
 
 
 def decoding_of_transformers(model: Any, prompt: list[int]) -> Callable[[], Any]:

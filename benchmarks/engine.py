@@ -133,10 +133,10 @@ def batch_throughput(target: Any, prompts: Any, repeats: int) -> dict[str, Any]:
     ratios = []
     for _ in range(repeats):
         start = time.perf_counter()
-        fr.generate(target, prompts, max_new_tokens=64, ignore_eos=True, batch_size=8)
+        fr.generate(target, prompts, drafter=None, max_new_tokens=64, ignore_eos=True, batch_size=8)
         middle = time.perf_counter()
         for prompt in prompts:
-            fr.generate(target, prompt, max_new_tokens=64, ignore_eos=True)
+            fr.generate(target, prompt, drafter=None, max_new_tokens=64, ignore_eos=True)
         end = time.perf_counter()
         ratios.append((end - middle) / (middle - start))
     lengths = [len(prompt) for prompt in prompts]

@@ -143,7 +143,7 @@ class Bench:
         self, length: Any, rule: str, *, batch: int = 1, prompt: int = PROMPT, name: str = ""
     ) -> str:
         """Rates of `fr.generate`, reading the prompt included; gives the name of the cell."""
-        how: dict[str, Any] = {}
+        how: dict[str, Any] = {"drafter": None}
         if length != 0:
             how = {"drafter": self.drafter, "draft_length": length}
         rates: list[float] = []

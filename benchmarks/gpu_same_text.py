@@ -48,12 +48,14 @@ def main() -> None:
             "max_new_tokens": args.max_new_tokens,
         }
         begin = time.perf_counter()
-        plain = [fr.generate(target, chat, **how).tokens for chat in chats]
+        plain = [fr.generate(target, chat, drafter=None, **how).tokens for chat in chats]
         seconds = time.perf_counter() - begin
         rate = sum(map(len, plain)) / seconds
         print(f"plain, temperature {temperature}: {rate:.0f} tokens/s", flush=True)
         for batch in (1, 8):
-            cases: list[tuple[str, dict[str, Any]]] = [("plain", {})] if batch > 1 else []
+            cases: list[tuple[str, dict[str, Any]]] = (
+                [("plain", {"drafter": None})] if batch > 1 else []
+            )
             for name, drafter in drafters.items():
                 cases += [
                     (f"{name}, K {length}", {"drafter": drafter, "draft_length": length})

@@ -146,7 +146,7 @@ def run(target: Any, chats: Any, is_forced: bool, **how: Any) -> list[fr.Generat
     usual = intake.Cursor
     intake.Cursor = usual if is_forced else Unforced  # type: ignore[misc]
     try:
-        return list(fr.generate(target, chats, **how))
+        return list(fr.generate(target, chats, **{"drafter": None} | how))
     finally:
         intake.Cursor = usual  # type: ignore[misc]
 

@@ -39,7 +39,10 @@ def main() -> None:
         for length in (2, 5)
         for batch in (1, 8)
     ]
-    plain = [fr.generate(target, chat, **shared).tokens for chat in tqdm(chats, "plain, batch 1")]
+    plain = [
+        fr.generate(target, chat, drafter=None, **shared).tokens
+        for chat in tqdm(chats, "plain, batch 1")
+    ]
     rows = [{"drafter": "plain", "draft_length": 0, "batch": 1, "identical": len(chats)}]
     for name, drafter, length, batch in tqdm(configurations, "configurations"):
         start = time.perf_counter()

@@ -114,7 +114,7 @@ def ours(target: Any, size: int, **options: Any) -> Contender:
     """Our engine, until the answer ends or has `size` tokens."""
 
     def run(prompt: list[int]) -> Answer:
-        found = fr.generate(target, prompt, max_new_tokens=size, **options)
+        found = fr.generate(target, prompt, max_new_tokens=size, **{"drafter": None} | options)
         stats = found.stats
         first = stats.emitted_by_round[0], stats.seconds_by_round[0].total
         return Answer(list(found.tokens), stats.rounds, *first)

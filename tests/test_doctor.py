@@ -37,13 +37,13 @@ def model() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("sampling", LAWS)
 def test_equal_outputs_need_no_doctor(model: LlamaForCausalLM, sampling: fr.Sampling) -> None:
-    tokens = fr.generate(model, PROMPT, sampling=sampling, max_new_tokens=12).tokens
+    tokens = fr.generate(model, PROMPT, drafter=None, sampling=sampling, max_new_tokens=12).tokens
     assert diagnose(model, PROMPT, tokens, list(tokens), sampling=sampling) is None
 
 
 @pytest.mark.parametrize("sampling", LAWS)
 def test_a_wrong_token_is_a_bug(model: LlamaForCausalLM, sampling: fr.Sampling) -> None:
-    tokens = fr.generate(model, PROMPT, sampling=sampling, max_new_tokens=12).tokens
+    tokens = fr.generate(model, PROMPT, drafter=None, sampling=sampling, max_new_tokens=12).tokens
     wrong = [*tokens[:7], (tokens[7] + 1) % 97, *tokens[8:]]
     found = diagnose(model, PROMPT, tokens, wrong, sampling=sampling)
     assert found is not None
@@ -54,7 +54,7 @@ def test_a_wrong_token_is_a_bug(model: LlamaForCausalLM, sampling: fr.Sampling) 
 
 
 def test_an_output_that_ends_too_soon_is_a_bug(model: LlamaForCausalLM) -> None:
-    tokens = fr.generate(model, PROMPT, max_new_tokens=12).tokens
+    tokens = fr.generate(model, PROMPT, drafter=None, max_new_tokens=12).tokens
     found = diagnose(model, PROMPT, tokens, tokens[:5])
     assert found is not None
     assert found.tokens == (tokens[5], None)
@@ -63,7 +63,7 @@ def test_an_output_that_ends_too_soon_is_a_bug(model: LlamaForCausalLM) -> None:
 
 def test_twin_tokens_are_a_near_tie(model: LlamaForCausalLM) -> None:
     """Two tokens whose rows of the head differ in the last bits cannot be told apart."""
-    first = fr.generate(model, PROMPT, max_new_tokens=1).tokens[0]
+    first = fr.generate(model, PROMPT, drafter=None, max_new_tokens=1).tokens[0]
     twin = (first + 1) % 97
     with torch.no_grad():
         nudge = torch.from_numpy(np.random.default_rng(0).normal(size=64)).float()
@@ -142,7 +142,9 @@ class Table(fr.models.TableModel):
 
 def differing(target: Any, sampling: fr.Sampling, index: int = 5) -> Any:
     """Two outputs that part at `index`: the true token, and the one after it."""
-    tokens = fr.generate(target, PROMPT, sampling=sampling, max_new_tokens=index + 8).tokens
+    tokens = fr.generate(
+        target, PROMPT, drafter=None, sampling=sampling, max_new_tokens=index + 8
+    ).tokens
     return diagnose(
         target,
         PROMPT,
@@ -157,7 +159,7 @@ def test_a_rolled_pass_is_a_bug_although_it_reproduces_both_tokens(
     model: LlamaForCausalLM, sampling: fr.Sampling
 ) -> None:
     target = Tampered(model, roll)
-    plain = fr.generate(target, PROMPT, sampling=sampling, max_new_tokens=30).tokens
+    plain = fr.generate(target, PROMPT, drafter=None, sampling=sampling, max_new_tokens=30).tokens
     drafter = fr.drafters.Model(model)
     shared = {"sampling": sampling, "drafter": drafter, "draft_length": 5}
     guessed = fr.generate(target, PROMPT, max_new_tokens=30, **shared).tokens
@@ -208,7 +210,7 @@ def test_a_pass_that_is_right_is_explained(model: LlamaForCausalLM) -> None:
 
 def twins(model: LlamaForCausalLM, nudge: float) -> tuple[int, int]:
     """The first token of the answer, and another whose row of the head nearly equals its own."""
-    first = fr.generate(model, PROMPT, max_new_tokens=1).tokens[0]
+    first = fr.generate(model, PROMPT, drafter=None, max_new_tokens=1).tokens[0]
     twin = (first + 1) % 97
     with torch.no_grad():
         noise = torch.from_numpy(np.random.default_rng(0).normal(size=64)).to(model.dtype)

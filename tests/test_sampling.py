@@ -181,7 +181,14 @@ def test_a_grammar_sees_the_output() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [([True, False], "wrong shape"), ([VOCAB_SIZE], "unknown tokens"), ([-1], "unknown tokens")],
+    [
+        ([True, False], "wrong shape"),
+        ([VOCAB_SIZE], "unknown tokens"),
+        ([-1], "unknown tokens"),
+        (None, "neither a mask nor token ids. Received None"),
+        ("abc", "neither a mask nor token ids"),
+        ([0.5], "neither a mask nor token ids"),
+    ],
 )
 def test_a_wrong_answer_of_a_grammar_is_not_taken_for_another(answer: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -108,10 +108,15 @@ def test_prompts_that_share_a_seed_are_answered_as_if_alone() -> None:
     target = TableModel.random(vocab_size=50, order=1, seed=0)
     sampling = fr.Sampling(seed=5)
     prompts = [[0], [1, 2], [0]]
-    together = fr.generate(target, prompts, sampling=sampling, max_new_tokens=12)
-    alone = [fr.generate(target, one, sampling=sampling, max_new_tokens=12) for one in prompts]
+    together = fr.generate(target, prompts, drafter=None, sampling=sampling, max_new_tokens=12)
+    alone = [
+        fr.generate(target, one, drafter=None, sampling=sampling, max_new_tokens=12)
+        for one in prompts
+    ]
     assert [out.tokens for out in together] == [out.tokens for out in alone]
     assert together[0].tokens == together[2].tokens
-    several = fr.generate(target, [0], sampling=fr.Sampling(seed=5, n=3), max_new_tokens=12)
+    several = fr.generate(
+        target, [0], drafter=None, sampling=fr.Sampling(seed=5, n=3), max_new_tokens=12
+    )
     assert several[0].tokens == alone[0].tokens
     assert len({tuple(out.tokens) for out in several}) == 3

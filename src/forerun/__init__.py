@@ -1,38 +1,80 @@
 """Forerun: speculative decoding that keeps the target's distribution, and proves it."""
 
-from forerun import drafters as drafters
-from forerun import grammars as grammars
-from forerun import rules as rules
-from forerun import theory as theory
-from forerun.audit import Report as Report
-from forerun.audit import audit as audit
-from forerun.certification import Certificate as Certificate
-from forerun.certification import certify as certify
-from forerun.engine.async_engine import AsyncEngine as AsyncEngine
-from forerun.engine.generate import generate as generate
-from forerun.engine.generate import stream as stream
-from forerun.engine.results import Fate as Fate
-from forerun.engine.results import Generation as Generation
-from forerun.engine.results import Piece as Piece
-from forerun.errors import EngineFullError as EngineFullError
-from forerun.errors import ForerunError as ForerunError
-from forerun.errors import GenerationError as GenerationError
-from forerun.errors import InputError as InputError
-from forerun.errors import MissingExtraError as MissingExtraError
-from forerun.errors import UnsupportedError as UnsupportedError
-from forerun.forecast import replay as replay
-from forerun.forecast import simulate as simulate
-from forerun.law import law as law
-from forerun.law import target_law as target_law
-from forerun.measure.planner import plan as plan
-from forerun.measure.probe import probe as probe
-from forerun.measure.sweep import sweep as sweep
-from forerun.models.load import load as load
-from forerun.models.load import wrap as wrap
-from forerun.sampling import Sampling as Sampling
-from forerun.tree import Tree as Tree
-from forerun.types import Draft as Draft
-from forerun.types import Sparse as Sparse
-from forerun.types import Verdict as Verdict
-from forerun.verification import verify as verify
-from forerun.version import __version__ as __version__
+from forerun import drafters, grammars, models, rules, theory
+from forerun.audit import Report, audit
+from forerun.certification import Certificate, certify
+from forerun.checkup import Checkup, doctor
+from forerun.engine.answer import Answer
+from forerun.engine.async_engine import AsyncEngine
+from forerun.engine.generate import Stream, generate, stream
+from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
+from forerun.errors import (
+    EngineFullError,
+    ForerunError,
+    GenerationError,
+    InputError,
+    MissingExtraError,
+    UnsupportedError,
+)
+from forerun.forecast import replay, simulate
+from forerun.law import law, target_law
+from forerun.measure.planner import plan
+from forerun.measure.probe import probe
+from forerun.measure.sweep import sweep
+from forerun.models.load import load, wrap
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+from forerun.types import Draft, Sparse, Verdict
+from forerun.verification import verify
+from forerun.version import __version__
+
+__all__ = [
+    "Answer",
+    "AsyncEngine",
+    "Certificate",
+    "Checkup",
+    "Draft",
+    "EngineFullError",
+    "Fate",
+    "ForerunError",
+    "Generation",
+    "GenerationError",
+    "InputError",
+    "MissingExtraError",
+    "Piece",
+    "Report",
+    "Sampling",
+    "Sparse",
+    "Stats",
+    "Stream",
+    "TokenLogprob",
+    "Tree",
+    "UnsupportedError",
+    "Verdict",
+    "__version__",
+    "audit",
+    "certify",
+    "doctor",
+    "drafters",
+    "generate",
+    "grammars",
+    "law",
+    "load",
+    "models",
+    "plan",
+    "probe",
+    "replay",
+    "rules",
+    "simulate",
+    "stream",
+    "sweep",
+    "target_law",
+    "theory",
+    "verify",
+    "wrap",
+]
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others; the package's own modules are left out."""
+    return __all__

@@ -31,10 +31,13 @@ NUMBERS = (
 """The fields of `Sampling` that are any real number."""
 
 Mask = Callable[[Sequence[int]], Any]
-"""Tokens generated so far -> which may come next: a boolean row (V,), or the allowed ids.
+"""A grammar as a function: tokens of the answer so far -> which may come next.
 
-It is asked about drafts as well, so its answer may depend on nothing but those tokens.  A
-`Grammar` becomes such a function, a `Cursor`, when a request is made.
+It receives a list of token ids: the answer without the prompt, empty at first, with tokens given to
+`resume` and drafted tokens that are being judged.  It returns a boolean row (V,), or the allowed
+ids; allowing none ends the request with an error, so allow an ending token where the text may end.
+It is called for several continuations of one text, in any order, so its answer may depend on
+nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when a request is made.
 """
 
 
@@ -206,7 +209,7 @@ def _adjusted(
         if _ends_with(prompt, output, word[:-1]):
             scores[word[-1]] = -np.inf
     if sampling.grammar is not None:
-        scores[~_allowed(sampling.grammar, output, len(scores))] = -np.inf
+        scores[~allowed_after(sampling.grammar, output, len(scores))] = -np.inf
     return _processed(processors, scores, prompt, output) if processors else scores
 
 
@@ -217,7 +220,7 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
     return tuple(tail) == word
 
 
-def _allowed(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
+def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
     """Which tokens a grammar allows after an output, (V,)."""
     assert callable(grammar), "a Grammar is bound to its request by then"
     allowed = _as_row(grammar(output), vocab_size)
@@ -231,6 +234,10 @@ def _as_row(answer: Any, vocab_size: int) -> HostArray:
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
     array = np.asarray(answer)
+    if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
+        cure = f"Return {vocab_size} booleans, or the allowed ids."
+        wrong = "The grammar's function returned neither a mask nor token ids."
+        raise InputError(explain(wrong, f"{answer!r:.80}", cure))
     if array.dtype == bool:
         if array.shape != (vocab_size,):
             cure = f"Return {vocab_size} booleans, or the allowed ids."

@@ -163,7 +163,7 @@ class _Court:
         limits = [1, 9, 14][: len(self.prompts)] + [6] * (len(self.prompts) - 3)
         for sampling in (Sampling(temperature=0.0), Sampling(seed=3, temperature=0.9)):
             how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": limits}
-            plain = generate(self.target, self.prompts, **how)
+            plain = generate(self.target, self.prompts, drafter=None, **how)
             for tree, length in ((None, 1), (None, 5), (8, 4), (TREE, 2)):
                 how |= {"tree": tree, "draft_length": length, "batch_size": 2}
                 drafted, _ = self._run(**how)
@@ -179,7 +179,7 @@ class _Court:
         prompts = [self.prompts[index % len(self.prompts)] for index in range(NUM_STEERED)]
         samplings = [Sampling(seed=seed, temperature=seed % 2) for seed in range(NUM_STEERED)]
         how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 12}
-        plain = generate(self.target, prompts, ignore_eos=True, **how)
+        plain = generate(self.target, prompts, drafter=None, ignore_eos=True, **how)
         how |= {"draft_length": "auto", "batch_size": 4}
         for tree in (None, 8):
             drafted, _ = self._run(prompts, Doubting, tree=tree, **how)

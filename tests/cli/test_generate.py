@@ -30,7 +30,7 @@ def test_a_pipe_gets_the_text_and_nothing_else(tiny_model: str, capsys: Capture)
     options = ["--target", tiny_model, "--max-new-tokens", "24"]
     assert main(["generate", PROMPT, *options]) == 0
     shown = capsys.readouterr()
-    expected = fr.generate(fr.load(tiny_model), CHAT, max_new_tokens=24)
+    expected = fr.generate(fr.load(tiny_model), CHAT, drafter=None, max_new_tokens=24)
     assert shown.out == expected.text + "\n"
     assert shown.err == ""
 
@@ -77,7 +77,7 @@ def test_chat_raw_and_system_prompts(tiny_model: str, capsys: Capture) -> None:
     options = ["--target", tiny_model, "--max-new-tokens", "20"]
     for flags, prompt in ((["--raw"], PROMPT), (["--system", "mat"], system), ([], CHAT)):
         assert main(["generate", PROMPT, *options, *flags]) == 0
-        expected = fr.generate(model, prompt, max_new_tokens=20).text
+        expected = fr.generate(model, prompt, drafter=None, max_new_tokens=20).text
         assert capsys.readouterr().out == expected + "\n"
 
 
@@ -89,7 +89,7 @@ def test_a_model_without_a_template_continues_the_text(
     model.model.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
     assert main(["generate", PROMPT, "--target", str(tmp_path), "--max-new-tokens", "20"]) == 0
-    expected = fr.generate(model, PROMPT, max_new_tokens=20).text
+    expected = fr.generate(model, PROMPT, drafter=None, max_new_tokens=20).text
     assert capsys.readouterr().out == expected + "\n"
     assert main(["generate", PROMPT, "--target", str(tmp_path), "--system", "mat"]) == 2
     assert "needs a chat template" in capsys.readouterr().err
@@ -114,7 +114,9 @@ def test_prompts_come_from_files_and_pipes(
         answers.append(capsys.readouterr().out)
     assert len(set(answers)) == 1
     assert main(["generate", "the", "--file", str(file), "--raw", *options]) == 0
-    expected = fr.generate(fr.load(tiny_model), f"the\n\n{PROMPT}", max_new_tokens=20).text
+    expected = fr.generate(
+        fr.load(tiny_model), f"the\n\n{PROMPT}", drafter=None, max_new_tokens=20
+    ).text
     assert capsys.readouterr().out == expected + "\n"
 
 
@@ -128,7 +130,10 @@ def test_several_prompts_are_answered_in_order(
     options = ["--prompts", str(file), "--target", tiny_model, "--max-new-tokens", "12", "--raw"]
     assert main(["generate", *options, "--stats"]) == 0
     shown = capsys.readouterr()
-    texts = [each.text for each in fr.generate(fr.load(tiny_model), prompts, max_new_tokens=12)]
+    texts = [
+        each.text
+        for each in fr.generate(fr.load(tiny_model), prompts, drafter=None, max_new_tokens=12)
+    ]
     assert shown.out == "".join(f"{text}\n" for text in texts)
     titles = [
         line for line in shown.err.splitlines() if line in (f"[2/3] {prompts[1]}", "[3/3] Paris")
@@ -198,7 +203,7 @@ def test_breaking_off_keeps_what_is_there(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fr.load(tiny_model)
-    whole = fr.generate(model, CHAT, max_new_tokens=60).text
+    whole = fr.generate(model, CHAT, drafter=None, max_new_tokens=60).text
     score, calls = model.score, []
 
     def interrupted(*arguments: Any) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forerun.cli import main
 from forerun.cli.lists import tree
-from forerun.cli.loading import usual_drafter
+from forerun.cli.loading import settled
+from forerun.drafters import NGram, Suffix
 from forerun.errors import InputError
+from forerun.models import TableModel, load
 from forerun.tree import Tree
 
 PROMPT = "the cat sat on the mat, the cat sat on"
@@ -73,6 +76,25 @@ def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None
     assert "--prompts" not in capsys.readouterr().err.split("unrecognized")[1]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["generate", "--prompt", "A"], 'the prompt stands alone: forerun generate "..."'),
+        (["generate", "--prompt=A"], "--prompts F is a file of them"),
+        (["generate", "A", "--seeed", "3"], "did you mean --seed?"),
+        (["generate", "A", "--temp", "1"], "did you mean --temperature?"),
+        (["doctor", "--prompt", "F"], "did you mean --prompts?"),
+        (["doctor", "--top"], "did you mean --top-p?"),
+    ],
+)
+def test_an_option_is_never_taken_for_another(
+    words: list[str], message: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".json"])
 @pytest.mark.parametrize(
     ("line", "reason"),
@@ -119,12 +141,6 @@ def test_a_tree_of_a_given_shape_for_every_rule_that_judges_trees(
     assert "siblings or traversal; the last two with a shape" in capsys.readouterr().err
 
 
-def test_the_usual_drafter() -> None:
-    assert usual_drafter(None) == usual_drafter("HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert usual_drafter(None) == "heads+suffix"
-    assert usual_drafter("./mine") == "ngram"
-
-
 def test_the_doctor_takes_what_generate_takes(tiny_model: str, capsys: Capture) -> None:
     helps = []
     for command in ("generate", "doctor"):
@@ -133,6 +149,7 @@ def test_the_doctor_takes_what_generate_takes(tiny_model: str, capsys: Capture) 
         shown = " ".join(capsys.readouterr().out.split())
         helps.append(shown.split("--drafter D ")[-1].split(" --")[0])
     assert "heads+suffix for the default model" in helps[0]
+    assert helps[0].startswith("auto, ngram, suffix")
     assert helps[0].split(" (default")[0] == helps[1].split(" (default")[0]
     words = ["doctor", "--target", tiny_model, "--limit", "2", "--max-new-tokens", "12"]
     for options in (
@@ -151,3 +168,39 @@ def test_the_doctor_holds_no_rule_to_what_it_does_not_promise(
 ) -> None:
     assert main(["doctor", "--rule", rule, "--temperature", temperature]) == 2
     assert f"Received {rule} at temperature {temperature}" in capsys.readouterr().err
+
+
+def test_the_doctor_takes_a_device_and_a_dtype(
+    tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Target and drafter get both: differences come with them."""
+    asked: list[tuple[str | None, str | None]] = []
+
+    def noted(name: str, device: str | None, dtype: str | None, **options: Any) -> Any:
+        asked.append((device, dtype))
+        return load(name, device, dtype, **options)
+
+    monkeypatch.setattr("forerun.cli.loading.load", noted)
+    words = ["doctor", "--target", tiny_model, "--drafter", tiny_model, "--limit", "1"]
+    assert main([*words, "--device", "cpu", "--dtype", "float64", "--max-new-tokens", "8"]) == 0
+    assert "1 identical" in capsys.readouterr().out
+    assert asked == [("cpu", "float64")] * 2
+    assert main([*words, "--device", "nowhere"]) == 2
+    assert "cannot be put on that device" in capsys.readouterr().err
+
+
+def test_auto_is_a_drafter_by_name(tiny_model: str, capsys: Capture) -> None:
+    words = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "20", "--json"]
+    texts = []
+    for drafter in (["--drafter", "none"], ["--drafter", "auto"], []):
+        assert main([*words, *drafter]) == 0
+        found = json.loads(capsys.readouterr().out)
+        texts.append(found["text"])
+        assert (found["stats"]["drafted"] > 0) is (drafter != ["--drafter", "none"])
+    assert len(set(texts)) == 1
+
+
+def test_a_server_calls_its_usual_drafter_by_its_own_name() -> None:
+    target = TableModel.random(vocab_size=5, order=1, seed=0)
+    made = settled({"auto": "auto", "mine": NGram(), "none": None}, target)
+    assert made == {"suffix": Suffix(), "mine": NGram(), "none": None}

@@ -10,7 +10,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun import Sampling
-from forerun.drafters import EarlyExit
+from forerun.drafters import EarlyExit, early_exit
 from forerun.errors import InputError, UnsupportedError
 from forerun.models import LanguageModel, TableModel
 
@@ -37,7 +37,9 @@ def target(kind: str) -> LanguageModel:
 def same_text(kind: str, drafter: EarlyExit, **how: Any) -> list[fr.Generation]:
     """The answers with this drafter, after a check that they are those without."""
     how = {"sampling": Sampling(seed=4), "max_new_tokens": 20} | how
-    wanted = fr.generate(target(kind), PROMPTS, sampling=how["sampling"], max_new_tokens=20)
+    wanted = fr.generate(
+        target(kind), PROMPTS, drafter=None, sampling=how["sampling"], max_new_tokens=20
+    )
     found: list[fr.Generation] = fr.generate(target(kind), PROMPTS, drafter=drafter, **how)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     assert all(answer.stats.notes == [] for answer in found)
@@ -89,3 +91,21 @@ def test_one_drafter_serves_several_targets() -> None:
     assert drafter.name == "early-exit:3"
     for kind in ("llama", "gpt2", "llama"):
         same_text(kind, drafter)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_it_finds_its_own_number_of_layers(kind: str) -> None:
+    """Its last two layers hardly change anything, so two of four do nearly as well as all."""
+    drafter = EarlyExit()
+    assert drafter.name == "early-exit"
+    assert drafter.depth(target(kind)) == 2
+    same_text(kind, drafter, draft_length=3)
+
+
+def test_the_number_of_layers_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(early_exit, "best_depth", lambda model: asked.append(model) or 3)
+    drafter = EarlyExit()
+    for kind in ("llama", "gpt2", "llama"):
+        assert drafter.depth(target(kind)) == 3
+    assert asked == [target("llama"), target("gpt2")]

@@ -118,7 +118,9 @@ def run(target, folder, **how):
 
 def texts(target, prompts, sampling):
     """What plain decoding says."""
-    found = fr.generate(target, prompts, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True)
+    found = fr.generate(
+        target, prompts, drafter=None, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True
+    )
     return [answer.tokens for answer in found]
 
 
@@ -196,7 +198,7 @@ def test_options_narrow_the_guesses(plain, folder, reference, options, tree):
     sampling = Sampling(temperature=0.9, seed=1, **options)
     found, seen = run(plain, folder, sampling=sampling, tree=tree, draft_length=3)
     expected = fr.generate(
-        plain, PROMPTS, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True
+        plain, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True
     )
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
     drafts = [each for each in seen if each.guess.tokens]
@@ -217,7 +219,7 @@ def test_a_batch_may_mix_ways_of_choosing(plain, folder):
     together, _ = run(plain, folder, sampling=samplings, tree=9, draft_length=3)
     for prompt, sampling, answer in zip(PROMPTS, samplings, together, strict=True):
         expected = fr.generate(
-            plain, prompt, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True
+            plain, prompt, drafter=None, sampling=sampling, max_new_tokens=NUM_NEW, ignore_eos=True
         )
         assert answer.tokens == expected.tokens
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from forerun.drafters.heads.files import (
     to_blocks,
 )
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import InputError, UnsupportedError
+from forerun.drafters.registry import make_drafter
+from forerun.errors import InputError, MissingExtraError, UnsupportedError
 
 
 @pytest.fixture
@@ -181,3 +183,17 @@ def test_a_target_is_known_in_other_precisions_and_by_no_other_name():
     with pytest.raises(UnsupportedError, match="num_layers is 3 rather than 5"):
         own.check(Fingerprint.of(tiny_llama(num_hidden_layers=3), "other"))
     assert Fingerprint.from_dict(json.loads(json.dumps(own.to_dict()))) == own
+
+
+@pytest.mark.parametrize("module", ["safetensors", "torch"])
+def test_a_missing_extra_is_named(
+    folder: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the drafter was asked for by its name."""
+    for name in ("safetensors", "safetensors.numpy") if module == "safetensors" else (module,):
+        monkeypatch.setitem(sys.modules, name, None)
+    message = rf'without {module}.*Install them with: pip install "forerun\[hf\]"'
+    with pytest.raises(MissingExtraError, match=message):
+        Heads(folder)
+    with pytest.raises(MissingExtraError, match=message):
+        make_drafter(f"heads:{folder}")

@@ -188,7 +188,7 @@ def test_real_drafters_together(tree: int | None) -> None:
     table = TableModel.random(vocab_size=6, order=2, seed=1)
     how: dict[str, Any] = {"max_new_tokens": 30, "sampling": fr.Sampling(seed=3)}
     prompts = [[1, 2], [3], [4, 5, 1, 2]]
-    plain = fr.generate(table, prompts, **how)
+    plain = fr.generate(table, prompts, drafter=None, **how)
     drafter = Mixed(NGram(), Suffix(), Recycling(), Model(table))
     how |= {"drafter": drafter, "tree": tree, "draft_length": 5, "batch_size": 2}
     found = fr.generate(table, prompts, **how)
@@ -203,7 +203,7 @@ def test_a_target_that_has_no_hash_is_served() -> None:
 
     target = Unhashable(5, 1, COUNT.table)
     answer = fr.generate(target, [0], drafter=Mixed(NGram(), Suffix()), max_new_tokens=30)
-    assert answer.tokens == fr.generate(COUNT, [0], max_new_tokens=30).tokens
+    assert answer.tokens == fr.generate(COUNT, [0], drafter=None, max_new_tokens=30).tokens
     assert answer.stats.notes == []
 
 

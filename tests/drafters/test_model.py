@@ -26,7 +26,7 @@ PROMPTS = [[1, 2], [3], [5, 4, 3, 2, 1]]
 def same_text(target: Any, drafter: Any, **how: Any) -> list[fr.Generation]:
     """The answers with this drafter, after a check that they are those without."""
     how = {"sampling": Sampling(seed=4), "max_new_tokens": 24} | how
-    wanted = fr.generate(target, PROMPTS, **how)
+    wanted = fr.generate(target, PROMPTS, drafter=None, **how)
     found: list[fr.Generation] = fr.generate(target, PROMPTS, drafter=drafter, **how)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     return found

@@ -69,7 +69,7 @@ def test_the_tokenizers_really_differ() -> None:
 def test_the_text_is_that_of_plain_decoding(doubt: float, rule: str) -> None:
     """Through emoji and other characters that neither tokenizer has whole."""
     sampling = Sampling(seed=1)
-    wanted = fr.generate(TARGET, "the", sampling=sampling, **HOW)
+    wanted = fr.generate(TARGET, "the", drafter=None, sampling=sampling, **HOW)
     assert wanted.text == TEXT.removeprefix("the")
     for draft_length in (1, 4, 7):
         found = fr.generate(
@@ -85,7 +85,7 @@ def test_sampled_text_under_match_in_a_batch() -> None:
     target, drafter = Reciter(TEXT, doubt=0.3), ThroughText(Other(TEXT, doubt=0.1))
     prompts = ["the", "the dog", [TARGET.end], "naïve 🦊"]
     how = {"sampling": Sampling(seed=3), **HOW, "max_new_tokens": 30}
-    wanted = fr.generate(target, prompts, **how)
+    wanted = fr.generate(target, prompts, drafter=None, **how)
     for draft_length in (1, 4):
         found = fr.generate(
             target, prompts, drafter=drafter, draft_length=draft_length, batch_size=3, **how
@@ -133,7 +133,7 @@ def test_a_short_context_ends_the_drafting_not_the_text() -> None:
     short = Other(TEXT)
     short.max_context = 30
     sampling = Sampling(seed=1)
-    wanted = fr.generate(TARGET, "the", sampling=sampling, **HOW)
+    wanted = fr.generate(TARGET, "the", drafter=None, sampling=sampling, **HOW)
     found = fr.generate(TARGET, "the", drafter=ThroughText(short), sampling=sampling, **HOW)
     assert found.tokens == wanted.tokens
     assert found.stats.drafted > 0

@@ -50,6 +50,9 @@ def test_names() -> None:
     early = make_drafter("early-exit:3", load)
     assert early is not None
     assert early.name == "early-exit:3"
+    found = make_drafter("early-exit", load)
+    assert found is not None
+    assert found.name == "early-exit"
     rounded = make_drafter("quantized", load)
     assert rounded is not None
     assert rounded.name == "quantized:int8"
@@ -58,7 +61,6 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("early-exit", "early-exit needs a number"),
         ("early-exit:many", "Say how many layers draft, for example early-exit:12"),
         ("quantized:int3", "Unknown quantisation"),
         ("suffix:x", r"suffix takes nothing after a colon. Received 'suffix:x'. Write suffix"),

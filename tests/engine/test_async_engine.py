@@ -29,14 +29,14 @@ def run(work: Callable[[fr.AsyncEngine], Awaitable[Any]], target: Any = TABLE, *
     """Some work with an engine that is closed afterwards, in at most a minute."""
 
     async def main() -> Any:
-        async with fr.AsyncEngine(target, **how) as engine:
+        async with fr.AsyncEngine(target, **{"drafter": None} | how) as engine:
             return await work(engine)
 
     return asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def plain(prompt: Any, seed: int, count: int = 20) -> Any:
-    return fr.generate(TABLE, prompt, sampling=sampling(seed), max_new_tokens=count)
+    return fr.generate(TABLE, prompt, drafter=None, sampling=sampling(seed), max_new_tokens=count)
 
 
 @pytest.mark.parametrize("drafter", [None, fr.drafters.Suffix()], ids=["plain", "suffix"])
@@ -144,7 +144,7 @@ def test_a_model_that_raises_ends_everything_with_its_error() -> None:
 
 def test_closing_ends_what_is_running() -> None:
     async def main() -> Any:
-        engine = fr.AsyncEngine(TABLE)
+        engine = fr.AsyncEngine(TABLE, drafter=None)
         answer = engine.submit([1], max_new_tokens=100_000)
         await anext(answer)
         await engine.close()
@@ -197,7 +197,7 @@ def test_two_may_iterate_over_one_answer() -> None:
 
 
 def test_submitting_needs_a_running_loop() -> None:
-    engine = fr.AsyncEngine(TABLE)
+    engine = fr.AsyncEngine(TABLE, drafter=None)
     with pytest.raises(fr.InputError, match="running event loop"):
         engine.submit([1])
     asyncio.run(engine.close())
@@ -260,7 +260,7 @@ def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     """Not before its answers have ended; then nothing keeps it, not even an answer that is held."""
 
     async def main() -> Any:
-        engine = fr.AsyncEngine(TABLE)
+        engine = fr.AsyncEngine(TABLE, drafter=None)
         dropped, thread = ref(engine), engine._worker.thread
         answer = engine.submit([1], sampling=sampling(3), **HOW)
         del engine

@@ -32,7 +32,6 @@ SHORT = Short(7, 2, TABLE.table)
 @pytest.mark.parametrize(
     ("target", "prompt", "options", "message"),
     [
-        (TABLE, [], {}, r"prompt is empty. Received \[\]"),
         (TABLE, [[1], []], {}, "prompt is empty"),
         (TABLE, np.empty(0, dtype=np.int64), {}, "prompt is empty"),
         (RECITER, "", {}, "prompt is empty"),
@@ -43,7 +42,9 @@ SHORT = Short(7, 2, TABLE.table)
         (TABLE, [0.5], {}, "That is no prompt. Received float"),
         (TABLE, [True], {}, "That is no prompt"),
         (TABLE, None, {}, "That is no prompt. Received NoneType"),
-        (TABLE, {"input_ids": [1]}, {}, "That is no prompt. Received dict"),
+        (TABLE, {"ids": [1]}, {}, "That is no prompt. Received dict"),
+        (TABLE, {"input_ids": []}, {}, "prompt is empty"),
+        (TABLE, {"input_ids": "1"}, {}, "its input_ids are no token ids. Received '1'"),
         (TABLE, [[1, [2, 3]]], {}, "That is no prompt"),
         (TABLE, np.zeros((1, 1, 1), dtype=np.int64), {}, "That is no prompt"),
         (SHORT, [1] * 5, {}, "no room in the context. Received 5 tokens for a context of 5"),
@@ -69,14 +70,23 @@ SHORT = Short(7, 2, TABLE.table)
         (TABLE, [1], {"sampling": Sampling(bad_words=["dog"])}, "bad word given as text needs"),
         (TABLE, [1], {"sampling": Sampling(processors=["x"])}, "processor is not callable"),
         (TABLE, [1], {"drafter": TABLE}, "does not draft. Received TableModel.*drafters.Model"),
-        ("smollm2", [1], {}, r"To load one by name, use forerun.load"),
+        (
+            TABLE,
+            [1],
+            {"stop": [5]},
+            r"stop holds what is no text. Received \[5\].*stop_tokens=\[5\]",
+        ),
+        (TABLE, [1], {"stop": 5}, r"stop holds what is no text. Received 5.*stop_tokens=\[5\]"),
+        (TABLE, [1], {"stop": [None]}, "stop holds what is no text. .* Pass strings"),
+        (TABLE, [1], {"stop_tokens": 5}, "stop_tokens has a wrong type. Received the int 5"),
+        (TABLE, [1], {"stop_tokens": ["5"]}, "stop_tokens has a wrong type.* in a list even for"),
     ],
 )
 def test_refused_before_the_first_token(
     target: Any, prompt: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        fr.generate(target, prompt, **options)
+        fr.generate(target, prompt, **{"drafter": None} | options)
 
 
 def test_processors_that_cannot_be_rolled_back_are_refused_by_name() -> None:
@@ -96,7 +106,7 @@ def test_processors_that_cannot_be_rolled_back_are_refused_by_name() -> None:
         (Locked(), "Locked"),
     ):
         with pytest.raises(UnsupportedError, match=rf"cannot be rolled back.*Received {name}"):
-            fr.generate(target, [1], sampling=Sampling(processors=[processor]))
+            fr.generate(target, [1], drafter=None, sampling=Sampling(processors=[processor]))
 
 
 def broken_after(position: int, value: float) -> FunctionModel:
@@ -146,7 +156,7 @@ def test_bad_logits_end_one_request_only(
 
 def test_a_bad_row_behind_the_end_of_the_text_does_not_matter() -> None:
     """A draft may run past the ending token into logits that plain decoding never sees."""
-    plain = fr.generate(TABLE, [6, 2], sampling=Sampling(seed=2), max_new_tokens=12)
+    plain = fr.generate(TABLE, [6, 2], drafter=None, sampling=Sampling(seed=2), max_new_tokens=12)
     ending = plain.tokens[2]
     first = plain.tokens.index(ending)
     target = broken_after(first + 1, np.nan)
@@ -200,7 +210,7 @@ FAILED = "fragile failed and was done without: RuntimeError: out of glue"
 def test_a_drafter_that_raises_is_done_without(where: str) -> None:
     """Nobody's text changes; those it failed say so, and in the end so do those it never drafted
     for, since it failed whenever it was tried."""
-    wanted = fr.generate(TABLE, PROMPTS, **HOW)
+    wanted = fr.generate(TABLE, PROMPTS, drafter=None, **HOW)
     found = fr.generate(
         TABLE, PROMPTS, drafter=Failing(where, after=0), batch_size=1, draft_length=3, **HOW
     )
@@ -220,7 +230,7 @@ def test_one_failure_does_not_cost_later_requests_the_drafter() -> None:
                 if self.left == -1:
                     raise RuntimeError("out of glue")
 
-    wanted = fr.generate(TABLE, PROMPTS, **HOW)
+    wanted = fr.generate(TABLE, PROMPTS, drafter=None, **HOW)
     for where in ("enter", "propose", "observe", "release"):
         found = fr.generate(
             TABLE, PROMPTS, drafter=Once(where, after=1), batch_size=2, draft_length=5, **HOW
@@ -259,7 +269,7 @@ def test_a_drafter_that_breaks_its_promise_is_done_without(
     answer: Any, rule: str, message: str
 ) -> None:
     how: dict[str, Any] = {"draft_length": 4, **HOW, "rule": rule}
-    wanted = fr.generate(TABLE, PROMPTS, **how)
+    wanted = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     found = fr.generate(TABLE, PROMPTS, drafter=Saying(answer), **how)
     assert [each.tokens for each in found] == [each.tokens for each in wanted]
     for each in found:
@@ -287,7 +297,7 @@ def test_guesses_in_other_clothes_are_fine(answer: Any, rule: str) -> None:
     assert [each.stats.notes for each in found] == [[]] * 4
     assert all(type(token) is int for each in found for token in each.tokens)
     if rule == "match":
-        wanted = fr.generate(TABLE, PROMPTS, **how)
+        wanted = fr.generate(TABLE, PROMPTS, drafter=None, **how)
         assert [each.tokens for each in found] == [each.tokens for each in wanted]
 
 
@@ -310,7 +320,7 @@ def test_a_processor_that_raises_ends_its_own_request(drafter: Any) -> None:
     assert found[0].error is not None
     assert found[0].error.startswith(f"at output position {first + 1}: KeyError('three')")
     assert found[0].tokens == found[1].tokens[: first + 1]
-    wanted = fr.generate(TABLE, [1, 2], sampling=Sampling(seed=2), **how)
+    wanted = fr.generate(TABLE, [1, 2], drafter=None, sampling=Sampling(seed=2), **how)
     assert found[1].tokens == wanted.tokens
 
 
@@ -325,7 +335,7 @@ def test_a_grammar_that_ends_with_the_text_does_not_cost_the_drafter() -> None:
     how: dict[str, Any] = {
         "sampling": Sampling(seed=1, grammar=grammar), "stop_tokens": [3], "max_new_tokens": 30,
     }  # fmt: skip
-    plain = fr.generate(TABLE, PROMPTS, **how)
+    plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     for drafter in (Model(TABLE), NGram(), Random(7)):
         found = fr.generate(TABLE, PROMPTS, drafter=drafter, draft_length=5, **how)
         assert [each.tokens for each in found] == [each.tokens for each in plain]
@@ -336,7 +346,9 @@ def test_a_grammar_that_ends_with_the_text_does_not_cost_the_drafter() -> None:
 def test_processors_of_transformers_lists_are_welcome() -> None:
     listed = LogitsProcessorList([CallCounter()])
     how: dict[str, Any] = {"max_new_tokens": 9}
-    wanted = fr.generate(TABLE, [1], sampling=Sampling(seed=1, processors=[CallCounter()]), **how)
+    wanted = fr.generate(
+        TABLE, [1], drafter=None, sampling=Sampling(seed=1, processors=[CallCounter()]), **how
+    )
     for processors in (listed, [listed]):
         sampling = Sampling(seed=1, processors=processors)
         found = fr.generate(TABLE, [1], drafter=NGram(), sampling=sampling, **how)
@@ -345,7 +357,7 @@ def test_processors_of_transformers_lists_are_welcome() -> None:
 
 def test_draft_length_zero_and_nothing_to_say_are_plain_decoding() -> None:
     sampling = Sampling(seed=3)
-    wanted = fr.generate(TABLE, [1], sampling=sampling)
+    wanted = fr.generate(TABLE, [1], drafter=None, sampling=sampling)
     for drafter, draft_length in ((Model(TABLE), 0), (Quiet(), 5)):
         found = fr.generate(
             TABLE, [1], drafter=drafter, draft_length=draft_length, sampling=sampling

@@ -54,7 +54,7 @@ def test_more_prompts_than_slots(drafter: Any) -> None:
     target, _ = tiny_pair()
     prompts, samplings, limits = requests(12, seed=2)
     how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": limits, "draft_length": 3}
-    wanted = fr.generate(target, prompts, batch_size=12, **how)
+    wanted = fr.generate(target, prompts, drafter=None, batch_size=12, **how)
     for batch_size in (1, 3):
         found = fr.generate(target, prompts, batch_size=batch_size, drafter=drafter, **how)
         assert texts(found) == texts(wanted)
@@ -65,7 +65,7 @@ def test_requests_that_come_while_others_are_under_way() -> None:
     target, drafter = tiny_pair()
     prompts, samplings, limits = requests(10, seed=3)
     alone = [
-        fr.generate(target, prompt, sampling=sampling, max_new_tokens=limit)
+        fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=limit)
         for prompt, sampling, limit in zip(prompts, samplings, limits, strict=True)
     ]
     engine = Engine(
@@ -101,7 +101,7 @@ def test_a_cancelled_engine_can_be_used_again() -> None:
     engine.submit(request)
     while engine.busy:
         engine.step()
-    wanted = fr.generate(target, [4, 4], sampling=sampling, max_new_tokens=9)
+    wanted = fr.generate(target, [4, 4], drafter=None, sampling=sampling, max_new_tokens=9)
     assert request.generation().tokens == wanted.tokens
 
 
@@ -112,7 +112,9 @@ def test_very_long_and_very_short_prompts_together() -> None:
     generator = random.Random(4)
     prompts = [random_tokens(generator, count) for count in (1, 900, 3, 1200)]
     sampling = Sampling(seed=6)
-    alone = [fr.generate(target, p, sampling=sampling, max_new_tokens=8) for p in prompts]
+    alone = [
+        fr.generate(target, p, drafter=None, sampling=sampling, max_new_tokens=8) for p in prompts
+    ]
     together = fr.generate(target, prompts, drafter=drafter, sampling=sampling, max_new_tokens=8)
     assert texts(together) == texts(alone)
 
@@ -133,12 +135,12 @@ def test_very_long_and_very_short_prompts_together() -> None:
 )
 def test_ways_to_give_token_ids(same: Any) -> None:
     target, _ = tiny_pair()
-    wanted = fr.generate(target, [int(token) for token in same], max_new_tokens=4)
-    found = fr.generate(target, same, max_new_tokens=4)
+    wanted = fr.generate(target, [int(token) for token in same], drafter=None, max_new_tokens=4)
+    found = fr.generate(target, same, drafter=None, max_new_tokens=4)
     assert isinstance(found, fr.Generation)
     assert found.tokens == wanted.tokens
     assert all(type(token) is int for token in found.prompt_tokens + found.tokens)
-    (listed,) = fr.generate(target, [same], max_new_tokens=4)
+    (listed,) = fr.generate(target, [same], drafter=None, max_new_tokens=4)
     assert listed.tokens == wanted.tokens
 
 
@@ -146,13 +148,15 @@ def test_shapes_of_the_answer() -> None:
     """One prompt, a list of one, a table of ids, samples of one and of many."""
     target, _ = tiny_pair()
     how: dict[str, Any] = {"max_new_tokens": 3}
-    assert isinstance(fr.generate(target, [5, 9], **how), fr.Generation)
-    assert len(fr.generate(target, [[5, 9]], **how)) == 1
-    assert len(fr.generate(target, torch.tensor([[5, 9], [3, 1]]), **how)) == 2
-    assert len(fr.generate(target, np.array([[5, 9]]), **how)) == 1
-    samples = fr.generate(target, [5, 9], sampling=Sampling(n=3), **how)
+    assert isinstance(fr.generate(target, [5, 9], drafter=None, **how), fr.Generation)
+    assert len(fr.generate(target, [[5, 9]], drafter=None, **how)) == 1
+    assert len(fr.generate(target, torch.tensor([[5, 9], [3, 1]]), drafter=None, **how)) == 2
+    assert len(fr.generate(target, np.array([[5, 9]]), drafter=None, **how)) == 1
+    samples = fr.generate(target, [5, 9], drafter=None, sampling=Sampling(n=3), **how)
     assert [type(answer) for answer in samples] == [fr.Generation] * 3
-    table = fr.generate(target, [[5], [6]], sampling=[Sampling(n=2), Sampling(n=1)], **how)
+    table = fr.generate(
+        target, [[5], [6]], drafter=None, sampling=[Sampling(n=2), Sampling(n=1)], **how
+    )
     assert [isinstance(group, list) for group in table] == [True, False]
     assert [answer.prompt_tokens for answer in (*table[0], table[1])] == [[5], [5], [6]]
 
@@ -165,7 +169,7 @@ def test_a_function_is_a_target() -> None:
         return np.array([table.probs(ids[: end + 1]) for end in range(len(ids))])
 
     sampling = Sampling(seed=3)
-    wanted = fr.generate(table, [1, 2], sampling=sampling, max_new_tokens=20)
+    wanted = fr.generate(table, [1, 2], drafter=None, sampling=sampling, max_new_tokens=20)
     found = fr.generate(target, [1, 2], drafter=NGram(), sampling=sampling, max_new_tokens=20)
     assert found.tokens == wanted.tokens
 

@@ -86,7 +86,7 @@ def request_of(target: Any, prompt: Sequence[int], seed: int = 0, **options: Any
 def plain(target: Any, prompt: Sequence[int], seed: int = 0, count: int = 12) -> list[int]:
     sampling = fr.Sampling(temperature=0.8, seed=seed)
     out: fr.Generation = fr.generate(
-        target, list(prompt), sampling=sampling, max_new_tokens=count, ignore_eos=True
+        target, list(prompt), drafter=None, sampling=sampling, max_new_tokens=count, ignore_eos=True
     )
     return out.tokens
 
@@ -197,17 +197,21 @@ def test_a_request_cut_anywhere_goes_on_with_the_same_text(name: str, num_seeds:
 def test_resuming_counts_penalties_and_lengths_from_the_start() -> None:
     sampling = fr.Sampling(seed=3, presence_penalty=0.9, frequency_penalty=0.5, min_tokens=20)
     how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 25, "stop_tokens": [2]}
-    whole = fr.generate(TABLE, [1, 2], **how)
+    whole = fr.generate(TABLE, [1, 2], drafter=None, **how)
     for cut in (0, 1, 7, 19):
-        out = fr.generate(TABLE, [1, 2], resume=whole.tokens[:cut], **how)
+        out = fr.generate(TABLE, [1, 2], drafter=None, resume=whole.tokens[:cut], **how)
         assert (out.tokens, out.finish_reason) == (whole.tokens, whole.finish_reason)
 
 
 def test_several_prompts_are_resumed_each_after_its_own() -> None:
     prompts = [[1], [2, 3]]
-    whole = fr.generate(TABLE, prompts, sampling=fr.Sampling(seed=4), max_new_tokens=10)
+    whole = fr.generate(
+        TABLE, prompts, drafter=None, sampling=fr.Sampling(seed=4), max_new_tokens=10
+    )
     cuts = [whole[0].tokens[:4], []]
-    outs = fr.generate(TABLE, prompts, sampling=fr.Sampling(seed=4), max_new_tokens=10, resume=cuts)
+    outs = fr.generate(
+        TABLE, prompts, drafter=None, sampling=fr.Sampling(seed=4), max_new_tokens=10, resume=cuts
+    )
     assert [out.tokens for out in outs] == [out.tokens for out in whole]
 
 
@@ -224,7 +228,7 @@ def test_several_prompts_are_resumed_each_after_its_own() -> None:
 )
 def test_outputs_that_cannot_be_resumed(prompt: Any, options: Any, message: str) -> None:
     with pytest.raises(fr.InputError, match=message):
-        fr.generate(TABLE, prompt, **options)
+        fr.generate(TABLE, prompt, drafter=None, **options)
 
 
 # --- prefixes ----------------------------------------------------------------------------------
@@ -240,7 +244,13 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
     assert [len(out.tokens) for out in outs] == [6] * 4
     assert sum(target.fed) < 200 + 4 * 6 * 8
     alone = [
-        fr.generate(TARGET, prompt, sampling=fr.Sampling(temperature=0.8, seed=out.seed), **how)
+        fr.generate(
+            TARGET,
+            prompt,
+            drafter=None,
+            sampling=fr.Sampling(temperature=0.8, seed=out.seed),
+            **how,
+        )
         for out in outs
     ]
     assert [out.tokens for out in outs] == [out.tokens for out in alone]
@@ -536,8 +546,8 @@ def test_a_tokenizer_that_raises_ends_its_own_request() -> None:
 
     target = WithTokenizer(7, 2, TABLE.table)
     how: dict[str, Any] = {"sampling": fr.Sampling(seed=1), "max_new_tokens": 12}
-    outs = fr.generate(target, [[1, 2], [1, 1]], errors="return", **how)
-    whole = fr.generate(TABLE, [[1, 2], [1, 1]], **how)
+    outs = fr.generate(target, [[1, 2], [1, 1]], drafter=None, errors="return", **how)
+    whole = fr.generate(TABLE, [[1, 2], [1, 1]], drafter=None, **how)
     for out, expected in zip(outs, whole, strict=True):
         if 3 in expected.tokens:
             assert out.finish_reason == "error"

@@ -29,21 +29,23 @@ PROMPTS = [[1, 2], [6, 2], [3, 3]]
 def test_nan_raises_and_carries_all_results(temperature: float) -> None:
     sampling = fr.Sampling(temperature=temperature, seed=1)
     with pytest.raises(fr.GenerationError, match="Request 1 failed at output position 2") as caught:
-        fr.generate(TARGET, PROMPTS, sampling=sampling, max_new_tokens=6)
+        fr.generate(TARGET, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=6)
     assert "hold NaN" in str(caught.value)
     assert "float32" in str(caught.value)
     first, failed, last = caught.value.results
     assert (failed.finish_reason, len(failed.tokens)) == ("error", 2)
-    plain = fr.generate(TABLE, PROMPTS, sampling=sampling, max_new_tokens=6)
+    plain = fr.generate(TABLE, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=6)
     assert [first.tokens, last.tokens] == [plain[0].tokens, plain[2].tokens]
-    returned = fr.generate(TARGET, PROMPTS, sampling=sampling, max_new_tokens=6, errors="return")
+    returned = fr.generate(
+        TARGET, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=6, errors="return"
+    )
     assert [out.tokens for out in returned] == [out.tokens for out in caught.value.results]
     assert returned[1].error is not None
 
 
 def test_one_request_that_fails_is_not_given_a_number() -> None:
     with pytest.raises(fr.GenerationError, match=r"^The request failed at output position 2"):
-        fr.generate(TARGET, [6, 2], max_new_tokens=6)
+        fr.generate(TARGET, [6, 2], drafter=None, max_new_tokens=6)
 
 
 class Raising:
@@ -58,14 +60,14 @@ class Raising:
 def test_a_processor_that_raises_is_the_cause() -> None:
     sampling = fr.Sampling(seed=1, processors=[Raising()])
     with pytest.raises(fr.GenerationError, match="a processor or a grammar") as caught:
-        fr.generate(TABLE, [1, 2], sampling=sampling, max_new_tokens=6)
+        fr.generate(TABLE, [1, 2], drafter=None, sampling=sampling, max_new_tokens=6)
     assert isinstance(caught.value.__cause__, KeyError)
     assert len(caught.value.results.tokens) == 2
 
 
 def test_a_stream_gives_everything_before_it_raises() -> None:
     pieces: list[Any] = []
-    stream = fr.stream(TARGET, PROMPTS, max_new_tokens=6)
+    stream = fr.stream(TARGET, PROMPTS, drafter=None, max_new_tokens=6)
     with pytest.raises(fr.GenerationError, match="Request 1"):
         pieces.extend(stream)
     ends = {piece.index: piece.finish_reason for piece in pieces if piece.finish_reason}
@@ -75,13 +77,13 @@ def test_a_stream_gives_everything_before_it_raises() -> None:
 
 def test_several_failures_are_counted() -> None:
     with pytest.raises(fr.GenerationError, match="So did 1 more") as caught:
-        fr.generate(TARGET, [[6, 1], [1, 2], [6, 3]], max_new_tokens=6)
+        fr.generate(TARGET, [[6, 1], [1, 2], [6, 3]], drafter=None, max_new_tokens=6)
     assert "1 of them complete" in str(caught.value)
 
 
 def test_an_unknown_way_of_reporting_errors() -> None:
     with pytest.raises(fr.InputError, match="errors is not known"):
-        fr.generate(TABLE, [1], errors="ignore")  # type: ignore[arg-type]
+        fr.generate(TABLE, [1], drafter=None, errors="ignore")  # type: ignore[arg-type]
 
 
 def test_a_drafter_that_fails_warns_once(caplog: pytest.LogCaptureFixture) -> None:

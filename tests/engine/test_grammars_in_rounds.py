@@ -93,7 +93,7 @@ def test_the_mask_at_every_slot_is_that_of_its_path(
     how: dict[str, Any] = {
         "sampling": Sampling(1.5, seed=3, grammar=LOOSE), "max_new_tokens": 40, "draft_length": 4,
     }  # fmt: skip
-    plain = fr.generate(WRITER, PROMPTS, **how)
+    plain = fr.generate(WRITER, PROMPTS, drafter=None, **how)
     assert all(map(is_valid, plain))
     if tree is not None:
         tree = Tree.of_branching((2, 2, 1)) if rule == "siblings" else tree
@@ -136,7 +136,7 @@ def test_speculation_cannot_be_seen(grammar: Any, temperature: float) -> None:
         Sampling(temperature=temperature, seed=6),
     ]
     how: dict[str, Any] = {"sampling": samplings, "max_new_tokens": 40, "logprobs": 1}
-    plain = fr.generate(WRITER, PROMPTS, **how)
+    plain = fr.generate(WRITER, PROMPTS, drafter=None, **how)
     assert all(map(is_valid, plain[0]))
     known = recalling(*flat(plain), mistakes=0.3, vocab_size=SIZE)
     for name, drafter in (DRAFTERS | {"known": known}).items():
@@ -169,7 +169,7 @@ def test_forced_tokens_come_several_to_a_round() -> None:
     how: dict[str, Any] = {
         "sampling": Sampling(seed=2, grammar=COMPACT), "max_new_tokens": 60, "draft_length": 8,
     }  # fmt: skip
-    plain = fr.generate(WRITER, PROMPTS, **how)
+    plain = fr.generate(WRITER, PROMPTS, drafter=None, **how)
     for drafter in (Forced(), Quiet(), Random(SIZE)):
         found = fr.generate(WRITER, PROMPTS, drafter=drafter, **how)
         assert shown(found) == shown(plain)
@@ -180,7 +180,7 @@ def test_forced_tokens_come_several_to_a_round() -> None:
 
 def test_a_guess_that_goes_on_after_forced_tokens_is_taken() -> None:
     plain = fr.generate(
-        WRITER, PROMPTS, sampling=Sampling(seed=2, grammar=COMPACT), max_new_tokens=60
+        WRITER, PROMPTS, drafter=None, sampling=Sampling(seed=2, grammar=COMPACT), max_new_tokens=60
     )
     rounds = []
     for drafter in (Forced(), recalling(*plain, vocab_size=SIZE)):
@@ -225,7 +225,7 @@ def test_a_grammar_of_ones_own(lies: bool) -> None:
         "sampling": [Sampling(seed=seed, grammar=grammar) for seed in (1, 2, 3)],
         "max_new_tokens": 25, "stop_tokens": [0],
     }  # fmt: skip
-    plain = fr.generate(TABLE, PROMPTS_OF_FIVE, **how)
+    plain = fr.generate(TABLE, PROMPTS_OF_FIVE, drafter=None, **how)
     for drafter in (Model(DRAFT), NGram(min_n=1), Forced(), Random(5)):
         for options in ({"draft_length": 3}, {"tree": 6, "draft_length": 3}, {}):
             found = fr.generate(TABLE, PROMPTS_OF_FIVE, drafter=drafter, **options, **how)
@@ -268,9 +268,43 @@ def test_a_grammar_that_leads_nowhere_is_an_error_of_its_request(drafter: Any) -
     assert found[1].stats.notes == []
 
 
+@pytest.mark.parametrize(
+    ("grammar", "what"),
+    [
+        (fr.grammars.regex(""), "an empty text only"),
+        (fr.grammars.lark('start: ""'), "an empty text only"),
+        (fr.grammars.regex(r"[^\s\S]"), "no text"),
+        (fr.grammars.lark("start: NONE\nNONE: /[a-c]/ & /[x-z]/"), "no text"),
+    ],
+)
+def test_a_grammar_that_allows_nothing_is_refused(grammar: Any, what: str) -> None:
+    with pytest.raises(InputError, match=rf"The grammar allows {what}. Received Guided\("):
+        fr.generate(WRITER, [65], sampling=Sampling(grammar=grammar))
+
+
+@pytest.mark.parametrize("answer", [[], [False] * SIZE, ()])
+def test_a_function_that_allows_nothing_ends_its_request_with_an_error(answer: Any) -> None:
+    sampling = Sampling(grammar=lambda tokens: answer if tokens else [65])
+    with pytest.raises(fr.GenerationError, match="output position 1: the grammar allows no token"):
+        fr.generate(WRITER, [65], sampling=sampling)
+
+
+def test_what_a_function_receives() -> None:
+    """The answer without the prompt, tokens given to `resume` and drafted ones included."""
+    seen: list[Any] = []
+    sampling = Sampling(grammar=lambda tokens: seen.append(tokens) or range(SIZE), seed=1)
+    how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 6, "ignore_eos": True}
+    answer = fr.generate(WRITER, [65, 66], drafter=None, **how)
+    assert seen == [answer.tokens[:place] for place in range(6)]
+    seen.clear()
+    drafter = Model(WRITER)  # whose guesses are all right
+    fr.generate(WRITER, [65, 66], drafter=drafter, draft_length=2, resume=answer.tokens[:2], **how)
+    assert {tuple(tokens) for tokens in seen} == {tuple(answer.tokens[:n]) for n in range(2, 6)}
+
+
 def test_options_that_leave_nothing_of_a_grammar() -> None:
     sampling = Sampling(seed=1, grammar=fr.grammars.regex("fox|dog"), min_tokens=20)
-    found = fr.generate(WRITER, [65], sampling=sampling, errors="return")
+    found = fr.generate(WRITER, [65], drafter=None, sampling=sampling, errors="return")
     assert found.error.startswith(f"at output position {len(found.tokens)}: no token is possible")
     assert found.text in ("fox", "dog")
 
@@ -278,13 +312,13 @@ def test_options_that_leave_nothing_of_a_grammar() -> None:
 def test_a_model_without_a_tokenizer_is_refused() -> None:
     sampling = Sampling(grammar=COMPACT)
     with pytest.raises(InputError, match="A JSON schema needs a tokenizer"):
-        fr.generate(TABLE, [1], sampling=sampling, stop_tokens=[0])
+        fr.generate(TABLE, [1], drafter=None, sampling=sampling, stop_tokens=[0])
 
 
 def test_samplings_may_be_used_again() -> None:
     """The caller's options keep the description, and every request has a matcher of its own."""
     sampling = Sampling(seed=4, grammar=COMPACT)
-    first = fr.generate(WRITER, PROMPTS, sampling=sampling, max_new_tokens=50)
+    first = fr.generate(WRITER, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=50)
     again = fr.generate(WRITER, PROMPTS, drafter=NGram(), sampling=sampling, max_new_tokens=50)
     assert shown(first) == shown(again)
     assert sampling.grammar is COMPACT

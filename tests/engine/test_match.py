@@ -96,7 +96,7 @@ def test_every_option_and_every_drafter(name: str) -> None:
     how: dict[str, Any] = {
         "sampling": sampling, "max_new_tokens": 12, "stop_tokens": (7,), "logprobs": 2,
     }  # fmt: skip
-    plain = fr.generate(target, PROMPTS, **how)
+    plain = fr.generate(target, PROMPTS, drafter=None, **how)
     known = recalling(*flat(plain), mistakes=0.3, vocab_size=VOCAB_SIZE)
     accepted = refused = 0
     for drafter, draft_length in (
@@ -122,7 +122,7 @@ def test_options_change_the_text() -> None:
     def text(name: str) -> list[Any]:
         sampling = replace(OPTIONS[name], seed=1)
         return [answer.tokens for answer in flat(fr.generate(
-            target, PROMPTS, sampling=sampling, max_new_tokens=20, stop_tokens=(7,)
+            target, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=20, stop_tokens=(7,)
         ))]  # fmt: skip
 
     plain = text("plain")
@@ -142,7 +142,10 @@ def test_plain_text_is_the_race_of_each_position() -> None:
             logits = fresh_logits(target.model, [*prompt, *output])[-1].numpy()  # type: ignore[attr-defined]
             law = weights(sampling, logits, prompt, output, Bans())
             output += [int(race(xp, law[None], key, np.array([position]))[0])]
-        assert fr.generate(target, prompt, sampling=sampling, max_new_tokens=12).tokens == output
+        assert (
+            fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=12).tokens
+            == output
+        )
 
 
 def test_requests_of_one_batch_may_differ_in_everything() -> None:
@@ -151,7 +154,7 @@ def test_requests_of_one_batch_may_differ_in_everything() -> None:
     prompts = [PROMPTS[i % 3] for i in range(len(sampling))]
     limits = [3 + i % 10 for i in range(len(sampling))]
     alone = [
-        fr.generate(target, [prompt], sampling=each, max_new_tokens=limit)
+        fr.generate(target, [prompt], drafter=None, sampling=each, max_new_tokens=limit)
         for prompt, each, limit in zip(prompts, sampling, limits, strict=True)
     ]
     for draft_length in (1, 7):
@@ -179,7 +182,7 @@ def test_seeds_matter_and_repeat() -> None:
 def test_a_reported_seed_gives_the_text_again() -> None:
     """Also those of the samples after the first, and seeds nobody chose."""
     target, drafter = tiny_pair()
-    answers = fr.generate(target, [5, 9], sampling=Sampling(n=3), max_new_tokens=12)
+    answers = fr.generate(target, [5, 9], drafter=None, sampling=Sampling(n=3), max_new_tokens=12)
     assert len({tuple(answer.tokens) for answer in answers}) == 3
     for answer in answers:
         sampling = Sampling(seed=answer.seed)
@@ -206,7 +209,7 @@ def test_other_ways_of_keeping_rows(kind: str) -> None:
     model = next(each for each in (*ATTENTION, *RECURRENT) if each.kind == kind).build()
     target, drafter = fr.wrap(model), fr.drafters.Model(noisy_copy(model, 0.1))
     sampling = Sampling(seed=3, repetition_penalty=1.2, top_p=0.9)
-    plain = fr.generate(target, PROMPTS, sampling=sampling, max_new_tokens=12)
+    plain = fr.generate(target, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=12)
     for draft_length in LENGTHS:
         found = fr.generate(
             target, PROMPTS, drafter=drafter, draft_length=draft_length, sampling=sampling,
@@ -249,7 +252,7 @@ def test_any_options_at_all(data: Any) -> None:
         "logprobs": draw(st.sampled_from([None, 0, 3])),
     }
     prompts = [[0], [1, 2, 3], [3, 1]]
-    plain = fr.generate(TABLE, prompts, **how)
+    plain = fr.generate(TABLE, prompts, drafter=None, **how)
     drafter = draw(
         st.sampled_from([
             fr.drafters.NGram(), fr.drafters.NGram(max_n=5, min_n=2), fr.drafters.Model(OTHER),
@@ -269,7 +272,7 @@ def test_greedy_is_greedy_under_every_lossless_rule(rule: str) -> None:
     target, model_drafter = tiny_pair()
     sampling = Sampling(temperature=0.0, repetition_penalty=1.3)
     how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 16}
-    plain = fr.generate(target, PROMPTS, **how)
+    plain = fr.generate(target, PROMPTS, drafter=None, **how)
     warm = fr.drafters.Model(model_drafter.model, temperature=0.8)  # type: ignore[attr-defined]
     for drafter in (fr.drafters.NGram(), model_drafter, warm, Random()):
         found = fr.generate(target, PROMPTS, drafter=drafter, rule=rule, **how)

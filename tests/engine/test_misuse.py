@@ -34,7 +34,9 @@ class Mute:
     [
         (Heads, r"Received the class Heads. Write Heads\(\)."),
         (NGram, r"Received the class NGram. Write NGram\(\)."),
-        ("ngram", r"does not draft. Received str without start, propose, observe, release"),
+        ("ngram:3", "ngram takes nothing after a colon"),
+        ("", "No drafter is named"),
+        (3, r"does not draft. Received int without start, propose, observe, release"),
         (Mute(), r"does not draft. Received Mute without observe, release"),
     ],
 )
@@ -108,7 +110,7 @@ def test_the_answer_says_what_to_write(prompt: Any, options: dict[str, Any], mes
 def test_options_for_a_drafter_that_is_not_there_are_noted(
     options: dict[str, Any], idle: list[str]
 ) -> None:
-    found = fr.generate(TABLE, [[1], [2]], max_new_tokens=3, **options)
+    found = fr.generate(TABLE, [[1], [2]], max_new_tokens=3, **{"drafter": None} | options)
     wanted = [note for note in found[0].stats.notes if "cannot score trees" not in note]
     assert wanted == idle
     assert found[0].stats.notes == found[1].stats.notes
@@ -127,6 +129,6 @@ def test_a_prompt_that_is_too_long_is_told_in_our_words_only(
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     before = theirs.get_verbosity()
     with pytest.raises(InputError, match="no room in the context"):
-        fr.generate(target, TEXT)
+        fr.generate(target, TEXT, drafter=None)
     assert caplog.text == ""
     assert theirs.get_verbosity() == before

@@ -122,7 +122,7 @@ def test_a_limit_through_the_async_engine() -> None:
 
 def test_a_limit_without_a_drafter_is_noted() -> None:
     async def work() -> Any:
-        async with fr.AsyncEngine(TABLE) as engine:
+        async with fr.AsyncEngine(TABLE, drafter=None) as engine:
             return await asyncio.gather(
                 *(engine.submit([1], max_new_tokens=2, draft_length=one) for one in (4, 0, None))
             )

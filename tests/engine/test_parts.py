@@ -78,7 +78,9 @@ def test_parts_of_a_stream_add_up(stop: tuple[str, ...]) -> None:
 
 def test_a_stream_that_is_broken_off_tells_how_far_it_got() -> None:
     model = TableModel.random(5, 1, seed=0)
-    stream = fr.stream(model, [[0], [1]], sampling=fr.Sampling(seed=1), max_new_tokens=50)
+    stream = fr.stream(
+        model, [[0], [1]], drafter=None, sampling=fr.Sampling(seed=1), max_new_tokens=50
+    )
     pieces = [next(stream) for _ in range(6)]
     found = stream.results()
     assert [each.finish_reason for each in found] == ["cancelled", "cancelled"]

@@ -212,7 +212,7 @@ def test_auto_never_changes_the_text_and_says_what_it_did() -> None:
     target = fr.wrap(lambda tokens: law[tokens[-1]])
     prompts = [[1, 2], [3], [4, 5, 6], [7]]
     how: dict[str, Any] = {"max_new_tokens": 60, "sampling": fr.Sampling(seed=1), "batch_size": 2}
-    plain = fr.generate(target, prompts, **how)
+    plain = fr.generate(target, prompts, drafter=None, **how)
     drafter = fr.drafters.Model(target)
     ahead = fr.generate(target, prompts, drafter=drafter, draft_length="auto", **how)
     assert [each.tokens for each in ahead] == [each.tokens for each in plain]

@@ -86,7 +86,7 @@ def test_drafters_follow_pruned_trees(name: str, temperature: float) -> None:
         "max_new_tokens": 24,
         "batch_size": 2,
     }
-    plain = fr.generate(TARGET, prompts, **how)
+    plain = fr.generate(TARGET, prompts, drafter=None, **how)
     drafter = Reporting(DRAFTERS[name]())
     outs = fr.generate(TARGET, prompts, drafter=drafter, tree=8, **how)
     assert [out.stats.notes for out in outs] == [[], [], []]

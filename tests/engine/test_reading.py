@@ -114,7 +114,9 @@ def test_a_newcomer_waits_for_a_short_pass_also_where_nobody_is_answered(
     while slow.engine.busy:
         slow.engine.step()
     plain = [
-        fr.generate(slow.target, one.prompt, sampling=fr.Sampling(seed=1), max_new_tokens=4)
+        fr.generate(
+            slow.target, one.prompt, drafter=None, sampling=fr.Sampling(seed=1), max_new_tokens=4
+        )
         for one in long
     ]
     assert [one.output for one in long] == [out.tokens for out in plain]

@@ -42,7 +42,11 @@ def texts(outs: list[fr.Generation]) -> list[list[int]]:
 def plain(seed: int) -> list[list[int]]:
     """What plain decoding says."""
     sampling = fr.Sampling(temperature=0.8, seed=seed)
-    return texts(fr.generate(TARGET, PROMPTS, sampling=sampling, max_new_tokens=12, batch_size=5))
+    return texts(
+        fr.generate(
+            TARGET, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=12, batch_size=5
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_streams_read_in_turn(name: str) -> None:
     for _ in zip_longest(*streams):
         pass
     for seed, stream in enumerate(streams):
-        plain = fr.generate(TARGET, PROMPTS, sampling=fr.Sampling(seed=seed), **how)
+        plain = fr.generate(TARGET, PROMPTS, drafter=None, sampling=fr.Sampling(seed=seed), **how)
         assert texts(stream.results()) == texts(plain)
 
 

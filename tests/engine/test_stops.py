@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from drafting import recalling
-from reciting import TEXT, Reciter
+from reciting import END, TEXT, Reciter
 from tiny_models import VOCAB_SIZE, Architecture
 
 import forerun as fr
 from forerun import Fate, Sampling
 from forerun.drafters import Model, NGram
 from forerun.engine.request import token_logprob
+from forerun.engine.token_bytes import token_bytes, token_text
 from forerun.models import TableModel
 
 RECITER = Reciter(TEXT)
@@ -22,7 +23,7 @@ DOUBTFUL = Model(Reciter(TEXT, doubt=0.3))
 
 def recite(**how: Any) -> fr.Generation:
     how = {"sampling": Sampling(seed=1), "max_new_tokens": 100, "stop_tokens": [RECITER.end]} | how
-    answer: fr.Generation = fr.generate(RECITER, RECITER.prompt(), **how)
+    answer: fr.Generation = fr.generate(RECITER, RECITER.prompt(), **{"drafter": None} | how)
     return answer
 
 
@@ -106,7 +107,7 @@ def test_the_context_is_a_limit_too() -> None:
     assert target.max_context == 16
     prompt = [5, 9, 33]
     sampling = Sampling(seed=2)
-    plain = fr.generate(target, prompt, sampling=sampling, max_new_tokens=40)
+    plain = fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=40)
     assert plain.finish_reason == "context"
     assert len(plain.tokens) == 13
     for drafter in (Model(target), recalling(plain, mistakes=0.3, vocab_size=VOCAB_SIZE)):
@@ -118,7 +119,7 @@ def test_the_context_is_a_limit_too() -> None:
             assert found[0].tokens == plain.tokens
             assert [each.finish_reason for each in found] == ["context"] * 2
             assert len(found[1].tokens) == 11
-    exact = fr.generate(target, prompt, sampling=sampling, max_new_tokens=13)
+    exact = fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=13)
     assert exact.finish_reason == "length"
 
 
@@ -127,7 +128,7 @@ def test_a_draft_across_the_end_of_the_text() -> None:
     target = TableModel.random(vocab_size=4, order=1, seed=0)
     for seed in range(20):
         how: dict[str, Any] = {"sampling": Sampling(seed=seed), "stop_tokens": [3]}
-        plain = fr.generate(target, [0], **how)
+        plain = fr.generate(target, [0], drafter=None, **how)
         found = fr.generate(target, [0], drafter=Model(target), draft_length=9, **how)
         assert found.tokens == plain.tokens
         assert 3 not in found.tokens[:-1]
@@ -152,22 +153,29 @@ def test_ending_tokens_of_the_model() -> None:
     """Those of the generation config, as in transformers; the config's own where there are none."""
     model = Architecture("llama", "crop").build()
     sampling = Sampling(seed=4)
-    free = fr.generate(model, [5, 9], sampling=sampling, max_new_tokens=20)
+    free = fr.generate(model, [5, 9], drafter=None, sampling=sampling, max_new_tokens=20)
     assert free.finish_reason == "length"
     model.config.eos_token_id = free.tokens[8]
     model.generation_config.eos_token_id = None
     first = free.tokens.index(free.tokens[8])
-    stopped = fr.generate(model, [5, 9], sampling=sampling, max_new_tokens=20)
+    stopped = fr.generate(model, [5, 9], drafter=None, sampling=sampling, max_new_tokens=20)
     assert stopped.tokens == free.tokens[: first + 1]
     assert stopped.finish_reason == "stop"
     model.generation_config.eos_token_id = [free.tokens[3], VOCAB_SIZE + 7]
     first = free.tokens.index(free.tokens[3])
     stopped = fr.generate(model, [5, 9], drafter=Model(model), sampling=sampling, max_new_tokens=20)
     assert stopped.tokens == free.tokens[: first + 1]
-    ignored = fr.generate(model, [5, 9], sampling=sampling, max_new_tokens=20, ignore_eos=True)
+    ignored = fr.generate(
+        model, [5, 9], drafter=None, sampling=sampling, max_new_tokens=20, ignore_eos=True
+    )
     assert ignored.tokens == free.tokens
     both = fr.generate(
-        model, [5, 9], sampling=sampling, max_new_tokens=20, stop_tokens=[free.tokens[0]]
+        model,
+        [5, 9],
+        drafter=None,
+        sampling=sampling,
+        max_new_tokens=20,
+        stop_tokens=[free.tokens[0]],
     )
     assert both.tokens == free.tokens[:1]
 
@@ -208,13 +216,15 @@ def test_logprobs_are_of_the_model_or_of_what_was_sampled_from(whose: Any) -> No
 def test_greedy_logprobs_are_not_all_zero() -> None:
     """Greedy decoding used to report 0.0 for every token; that is what "sampling" asks for."""
     target = TableModel.random(vocab_size=6, order=2, seed=1)
-    own = fr.generate(target, [1], max_new_tokens=9, logprobs=2)
+    own = fr.generate(target, [1], drafter=None, max_new_tokens=9, logprobs=2)
     assert own.logprobs is not None
     assert all(each.logprob < -0.01 for each in own.logprobs)
     assert [each.top[0] for each in own.logprobs] == [
         (each.token, each.logprob) for each in own.logprobs
     ]
-    point = fr.generate(target, [1], max_new_tokens=9, logprobs=2, logprobs_of="sampling")
+    point = fr.generate(
+        target, [1], drafter=None, max_new_tokens=9, logprobs=2, logprobs_of="sampling"
+    )
     assert {(each.logprob, len(each.top)) for each in point.logprobs or ()} == {(0.0, 1)}
 
 
@@ -227,11 +237,18 @@ def test_ties_are_listed_in_the_order_of_ids() -> None:
 def test_impossible_tokens_are_not_listed() -> None:
     target = TableModel.random(vocab_size=6, order=2, seed=1)
     answer = fr.generate(
-        target, [1], sampling=Sampling(seed=1, top_k=2), logprobs=5, logprobs_of="sampling"
+        target,
+        [1],
+        drafter=None,
+        sampling=Sampling(seed=1, top_k=2),
+        logprobs=5,
+        logprobs_of="sampling",
     )
     assert answer.logprobs is not None
     assert {len(each.top) for each in answer.logprobs} == {2}
-    none = fr.generate(target, [1], sampling=Sampling(seed=1), logprobs=0, max_new_tokens=3)
+    none = fr.generate(
+        target, [1], drafter=None, sampling=Sampling(seed=1), logprobs=0, max_new_tokens=3
+    )
     assert none.logprobs is not None
     assert {each.top for each in none.logprobs} == {()}
 
@@ -260,3 +277,34 @@ def test_stats_add_up() -> None:
         assert all(0 <= share <= 1 for share in stats.acceptance_by_position)
         assert stats.seconds.total > 0
         assert stats.to_dict()["accepted"] == stats.accepted
+
+
+def test_logprobs_have_the_texts_of_their_tokens() -> None:
+    """Joined they are the answer; a token that is part of a character is shown as such."""
+    target = Reciter(TEXT)
+    answer = fr.generate(target, "the", max_new_tokens=90, logprobs=2, stop_tokens=[target.end])
+    assert answer.logprobs is not None
+    assert answer.logprobs[-1].text == END
+    raw = b"".join(token_bytes(target.tokenizer, each.token) for each in answer.logprobs[:-1])
+    assert raw.decode() == answer.text
+    for each in answer.logprobs:
+        assert each.text == token_text(target.tokenizer, each.token)
+        assert each.top_texts == tuple(token_text(target.tokenizer, one) for one, _ in each.top)
+    assert "�" in {each.text for each in answer.logprobs}
+    assert " dog" in {each.text for each in answer.logprobs}
+
+
+def test_texts_of_tokenizers_of_other_kinds() -> None:
+    class Words:
+        """Marks spaces as sentencepiece does, and knows nothing else."""
+
+        def convert_ids_to_tokens(self, token: int) -> str | None:
+            return {0: "▁the", 1: "<0xF0>", 2: "dog"}.get(token)
+
+    class Letters:
+        def decode(self, tokens: list[int]) -> str:
+            return "".join(map(chr, tokens))
+
+    words = Words()
+    assert [token_text(words, token) for token in range(4)] == [" the", "�", "dog", ""]
+    assert token_text(Letters(), 97) == "a"

@@ -50,10 +50,13 @@ def test_a_character_that_never_ends() -> None:
     """The limit falls between its bytes: what is there comes out with the last piece."""
     first = next(i for i, token in enumerate(RECITER.script) if num_split([token]))
     how = {**HOW, "max_new_tokens": first}
-    pieces = list(fr.stream(RECITER, RECITER.prompt(), sampling=Sampling(), **how))
+    pieces = list(fr.stream(RECITER, RECITER.prompt(), drafter=None, sampling=Sampling(), **how))
     text = "".join(piece.text for piece in pieces)
     assert text.endswith("�")
-    assert text == fr.generate(RECITER, RECITER.prompt(), sampling=Sampling(), **how).text
+    assert (
+        text
+        == fr.generate(RECITER, RECITER.prompt(), drafter=None, sampling=Sampling(), **how).text
+    )
     assert all("�" not in piece.text for piece in pieces[:-1])
 
 
@@ -76,7 +79,7 @@ def test_stop_strings_never_leak_a_prefix(stop: Any) -> None:
 
 def test_text_that_only_began_like_a_stop_string_is_shown_after_all() -> None:
     how = {"stop": ["dog?", "café!", "hello you"], "sampling": Sampling()} | HOW
-    pieces = [piece.text for piece in fr.stream(RECITER, RECITER.prompt(), **how)]
+    pieces = [piece.text for piece in fr.stream(RECITER, RECITER.prompt(), drafter=None, **how)]
     assert "".join(pieces) == RECITER.tokenizer.decode(RECITER.script[1:-1])
     held = pieces.index(next(piece for piece in pieces if "dog" in piece))
     assert pieces[held] != " dog", "it had to wait for the next token"
@@ -145,7 +148,7 @@ def test_leaving_early_cancels() -> None:
     random = TableModel.random(vocab_size=6, order=2, seed=1)
     target = Watched(6, 2, random.table)
     prompts = [[1], [2], [3]]
-    stream = fr.stream(target, prompts, sampling=Sampling(seed=1), batch_size=2)
+    stream = fr.stream(target, prompts, drafter=None, sampling=Sampling(seed=1), batch_size=2)
     seen = [next(stream) for _ in range(5)]
     stream.close()
     assert sorted(released) == [0, 1]
@@ -156,14 +159,14 @@ def test_leaving_early_cancels() -> None:
         known = [t for piece in seen if piece.index == index for t in piece.tokens]
         assert answer.tokens[: len(known)] == known
     assert found[2].tokens == []
-    for _ in fr.stream(target, [1], sampling=Sampling(seed=1)):
+    for _ in fr.stream(target, [1], drafter=None, sampling=Sampling(seed=1)):
         break
     assert len(released) == 3, "a loop that is left drops its stream"
 
 
 def test_refusals_come_before_the_first_piece() -> None:
     with pytest.raises(fr.InputError, match="prompt is empty"):
-        fr.stream(RECITER, [])
+        fr.stream(RECITER, "", drafter=None)
 
 
 def test_pieces_carry_logprobs_where_they_are_asked_for() -> None:
@@ -173,4 +176,6 @@ def test_pieces_carry_logprobs_where_they_are_asked_for() -> None:
     for index, out in enumerate(stream.results()):
         told = [one for piece in pieces if piece.index == index for one in piece.logprobs or ()]
         assert told == out.logprobs
-    assert {piece.logprobs for piece in fr.stream(table, [1], max_new_tokens=3)} == {None}
+    assert {piece.logprobs for piece in fr.stream(table, [1], drafter=None, max_new_tokens=3)} == {
+        None
+    }

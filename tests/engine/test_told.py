@@ -142,7 +142,7 @@ class FromBefore:
 def test_a_drafter_from_before_still_works(make: Callable[[], Any]) -> None:
     """With a warning that says what to do; also beside others, and behind a grammar."""
     how: dict[str, Any] = {"sampling": fr.Sampling(seed=3), "max_new_tokens": 20}
-    plain = fr.generate(TABLE, PROMPTS, **how)
+    plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     how |= {"draft_length": 3, "batch_size": 2}
     with pytest.warns(DeprecationWarning, match=r"from before has no method `enter`.*write-a-draf"):
         answers = fr.generate(TABLE, PROMPTS, drafter=make(), **how)

@@ -56,7 +56,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("tree", [9, Tree.of_branching((2, 2, 1))], ids=["grown", "given"])
 def test_the_text_is_that_of_plain_decoding(options: dict[str, Any], tree: int | Tree) -> None:
     how: dict[str, Any] = {"max_new_tokens": 20} | options
-    plain = fr.generate(TABLE, PROMPTS, **how)
+    plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     for drafter, batch_size in (
         (remembering(plain, 6), 3), (Model(OTHER), 1), (Model(OTHER), 3), (Model(TABLE), 3),
         (NGram(min_n=1), 1), (Suffix(), 3), (Recycling(), 3),
@@ -82,7 +82,7 @@ def test_any_tree_of_any_drafter(data: st.DataObject) -> None:
         "stop_tokens": data.draw(st.sampled_from([(), (4,)])),
         "logprobs": data.draw(st.sampled_from([None, 2])),
     }
-    plain = fr.generate(TABLE, PROMPTS, **how)
+    plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
     found = fr.generate(
         TABLE, PROMPTS, drafter=remembering(plain, 6), tree=data.draw(st.integers(1, 20)),
         draft_length=data.draw(st.integers(1, 6)), **how,
@@ -101,7 +101,7 @@ def test_transformers_models(kind: str) -> None:
     drafter = Model(noisy_copy(model, 0.1))
     for sampling in (Sampling(temperature=0.0), Sampling(seed=5, temperature=0.9)):
         how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24}
-        plain = fr.generate(target, PROMPTS, **how)
+        plain = fr.generate(target, PROMPTS, drafter=None, **how)
         for each in (drafter, remembering(plain, target.vocab_size), Recycling()):
             found = fr.generate(target, PROMPTS, drafter=each, tree=10, draft_length=4, **how)
             assert shown(found) == shown(plain)
@@ -115,7 +115,7 @@ def test_transformers_models(kind: str) -> None:
 def test_a_model_that_cannot_score_trees_gets_chains() -> None:
     mamba = fr.wrap(Architecture("mamba", "snapshot").build())
     how: dict[str, Any] = {"sampling": Sampling(seed=2), "max_new_tokens": 12}
-    plain = fr.generate(mamba, PROMPTS, **how)
+    plain = fr.generate(mamba, PROMPTS, drafter=None, **how)
     found = fr.generate(mamba, PROMPTS, drafter=remembering(plain, 6), tree=8, **how)
     assert shown(found) == shown(plain)
     for answer in found:
@@ -129,7 +129,7 @@ def test_a_model_that_cannot_score_trees_gets_chains() -> None:
 def test_stops_inside_a_path() -> None:
     """An ending token, a stop string and a limit, each in the middle of an accepted path."""
     target = Reciter(TEXT)
-    whole = fr.generate(target, target.prompt(), max_new_tokens=60)
+    whole = fr.generate(target, target.prompt(), drafter=None, max_new_tokens=60)
     knowing = Branching([target.script], target.vocab_size)
     cut = []
     for how in (
@@ -138,7 +138,7 @@ def test_stops_inside_a_path() -> None:
         {"stop_tokens": whole.tokens[4:5]},
         {"max_new_tokens": 3},
     ):
-        plain = fr.generate(target, target.prompt(), **how)
+        plain = fr.generate(target, target.prompt(), drafter=None, **how)
         found = fr.generate(target, target.prompt(), drafter=knowing, tree=24, **how)
         assert shown([found]) == shown([plain])
         assert found.text == plain.text
@@ -181,7 +181,7 @@ def test_an_equal_drafter_is_always_right_with_a_tree() -> None:
 def test_trees_that_break_their_promise(answer: Any, message: str) -> None:
     """They cost the request its drafts, and nothing else."""
     how: dict[str, Any] = {"sampling": Sampling(seed=1), "max_new_tokens": 12}
-    plain = fr.generate(TABLE, [1], **how)
+    plain = fr.generate(TABLE, [1], drafter=None, **how)
     found = fr.generate(TABLE, [1], drafter=Saying(answer), tree=8, draft_length=3, **how)
     assert found.tokens == plain.tokens
     (note,) = found.stats.notes
@@ -199,7 +199,7 @@ def test_the_engines_walk_is_the_rule(temperature: float, tree: int | None) -> N
     for seed in range(5):
         sampling = Sampling(temperature=temperature, seed=seed, presence_penalty=seed % 2)
         how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 25, "stop_tokens": [4]}
-        plain = fr.generate(TABLE, PROMPTS, **how)
+        plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
         drafter = remembering(plain, 6) if tree else Model(OTHER)
         both = [
             fr.generate(

@@ -45,8 +45,8 @@ SAMPLING = fr.Sampling(temperature=0.8, seed=3)
 
 
 def generate(**options: Any) -> list[fr.Generation]:
-    options = {"sampling": SAMPLING, "max_new_tokens": LIMITS, "ignore_eos": True} | options
-    made: list[fr.Generation] = fr.generate(TARGET, PROMPTS, **options)
+    options = {"drafter": None, "sampling": SAMPLING, "max_new_tokens": LIMITS} | options
+    made: list[fr.Generation] = fr.generate(TARGET, PROMPTS, ignore_eos=True, **options)
     return made
 
 
@@ -189,7 +189,7 @@ def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
     def answered(some: slice, **how: Any) -> list[list[int]]:
         made: list[fr.Generation] = fr.generate(
             TARGET, PROMPTS[:2][some], sampling=options[some], max_new_tokens=2, ignore_eos=True,
-            **how,
+            **{"drafter": None} | how,
         )  # fmt: skip
         return texts(made)
 
@@ -207,7 +207,13 @@ def test_logprobs_come_from_the_host(plain: list[list[int]]) -> None:
     finish(engine)
     assert untold.output == plain[0]
     alone = fr.generate(
-        TARGET, PROMPTS[1], sampling=SAMPLING, max_new_tokens=4, logprobs=2, ignore_eos=True
+        TARGET,
+        PROMPTS[1],
+        drafter=None,
+        sampling=SAMPLING,
+        max_new_tokens=4,
+        logprobs=2,
+        ignore_eos=True,
     )
     assert told.output == alone.tokens
     ours = told.generation().logprobs
@@ -302,7 +308,7 @@ def test_a_drafter_that_pauses_catches_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 def alone(prompt: Sequence[int], limit: int, target: Any = TARGET) -> list[int]:
     answer = fr.generate(
-        target, list(prompt), sampling=SAMPLING, max_new_tokens=limit, ignore_eos=True
+        target, list(prompt), drafter=None, sampling=SAMPLING, max_new_tokens=limit, ignore_eos=True
     )
     tokens: list[int] = answer.tokens
     return tokens

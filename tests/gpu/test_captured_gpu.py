@@ -55,7 +55,7 @@ def prompts() -> list[list[int]]:
 
 
 def generate(target: GpuModel, temperature: float, **options: Any) -> list[fr.Generation]:
-    options = {"max_new_tokens": NUM_NEW, "ignore_eos": True} | options
+    options = {"drafter": None, "max_new_tokens": NUM_NEW, "ignore_eos": True} | options
     sampling = fr.Sampling(temperature=temperature, seed=5)
     made: list[fr.Generation] = fr.generate(target, prompts(), sampling=sampling, **options)
     return made
@@ -126,7 +126,12 @@ def test_penalties_bias_and_bans_on_the_device(pair: Pair, temperature: float) -
 
     def texts(**how: Any) -> list[list[int]]:
         answers = fr.generate(
-            target, prompts(), sampling=options, max_new_tokens=40, stop_tokens=[1, 2], **how
+            target,
+            prompts(),
+            sampling=options,
+            max_new_tokens=40,
+            stop_tokens=[1, 2],
+            **{"drafter": None} | how,
         )
         return [answer.tokens for answer in answers]
 
@@ -145,7 +150,7 @@ def test_a_request_that_needs_the_host_changes_nobodys_text(
     options = [fr.Sampling(temperature=0.8, seed=5) for _ in range(NUM_PROMPTS)]
     options[2] = fr.Sampling(temperature=0.8, seed=5, grammar=lambda _: range(2000))
     how: dict[str, Any] = {"max_new_tokens": NUM_NEW, "ignore_eos": True}
-    alone = fr.generate(target, prompts()[2], sampling=options[2], **how).tokens
+    alone = fr.generate(target, prompts()[2], drafter=None, sampling=options[2], **how).tokens
     answers = fr.generate(
         target, prompts(), sampling=options, drafter=Model(draft), draft_length=3, **how
     )
@@ -175,8 +180,8 @@ def test_storage_grows_while_a_round_is_on_its_way(pair: Pair) -> None:
     long = prompt_of(3, 1500)
     alone = [
         fr.generate(
-            target, prompt, sampling=fr.Sampling(temperature=0.8, seed=5), max_new_tokens=limit,
-            ignore_eos=True,
+            target, prompt, drafter=None, sampling=fr.Sampling(temperature=0.8, seed=5),
+            max_new_tokens=limit, ignore_eos=True,
         ).tokens
         for prompt, limit in ((prompt_of(1, 9), 160), (long, 20))
     ]  # fmt: skip

@@ -167,8 +167,9 @@ EDITED = [
 
 def texts(**how: Any) -> list[list[int]]:
     answers = fr.generate(
-        TARGET, PROMPTS, sampling=EDITED, max_new_tokens=4, stop_tokens=[7], ignore_eos=True, **how
-    )
+        TARGET, PROMPTS, sampling=EDITED, max_new_tokens=4, stop_tokens=[7], ignore_eos=True,
+        **{"drafter": None} | how,
+    )  # fmt: skip
     return [answer.tokens for answer in answers]
 
 

@@ -29,7 +29,7 @@ def test_greedy_text_is_that_of_transformers_with_and_without_a_drafter() -> Non
     lean = LeanModel(model, num_threads=2)
     generator = random.Random(0)
     prompts = [random_tokens(generator, count) for count in (3, 9, 17)]
-    plain = fr.generate(lean, prompts, max_new_tokens=40)
+    plain = fr.generate(lean, prompts, drafter=None, max_new_tokens=40)
     drafted = fr.generate(lean, prompts, drafter=fr.drafters.NGram(), max_new_tokens=40)
     for prompt, one, other in zip(prompts, plain, drafted, strict=True):
         assert list(one.tokens) == list(other.tokens) == theirs(model, prompt, 40)
@@ -41,6 +41,6 @@ def test_sampled_text_does_not_depend_on_the_draft_or_the_batch() -> None:
     prompts = [random_tokens(generator, count) for count in (5, 11, 2, 30)]
     sampling = fr.Sampling(temperature=1.0, seed=7)
     options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 30}
-    together = fr.generate(lean, prompts, **options)
+    together = fr.generate(lean, prompts, drafter=None, **options)
     drafted = fr.generate(lean, prompts, drafter=fr.drafters.NGram(), batch_size=2, **options)
     assert [list(g.tokens) for g in together] == [list(g.tokens) for g in drafted]

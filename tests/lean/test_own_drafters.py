@@ -59,7 +59,9 @@ def test_first_layers_score_and_the_whole_never_notices() -> None:
 
 def same_text(drafter: Any, **how: Any) -> list[fr.Generation]:
     how = {"sampling": Sampling(0.8, seed=4), "max_new_tokens": 20} | how
-    wanted = fr.generate(target(), PROMPTS, sampling=how["sampling"], max_new_tokens=20)
+    wanted = fr.generate(
+        target(), PROMPTS, drafter=None, sampling=how["sampling"], max_new_tokens=20
+    )
     found: list[fr.Generation] = fr.generate(target(), PROMPTS, drafter=drafter, **how)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     assert all(answer.stats.notes == [] for answer in found)

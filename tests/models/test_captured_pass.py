@@ -65,13 +65,15 @@ def test_texts_are_those_of_plain_passes(name: str, runs: list[tuple[int, ...]])
     model = make(name)
     how: dict[str, Any] = {"sampling": fr.Sampling(0.8, seed=1), "max_new_tokens": 12}
     expected = [
-        fr.generate(HuggingFaceModel(model, strategy="recompute"), prompt, **how).tokens
+        fr.generate(
+            HuggingFaceModel(model, strategy="recompute"), prompt, drafter=None, **how
+        ).tokens
         for prompt in PROMPTS
     ]
     assert not runs
     target = HuggingFaceModel(model)
     for case in (
-        {},
+        {"drafter": None},
         {"drafter": fr.drafters.NGram(), "draft_length": 3},
         {"drafter": fr.drafters.Model(target), "tree": 6},
     ):

@@ -101,3 +101,37 @@ def test_unknown_names_of_the_package_are_unknown() -> None:
 
     with pytest.raises(AttributeError, match="NoSuchModel"):
         _ = forerun.models.NoSuchModel
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+    message = r"holds no model: config.json is missing. Received the folder .*, and empty. Name a"
+    with pytest.raises(InputError, match=message):
+        load(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("none")
+    with pytest.raises(InputError, match=r"with notes.txt\. Name a folder with config.json"):
+        load(str(tmp_path))
+
+
+def test_a_folder_without_a_tokenizer_reads_token_ids(tmp_path: Path) -> None:
+    import forerun as fr
+
+    Architecture("llama", "crop").build().float().save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    assert model.tokenizer is None
+    found = fr.generate(model, [1, 2, 3], max_new_tokens=4, logprobs=1)
+    assert len(found.tokens) == 4
+    assert found.text is None
+    assert found.logprobs[0].text is None
+    with pytest.raises(InputError, match=r"given as text needs a tokenizer.*Pass token ids, or"):
+        fr.generate(model, "text")
+
+
+def test_what_wrap_refuses() -> None:
+    from torch import nn
+
+    with pytest.raises(InputError, match=r"Received Linear. Wrap a function around a torch module"):
+        wrap(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"a class and not yet a model. Received the class Linear"):
+        wrap(nn.Linear)
+    with pytest.raises(InputError, match=r"Received NoneType. Pass a model's name or folder"):
+        wrap(None)

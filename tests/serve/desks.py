@@ -30,6 +30,7 @@ def plain(ask: Ask) -> list[list[int]]:
     outs = fr.generate(
         Babbler(),
         [list(prompt) for prompt in ask.prompts],
+        drafter=None,
         sampling=fr.Sampling(temperature=0.8, seed=ask.sampling.seed, n=ask.n),
         max_new_tokens=ask.max_new_tokens,
         stop=ask.stop,

@@ -152,5 +152,5 @@ def refusal(route: Any, **body: Any) -> ApiError:
 
 def generations(target: Any, prompt: Any, **options: Any) -> Sequence[Any]:
     """What `generate` says, as a list."""
-    answers = fr.generate(target, prompt, **options)
+    answers = fr.generate(target, prompt, drafter=None, **options)
     return answers if isinstance(answers, list) else [answers]

@@ -176,6 +176,6 @@ def test_number_1_is_this_noise() -> None:
     law = np.arange(1, 601) / np.arange(1, 601).sum()
     target = FunctionModel(lambda ids: law, vocab_size=600)
     sampling = fr.Sampling(seed=7, n=2)
-    answers = fr.generate(target, [1], sampling=sampling, max_new_tokens=8)
+    answers = fr.generate(target, [1], drafter=None, sampling=sampling, max_new_tokens=8)
     assert fingerprints.NOISE == 1
     assert [answer.tokens for answer in answers] == NOISE_1

@@ -30,6 +30,7 @@ def expected(prompt: str, seed: int) -> tuple[str, ...]:
     outs = fr.generate(
         tiny_llama(),
         list(tiny_llama().tokenizer.encode(prompt)),
+        drafter=None,
         sampling=fr.Sampling(temperature=0.8, seed=seed, n=2),
         max_new_tokens=NUM_TOKENS,
     )

@@ -92,6 +92,7 @@ def test_200_requests_without_a_difference() -> None:
         (text, seed): fr.generate(
             target,
             [{"role": "user", "content": text}],
+            drafter=None,
             sampling=fr.Sampling(temperature=0.8, seed=seed),
             max_new_tokens=NUM_TOKENS,
         ).text

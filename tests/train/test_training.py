@@ -105,7 +105,12 @@ def test_a_broken_state_is_explained(tmp_path):
 
 def said_by(model, prompts, count, sampling):
     found = fr.generate(
-        fr.wrap(model), prompts, max_new_tokens=count, ignore_eos=True, sampling=sampling
+        fr.wrap(model),
+        prompts,
+        drafter=None,
+        max_new_tokens=count,
+        ignore_eos=True,
+        sampling=sampling,
     )
     for prompt, answer in zip(prompts, found, strict=True):
         tokens = np.array([*prompt, *answer.tokens], np.int32)

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from forerun.cli import (
     audit,
     certify,
+    completion,
     demo,
     doctor,
     generate,
+    info,
     plan,
     plot,
     serve,
@@ -21,11 +23,26 @@ from forerun.cli import (
     sweep,
     train,
 )
+from forerun.cli.parsing import Parser, hint
 from forerun.engine.drafting import HARMLESS
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (generate, serve, audit, doctor, certify, simulate, plan, sweep, plot, train, demo)
+COMMANDS = (
+    generate,
+    serve,
+    audit,
+    doctor,
+    certify,
+    simulate,
+    plan,
+    sweep,
+    plot,
+    train,
+    demo,
+    info,
+    completion,
+)
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
@@ -40,12 +57,13 @@ EXAMPLES = """examples:
   forerun sweep --out sweep
   forerun plot sweep
   forerun demo
+  forerun info
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
-    parser = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command, with all subcommands."""
+    parser = Parser(
         prog="forerun",
         description="Speculative decoding that provably keeps the target's distribution.",
         epilog=EXAMPLES,
@@ -55,12 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
+    parser = make_parser()
     args, extra = parser.parse_known_args(argv)
     if extra:
-        hint = ""
-        if args.command == "generate" and not extra[0].startswith("-"):
-            hint = " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
-        parser.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+        meant = hint(parser, args.command, extra)
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{meant}")
     warnings.filterwarnings("ignore", f".*{HARMLESS}", RuntimeWarning)  # commands print the note
     try:
         return int(args.run(args))

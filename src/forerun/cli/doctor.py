@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
-from forerun import rules
+from forerun.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
 from forerun.cli.lists import tree
-from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
+from forerun.cli.loading import DRAFTERS, DTYPES, load_drafter, load_target
 from forerun.cli.prompts import read_list
-from forerun.doctor import diagnose
-from forerun.engine.generate import generate
-from forerun.errors import UnsupportedError, explain
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
   forerun doctor --target ./my-model --drafter ngram --prompts prompts.jsonl
   forerun doctor --target ./my-model --drafter ./my-draft --draft-length 4 --temperature 0.8
+  forerun doctor --target ./my-model --device cuda --dtype bfloat16 --batch 8
   forerun doctor --prompts prompts.txt --limit 10 --json
 """
 
@@ -47,61 +44,43 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch", type=int, default=1, help="requests per pass (default: 1)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON line per prompt")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
-    rule, shape = _rule(args.rule, sampling), tree("--tree", args.tree)
+    rule, shape = checked_rule(args.rule, sampling), tree("--tree", args.tree)
     prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]
-    name = usual_drafter(args.target) if args.drafter is None else args.drafter
-    drafter, target = load_drafter(name), load_target(args.target)
-    shared: dict[str, Any] = {"sampling": sampling, "max_new_tokens": args.max_new_tokens}
-    bugs = ties = 0
-    for number, prompt in enumerate(prompts):
-        plain = generate(target, prompt, **shared)
-        batch = [prompt] * args.batch
-        guessed = generate(
-            target,
-            batch,
-            drafter=drafter,
-            draft_length=args.draft_length,
-            tree=shape,
-            rule=rule,
-            batch_size=args.batch,
-            **shared,
-        )[0]
-        difference = diagnose(target, prompt, plain.tokens, guessed.tokens, sampling=sampling)
-        ties += difference is not None and difference.is_near_tie
-        bugs += difference is not None and not difference.is_near_tie
-        verdict = "identical" if difference is None else str(difference)
-        if args.json:
-            row = {"prompt": number, "verdict": verdict, "identical": difference is None}
-            print(json.dumps(row | {"stats": guessed.stats.to_dict()}), flush=True)
-        else:
-            per_round = guessed.stats.tokens_per_round
-            print(f"{number:>4}  {per_round:5.2f} tokens/round  {verdict}", flush=True)
+    drafter = load_drafter(args.drafter, args.device, args.dtype)
+    target = load_target(args.target, args.device, args.dtype)
+    findings: list[Finding] = []
+    for finding in examine(
+        target,
+        prompts,
+        drafter=drafter,
+        draft_length=args.draft_length,
+        tree=shape,
+        rule=rule,
+        sampling=sampling,
+        max_new_tokens=args.max_new_tokens,
+        batch_size=args.batch,
+    ):
+        print(_line(len(findings), finding, as_json=args.json), flush=True)
+        findings.append(finding)
+    checkup = Checkup(tuple(findings))
     if not args.json:
-        same = len(prompts) - ties - bugs
-        print(f"\n{same} identical, {ties} near-ties, {bugs} bugs in {len(prompts)} prompts.")
-    return 1 if bugs else 0
+        print(f"\n{checkup.summary}")
+    return 1 if checkup.num_bugs else 0
 
 
-def _rule(name: str, sampling: Sampling) -> rules.Rule:
-    """The rule; refuses rules that do not promise the exact text of plain decoding."""
-    rule = rules.get(name)
-    if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
-        wrong = "This rule does not promise the text of plain decoding."
-        received = f"{rule.name} at temperature {sampling.temperature:g}"
-        cure = "Use match, or a lossless rule at temperature 0; `forerun certify` judges laws."
-        raise UnsupportedError(explain(wrong, received, cure))
-    return rule
-
-
-SAMPLES = (
-    "The capital of France is",
-    "Once upon a time, in a village by the sea,",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "To make bread you need flour, water, salt and yeast. To make bread you need",
-)
+def _line(number: int, finding: Finding, *, as_json: bool) -> str:
+    stats = finding.drafted.stats
+    if not as_json:
+        return f"{number:>4}  {stats.tokens_per_round:5.2f} tokens/round  {finding}"
+    row = {"prompt": number, "verdict": str(finding), "identical": finding.difference is None}
+    return json.dumps(row | {"stats": stats.to_dict()})

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun import rules
 from forerun.cli.lists import tree
-from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
+from forerun.cli.loading import DRAFTERS, DTYPES, load_drafter, load_target
 from forerun.cli.paint import legend
 from forerun.cli.prompts import read_prompts
 from forerun.cli.screen import Screen
@@ -94,7 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
     models.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16", "float64"),
+        choices=DTYPES,
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
@@ -122,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
     sampling, rule = _checked(args)
     shape = tree("--tree", args.tree)
     prompts = read_prompts(args)
-    name = usual_drafter(args.target) if args.drafter is None else args.drafter
-    drafter = load_drafter(name, args.device, args.dtype)
+    drafter = load_drafter(args.drafter, args.device, args.dtype)
     lean: Lean = False if args.no_lean else "auto"
     target = load_target(args.target, args.device, args.dtype, lean, args.quantize)
     pieces = stream(

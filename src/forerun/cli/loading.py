@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from forerun.cli.terminal import waiting_for
 from forerun.drafters import Drafter
+from forerun.drafters.choosing import drafter_for
 from forerun.drafters.registry import FACTORIES, make_drafter
 from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from forerun.models.lean_pass import Lean, Quantize
@@ -43,16 +46,13 @@ def load_target(
             raise InputError(explain(wrong, repr(device), cure)) from error
 
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 DRAFTERS = (
-    f"{', '.join(FACTORIES)}, a model, none, or several as a+b "
-    "(default: heads+suffix for the default model, ngram for others)"
+    f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "
+    "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"
 )
 """What the help says about `--drafter`."""
-
-
-def usual_drafter(target: str | None) -> str:
-    """The default drafter; the default model has one that was trained for it."""
-    return "heads+suffix" if target in (None, NAME) else "ngram"
 
 
 def usual_drafters(target: str | None) -> list[str]:
@@ -60,6 +60,24 @@ def usual_drafters(target: str | None) -> list[str]:
     return ["ngram", "suffix", "heads"] if target in (None, NAME) else ["ngram", "suffix"]
 
 
-def load_drafter(name: str, device: str | None = None, dtype: str | None = None) -> Drafter | None:
-    """A drafter by its name, or a model as drafter; None for `none`."""
+def load_drafter(
+    name: str | None, device: str | None = None, dtype: str | None = None
+) -> Drafter | str | None:
+    """A drafter by its name, or a model as drafter; None for `none`.
+
+    "auto", the default, stays a name: it depends on the target.
+    """
+    if name in (None, "auto"):
+        return "auto"
     return make_drafter(name, lambda model: load_target(model, device, dtype))
+
+
+def settled(
+    drafters: Mapping[str, Drafter | str | None], target: LanguageModel
+) -> dict[str, Drafter | None]:
+    """The drafters by name for a target that is known by now; "auto" under the name it got."""
+    made: dict[str, Drafter | None] = {}
+    for name, drafter in drafters.items():
+        chosen = drafter_for(target, drafter)
+        made[chosen.name if name == "auto" and chosen is not None else name] = chosen
+    return made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import rules
 from forerun.cli.generate import draft_length
-from forerun.cli.loading import DRAFTERS, load_drafter, load_target, usual_drafter
+from forerun.cli.loading import DRAFTERS, load_drafter, load_target, settled
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME
 from forerun.serve.offer import Limits
@@ -138,13 +138,13 @@ def run(args: argparse.Namespace) -> int:
     bounds = Bounds(args.max_body_mib * 2**20, reader_seconds=args.reader_seconds)
     bound = bind(args.host, args.port, bounds)  # before a model is loaded for nothing
     with bound:
-        names = args.drafter or [usual_drafter(args.model)]
+        names = args.drafter or ["auto"]
         say("loading", model=args.model or NAME, drafters=",".join(names))
         drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
         drafters.setdefault("none", None)
         lean: Any = False if args.no_lean else "auto"
         target = load_target(args.model, args.device, args.dtype, lean, args.quantize)
-        _serve(args, bound, target, drafters, chosen, keys, bounds)
+        _serve(args, bound, target, settled(drafters, target), chosen, keys, bounds)
     return 0
 
 

@@ -86,17 +86,16 @@ class Panel:
 
 
 class Mixed:
-    """Draft with several drafters."""
+    """Draft with several drafters, given as objects or by their names on the command line."""
 
-    def __init__(self, *drafters: Drafter, clock: Callable[[], float] = now) -> None:
+    def __init__(self, *drafters: Drafter | str, clock: Callable[[], float] = now) -> None:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
-        self.drafters = [told_of_changes(drafter) for drafter in drafters]
+        made = [_made(drafter) for drafter in drafters]
+        self.drafters = [told_of_changes(drafter) for drafter in made]
         self.clock = clock
-        self.num_successors: int = max(
-            getattr(drafter, "num_successors", 0) for drafter in drafters
-        )
+        self.num_successors: int = max(getattr(drafter, "num_successors", 0) for drafter in made)
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
         self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
@@ -300,3 +299,12 @@ def merge(
     return tree.guess(), [
         {joint: node for node, joint in numbers.items() if node != ROOT} for numbers in placed
     ]
+
+
+def _made(drafter: Drafter | str) -> Drafter:
+    """The drafter itself, or the one of that name."""
+    if not isinstance(drafter, str):
+        return drafter
+    from forerun.drafters.registry import make_one  # which names this class
+
+    return make_one(drafter)

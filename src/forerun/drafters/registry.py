@@ -19,6 +19,7 @@ from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.verbs import check_verbs
 from forerun.errors import ForerunError, InputError, explain
+from forerun.models.load import wrap
 
 GROUP = "forerun.drafters"
 Factory = Callable[..., Drafter]
@@ -27,10 +28,10 @@ Factory = Callable[..., Drafter]
 def early_exit(num_layers: str = "") -> Drafter:
     from forerun.drafters.early_exit import EarlyExit
 
-    if not num_layers.isdigit():
-        cure = "Say how many layers draft, for example early-exit:12."
+    if num_layers and not num_layers.isdigit():
+        cure = "Say how many layers draft, for example early-exit:12, or leave the number out."
         raise InputError(explain("early-exit needs a number.", repr(num_layers), cure))
-    return EarlyExit(int(num_layers))
+    return EarlyExit(int(num_layers) if num_layers else None)
 
 
 def quantized(bits: Any = "int8") -> Drafter:
@@ -65,7 +66,7 @@ def names() -> list[str]:
     return [*FACTORIES, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*FACTORIES})]
 
 
-def make_drafter(spec: str, load: Callable[[str], Any]) -> Drafter | None:
+def make_drafter(spec: str, load: Callable[[str], Any] = wrap) -> Drafter | None:
     """The drafter of that name; any other name is given to `load` as that of a model.
 
     `none` is None.  A plus between two makes a `Mixed` of them.
@@ -76,11 +77,12 @@ def make_drafter(spec: str, load: Callable[[str], Any]) -> Drafter | None:
         cure = f"Use {', '.join(names())}, a model, or none."
         raise InputError(explain("No drafter is named.", "an empty text", cure))
     parts = spec.split("+")
-    made = [_one(part, load) for part in parts]
+    made = [make_one(part, load) for part in parts]
     return made[0] if len(made) == 1 else Mixed(*made)
 
 
-def _one(spec: str, load: Callable[[str], Any]) -> Drafter:
+def make_one(spec: str, load: Callable[[str], Any] = wrap) -> Drafter:
+    """The drafter of a name without a plus."""
     name, colon, argument = spec.partition(":")
     factory = _factory(name)
     if factory is None:

@@ -20,8 +20,8 @@ from weakref import finalize
 from forerun import rules
 from forerun.clock import now
 from forerun.drafters.base import Drafter
+from forerun.drafters.choosing import drafter_for
 from forerun.drafters.forced import Forced
-from forerun.drafters.verbs import check_verbs
 from forerun.engine.answer import Answer
 from forerun.engine.checks import (
     check_choice,
@@ -34,6 +34,7 @@ from forerun.engine.checks import (
 from forerun.engine.engine import Engine
 from forerun.engine.generate import GREEDY
 from forerun.engine.intake import make_samples
+from forerun.engine.options import refuses_unknown
 from forerun.engine.results import LogprobsOf
 from forerun.engine.worker import Worker
 from forerun.errors import InputError, explain
@@ -57,7 +58,7 @@ class AsyncEngine:
         self,
         target: Any,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | None = "auto",
         draft_length: DraftLength = "auto",
         tree: int | Tree | None = None,
         rule: str | Rule = "match",
@@ -65,14 +66,13 @@ class AsyncEngine:
         max_waiting: int = 1024,
     ) -> None:
         check_counts(draft_length, max_batch=max_batch, max_waiting=max_waiting)
-        if drafter is not None:
-            check_verbs(drafter)
-        self._is_plain = drafter is None
-        self._note = idle_options(draft_length, tree) if drafter is None else None
         self.target = wrap(target)
+        drafts_with = drafter_for(self.target, drafter)
+        self._is_plain = drafts_with is None
+        self._note = idle_options(draft_length, tree) if self._is_plain else None
         engine = Engine(
             self.target,
-            drafter=None if drafter is None else Forced(drafter),
+            drafter=None if drafts_with is None else Forced(drafts_with),
             draft_length=draft_length,
             tree=tree,
             rule=rules.get(rule),
@@ -82,6 +82,7 @@ class AsyncEngine:
         self._worker = Worker(engine, max_waiting)  # whose thread knows nothing of this object
         finalize(self, self._worker.close).atexit = False
 
+    @refuses_unknown
     def submit(
         self,
         prompt: Any,

@@ -34,12 +34,29 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise InputError(explain(f"{name} is not known.", repr(value), cure))
 
 
-def check_ids(name: str, ids: Iterable[int], model: LanguageModel) -> None:
-    outside = [token for token in ids if not 0 <= token < model.vocab_size]
+def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
+    listed: list[Any] = list(ids) if isinstance(ids, Iterable) else [None]
+    if not all(isinstance(token, int | np.integer) for token in listed):
+        raise _wrong_type(name, ids, "Pass token ids, in a list even for one.")
+    outside = [token for token in listed if not 0 <= token < model.vocab_size]
     if outside:
         cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
         wrong = f"{name} names tokens outside the vocabulary."
         raise InputError(explain(wrong, outside[:5], cure))
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """The strings that end a text, given as one or as several."""
+    stops = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    for stop in stops:
+        if not isinstance(stop, str):
+            is_token = isinstance(stop, int | np.integer)
+            cure = f"For a token id, use stop_tokens=[{stop}]." if is_token else "Pass strings."
+            raise InputError(explain("stop holds what is no text.", f"{value!r:.80}", cure))
+    if "" in stops:
+        cure = "Leave it out, or pass the text that should end the answer."
+        raise InputError(explain("A stop string is empty.", list(stops), cure))
+    return stops
 
 
 def refuse_processors(sampling: Sampling) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.engine.checks import check_ids, refuse_processors
+from forerun.engine.checks import check_ids, refuse_processors, stops_of
 from forerun.engine.prompts import encode
 from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
 from forerun.errors import InputError, explain
-from forerun.grammars.base import Cursor, Grammar
+from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar
 from forerun.models.base import LanguageModel
 from forerun.noise import fold
-from forerun.sampling import Bans, Sampling
+from forerun.sampling import Bans, Sampling, allowed_after
 from forerun.types import DraftLength
 
 
@@ -37,6 +37,7 @@ def make_samples(
         cure = "Resume each sample as a request of its own, with its own seed."
         raise InputError(explain("Several samples cannot share an output.", sampling.n, cure))
     check_ids("stop_tokens", stop_tokens, model)
+    stops = stops_of(stop)
     tokens = encode(model, prompt)
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     return [
@@ -46,7 +47,7 @@ def make_samples(
             replace(sampling, seed=fold(seed, sample)),
             index=index,
             sample=sample,
-            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            stops=stops,
             endings=tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model)),
             given=given,
             **options,
@@ -80,9 +81,6 @@ def make_request(
     """
     if max_new_tokens < 1:
         raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
-    if any(stop == "" for stop in stops):
-        cure = "Leave it out, or pass the text that should end the answer."
-        raise InputError(explain("A stop string is empty.", list(stops), cure))
     tokenizer = getattr(model, "tokenizer", None)
     if stops and tokenizer is None:
         cure = "Use stop_tokens, or wrap the model with its tokenizer."
@@ -172,7 +170,21 @@ def _with_cursor(
     last = getattr(tokenizer, "eos_token_id", None)
     ends = ending_tokens(model) or (() if last is None else (last,)) or tuple(endings)
     cursor = Cursor(lambda: grammar.matcher(tokenizer, model.vocab_size, ends))
+    _refuse_empty(grammar, cursor, model.vocab_size, ends)
     return replace(sampling, grammar=cursor), tuple(dict.fromkeys((*endings, *ends)))
+
+
+def _refuse_empty(grammar: Grammar, cursor: Cursor, vocab_size: int, ends: Sequence[int]) -> None:
+    """Refuse a grammar that allows nothing, or nothing but an empty text."""
+    received, cure = f"{grammar!r:.80}", "Correct it: some token must be allowed to come first."
+    try:
+        allowed = allowed_after(cursor, (), vocab_size)
+    except ValueError as error:
+        if str(error) != NOTHING_ALLOWED:
+            raise
+        raise InputError(explain("The grammar allows no text.", received, cure)) from error
+    if allowed.sum() == allowed[list(ends)].sum():
+        raise InputError(explain("The grammar allows an empty text only.", received, cure))
 
 
 def has_grammar(request: Request) -> bool:

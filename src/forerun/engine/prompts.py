@@ -12,6 +12,15 @@ from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.quiet import no_warnings
 
+Message = Mapping[str, Any]
+"""A part of a chat: {"role": "user", "content": "..."}."""
+
+OnePrompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or a chat."""
+
+ManyPrompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+"""Several of one kind, in types that tell them from one; a list may also mix the kinds."""
+
 
 def is_one(prompt: Any) -> bool:
     """Whether this is a single prompt: a string, token ids, or a list of chat messages."""
@@ -19,9 +28,15 @@ def is_one(prompt: Any) -> bool:
         return True
     if hasattr(prompt, "ndim"):
         return bool(prompt.ndim == 1)
-    if not isinstance(prompt, Sequence) or len(prompt) == 0:
+    if not isinstance(prompt, Sequence):
         return True
-    return isinstance(prompt[0], int | np.integer | Mapping)
+    return len(prompt) > 0 and (isinstance(prompt[0], int | np.integer) or _is_message(prompt[0]))
+
+
+def prompts_of(prompt: Any) -> tuple[list[Any], bool]:
+    """The prompts that a caller passed, and whether that was a single one."""
+    prompt = _unpacked(prompt) if _is_encoding(prompt) else prompt
+    return ([prompt], True) if is_one(prompt) else (list(prompt), False)
 
 
 def encode(model: LanguageModel, prompt: Any) -> list[int]:
@@ -31,10 +46,10 @@ def encode(model: LanguageModel, prompt: Any) -> list[int]:
         with no_warnings():  # of its length: what is too long is refused in our own words
             tokens = tokenizer.encode(prompt)
     elif _is_chat(prompt):
-        tokenizer = _tokenizer(model, "A chat")
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        with no_warnings():
-            tokens = tokenizer.encode(text, add_special_tokens=False)
+        tokens = _encoded_chat(model, prompt)
+    elif _is_encoding(prompt):
+        ids = _unpacked(prompt)
+        tokens = _ids(ids[0] if isinstance(ids, list) and len(ids) == 1 else ids)
     else:
         tokens = _ids(prompt)
     if not tokens:
@@ -48,8 +63,73 @@ def encode(model: LanguageModel, prompt: Any) -> list[int]:
     return list(tokens)
 
 
+def _is_encoding(prompt: Any) -> bool:
+    return isinstance(prompt, Mapping) and "input_ids" in prompt
+
+
+def _is_message(prompt: Any) -> bool:
+    return isinstance(prompt, Mapping) and not _is_encoding(prompt)
+
+
 def _is_chat(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, Sequence) and bool(prompt) and _is_message(prompt[0])
+
+
+def _unpacked(prompt: Mapping[str, Any]) -> Any:
+    """The ids in what a tokenizer returned (`BatchEncoding`), without padding: an array (N,), or
+    a list of them."""
+    ids, mask = _listed(prompt["input_ids"]), _listed(prompt.get("attention_mask"))
+    if not isinstance(ids, Sequence) or isinstance(ids, str):
+        wrong, cure = "That is no prompt: its input_ids are no token ids.", "Pass a list of them."
+        raise InputError(explain(wrong, f"{ids!r:.80}", cure))
+    if ids and isinstance(ids[0], Sequence):
+        masks = [None] * len(ids) if mask is None else mask
+        return [_unpadded(row, seen) for row, seen in zip(ids, masks, strict=True)]
+    return _unpadded(ids, mask)
+
+
+def _listed(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _unpadded(ids: Sequence[int], mask: Sequence[int] | None) -> Any:
+    """The ids that a tokenizer's mask marks as text, (N,)."""
+    kept = ids if mask is None else [token for token, seen in zip(ids, mask, strict=True) if seen]
+    return np.asarray(kept, dtype=None if kept else np.int64)
+
+
+def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
+    """The ids of a chat, by the template of the model's tokenizer."""
+    tokenizer = _tokenizer(model, "A chat")
+    for message in chat:
+        _check_message(message)
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # of transformers, of Jinja, or of the template itself
+        cure = (
+            "Pass a string, which is continued as it stands, or set tokenizer.chat_template to "
+            "the template the model was trained with."
+        )
+        wrong = "This model has no chat template."
+        if getattr(tokenizer, "chat_template", None):
+            wrong = f"The chat template refuses these messages: {str(error).rstrip('.')}."
+            cure = "Change the roles or contents it names."
+        raise InputError(explain(wrong, f"a chat for {model.name}", cure)) from error
+    with no_warnings():
+        tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens
+
+
+def _check_message(message: Any) -> None:
+    cure = "Write {'role': 'user', 'content': '...'}."
+    if not _is_message(message):
+        wrong = "A chat holds something that is no message."
+        raise InputError(explain(wrong, f"{message!r:.80}", cure))
+    required = ("role",) if "tool_calls" in message else ("role", "content")
+    missing = [key for key in required if message.get(key) is None]
+    if missing:
+        wrong = f"A message has no {' and no '.join(missing)}."
+        raise InputError(explain(wrong, f"{dict(message)!r:.80}", cure))
 
 
 def _ids(prompt: Any) -> list[int]:

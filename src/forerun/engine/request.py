@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from forerun.arrays import HostArray
 from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
+from forerun.engine.token_bytes import token_text
 from forerun.sampling import Bans, Sampling, weights
 
 
@@ -111,7 +112,9 @@ class Request:
             self.tokens.append(token)
             self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)
             if self.num_logprobs is not None:
-                self.logprobs.append(token_logprob(token, logits[slot], self.num_logprobs))
+                tokenizer = None if self.text is None else self.text.tokenizer
+                told = token_logprob(token, logits[slot], self.num_logprobs)
+                self.logprobs.append(told if tokenizer is None else with_texts(told, tokenizer))
             stopped = self.text is not None and self.text.push(token)
             self.finish_reason = self._ended(token, stopped)
             if self.finish_reason is not None:
@@ -159,3 +162,9 @@ def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:
         likely = ids[np.argsort(-logits[ids], kind="stable")][:num_top].tolist()
     top = tuple((index, float(logits[index]) - total) for index in likely)
     return TokenLogprob(token, float(logits[token]) - total, top)
+
+
+def with_texts(told: TokenLogprob, tokenizer: Any) -> TokenLogprob:
+    """The same, with its tokens as text."""
+    texts = [token_text(tokenizer, token) for token in (told.token, *(one for one, _ in told.top))]
+    return replace(told, text=texts[0], top_texts=tuple(texts[1:]))

@@ -25,11 +25,17 @@ those of the distribution that tokens were sampled from, in which greedy decodin
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability, and the likeliest tokens with theirs, best first."""
+    """A token's log-probability, and the likeliest tokens with theirs, best first.
+
+    text, top_texts: this token and those in `top` as text, where the model has a tokenizer.  A
+    token that is part of a character is shown as "�".
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text: str | None = None
+    top_texts: tuple[str, ...] = ()
 
 
 @dataclass

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.drafters.base import Drafter
+from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
 from forerun.measure.probe import DrafterProbe, look_at, try_out
+from forerun.models.named import model_of
 from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
@@ -52,7 +54,7 @@ class SpeculationPlan:
 
 def plan(
     target: Any,
-    drafters: Drafter | Mapping[str, Drafter],
+    drafters: Drafters,
     prompts: Any,
     *,
     batch: int = 1,
@@ -65,19 +67,21 @@ def plan(
 ) -> SpeculationPlan:
     """Probe the drafters and choose the setting with the fastest forecast on this machine.
 
-    drafters: one drafter, or several by name.
+    drafters: one drafter or several, as objects or by their names on the command line: "ngram",
+        ["ngram", "heads:folder"], or {"mine": Mine()}.
     prompts: as for `generate`; use prompts like those you will serve.
     rules: the lossless rules to consider, where their acceptance can be computed.
     trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
     """
-    named = drafters if isinstance(drafters, Mapping) else {drafters.name: drafters}
-    if not named or not rules:
-        raise InputError(explain("There is nothing to choose from.", "none", "Name a drafter."))
     if unknown := [rule for rule in rules if rule not in RULES]:
         cure = f"Chains can be planned under {', '.join(RULES)}."
         raise InputError(explain("A rule cannot be planned with.", unknown, cure))
+    model = model_of(target)
+    named = drafters_for(model, drafters)
+    if not named or not rules:
+        raise InputError(explain("There is nothing to choose from.", "none", "Name a drafter."))
     subject = look_at(
-        target,
+        model,
         prompts,
         temperatures=(temperature,),
         batches=(batch,),
@@ -87,7 +91,7 @@ def plan(
         seed=seed,
     )
     probes = {name: try_out(subject, drafter) for name, drafter in named.items()}
-    return choose(probes, dict(named), batch=batch, temperature=temperature, rules=rules)
+    return choose(probes, named, batch=batch, temperature=temperature, rules=rules)
 
 
 def choose(

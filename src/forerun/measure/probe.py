@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from forerun.drafters.base import Drafter, Guess
+from forerun.drafters.choosing import drafter_for
 from forerun.drafters.model import Model
-from forerun.engine.prompts import encode, is_one
+from forerun.engine.prompts import encode, prompts_of
 from forerun.errors import InputError, explain
 from forerun.measure.rehearsal import Overheard
 from forerun.measure.round_costs import DraftCosts, TargetCosts, time_drafter, time_target
 from forerun.measure.texts import Text, write_texts
 from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
-from forerun.models.load import wrap
+from forerun.models.named import model_of
 from forerun.renamed import renamed
 from forerun.theory.arguments import as_count
 from forerun.types import Drawn
@@ -70,7 +71,7 @@ class DrafterProbe:
 
 def probe(
     target: Any,
-    drafter: Drafter,
+    drafter: Drafter | str,
     prompts: Any,
     *,
     temperatures: Sequence[float] = (0.0,),
@@ -97,7 +98,10 @@ def probe(
         max_new_tokens=max_new_tokens,
         seed=seed,
     )
-    return try_out(subject, drafter)
+    chosen = drafter_for(subject.target, drafter)
+    if chosen is None:
+        raise InputError(explain("There is nothing to probe.", "no drafter", "Name a drafter."))
+    return try_out(subject, chosen)
 
 
 def look_at(
@@ -112,10 +116,10 @@ def look_at(
     seed: int = 0,
 ) -> Subject:
     """The target's part of a probe: its texts and costs, which several drafters may share."""
-    model = wrap(target)
+    model = model_of(target)
     as_count("max_draft_length", max_draft_length, minimum=1)
     sizes = tuple(sorted({as_count("batch", batch, minimum=1) for batch in batches}))
-    asked = [prompts] if is_one(prompts) else list(prompts)
+    asked, _ = prompts_of(prompts)
     encoded = list({tuple(encode(model, prompt)): None for prompt in asked})
     if not encoded or not sizes or not temperatures:
         received = f"{len(encoded)} prompts, batches {sizes}, temperatures {list(temperatures)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.drafters.base import Drafter
+from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.engine.prompts import encode
 from forerun.errors import MissingExtraError, explain
 from forerun.measure.figures import figures
@@ -26,7 +27,7 @@ from forerun.measure.read_once import ReadOnce
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, run_cell, sample_cell
 from forerun.models.base import LanguageModel
-from forerun.models.load import wrap
+from forerun.models.named import model_of
 from forerun.noise import fold
 from forerun.prompts import Prompt
 from forerun.types import DraftLength
@@ -36,7 +37,7 @@ WARM_UP_TOKENS = 4
 
 def sweep(
     target: Any,
-    drafters: Mapping[str, Drafter],
+    drafters: Drafters,
     prompts: Sequence[Prompt],
     out: str | Path | Log,
     *,
@@ -55,7 +56,7 @@ def sweep(
 ) -> Records:
     """Run all cells and return all records of the file.
 
-    drafters: by the name used in the records.  Plain decoding is always included.
+    drafters: as for `plan`; records have their names.  Plain decoding is always included.
     trees: node counts of trees as deep as the longest draft; chains are run as well.
     repeats: number of repeats, or one number per batch size.
     against: peers that run the cells they have a counterpart for: "transformers".
@@ -64,14 +65,15 @@ def sweep(
         Text, counts and speed do not change; the speed with the prompt is then unknown.
     """
     log = out if isinstance(out, Log) else Log(out)
-    model = wrap(target)
+    model = model_of(target)
+    named = drafters_for(model, drafters)
     if against:
         check_peer(model)
     memory = ReadOnce(model) if read_prompts_once else None
     questions = [_question(model, prompt, index, seed) for index, prompt in enumerate(prompts)]
     cells = cells_of(
         model.name,
-        drafters,
+        named,
         draft_lengths=draft_lengths,
         trees=trees,
         batches=batches,
@@ -90,7 +92,7 @@ def sweep(
             machine=this_machine(model, command=command),
         )
     )
-    runner = _Runner(model, drafters, log, max_new_tokens, memory)
+    runner = _Runner(model, named, log, max_new_tokens, memory)
     done = {(run.cell, run.repeat, _ids(run)) for run in log.records.runs}
     left = [job for job in jobs if job.key not in done]
     with _progress(len(jobs) - len(left), len(jobs)) as bar:

@@ -9,6 +9,7 @@ from forerun.errors import InputError, MissingExtraError, explain, warn
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
+from forerun.models.folders import check_folder, tokenizer_of
 from forerun.models.function import FunctionModel
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.models.quiet import no_loading_bar
@@ -44,7 +45,7 @@ def load(
     wrapper = huggingface_model()
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     shared = {
         name: from_pretrained_kwargs[name]
@@ -52,11 +53,13 @@ def load(
         if name in from_pretrained_kwargs
     }
     place = (None if "revision" in shared else local_copy(str(name_or_path))) or name_or_path
+    if Path(place).is_dir() and not {"subfolder", "config"} & {*from_pretrained_kwargs}:
+        check_folder(Path(place))
     if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
         shared["local_files_only"] = from_pretrained_kwargs["local_files_only"] = True
     try:
         with no_loading_bar():
-            tokenizer = AutoTokenizer.from_pretrained(place, **shared)
+            tokenizer = tokenizer_of(place, **shared)
             model = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype or "auto", **from_pretrained_kwargs
             )
@@ -89,27 +92,38 @@ def load(
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Any kind of model as a `LanguageModel`.
 
-    A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
-    callable is taken for a function from token ids to laws. A model is tried out the first time,
-    and again only if it is run in another way since (device, dtype, attention, adapters). On a GPU
-    it is run by the lean pass where that fits and reproduces it: the linear layers become views of
-    larger matrices. The lean CPU pass copies the weights, so it is not taken here:
-    `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
+    A `LanguageModel` is returned unchanged, a transformers model is adapted, the name or folder of
+    a model is loaded, and any other function is taken for one from token ids to distributions. A
+    model is tried out the first time, and again only if it is run in another way since (device,
+    dtype, attention, adapters). On a GPU it is run by the lean pass where that fits and reproduces
+    it: the linear layers become views of larger matrices. The lean CPU pass copies the weights, so
+    it is not taken here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
+    if isinstance(model, str | Path):
+        return load(str(model))
+    if isinstance(model, type):
+        wrong, name = "That is a class and not yet a model.", model.__name__
+        raise InputError(explain(wrong, f"the class {name}", "Pass an object of it."))
     if isinstance(model, LanguageModel):
         return model
     if hasattr(model, "config") and hasattr(model, "forward"):
         wrapped = huggingface_model()(model, tokenizer)
         wrapped.findings = findings_of(model)
         return with_pass(wrapped) if wrapped.on_gpu else wrapped
-    if callable(model):
+    if callable(model) and not hasattr(model, "forward"):
         return FunctionModel(model)
+    cure = "Pass a model's name or folder, or one of these."
+    if hasattr(model, "forward"):
+        cure = (
+            "Wrap a function around a torch module of another kind: token ids (N,) in, the "
+            "distribution of the next token (V,) out."
+        )
     raise InputError(
         explain(
             "A model must be a transformers causal model, a function of token ids, or an object "
             "with the methods of LanguageModel.",
             f"{type(model).__name__}",
-            "To load one by name, use forerun.load(name).",
+            cure,
         )
     )
 

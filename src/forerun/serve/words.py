@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 from forerun.engine.results import TokenLogprob
+from forerun.engine.token_bytes import token_bytes
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come
-NUM_KEPT = 65_536  # tokens whose bytes are remembered
 
 
 class Words:
     """The bytes of single tokens, which need not be whole characters."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-        self._is_byte_level = "ByteLevel" in repr(decoder)
-        self._added = {int(token) for token in getattr(tokenizer, "added_tokens_decoder", {})}
-        self.bytes = lru_cache(NUM_KEPT)(self._bytes)
+        self.bytes = partial(token_bytes, tokenizer)
 
     def text(self, token: int) -> str:
         """The token as text; part of a character as OpenAI writes it: "bytes:\\xf0\\x9f"."""
@@ -30,21 +25,6 @@ class Words:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def _bytes(self, token: int) -> bytes:
-        piece = self._tokenizer.convert_ids_to_tokens(token)
-        if piece is None:  # a column of the logits without a token
-            return b""
-        if token in self._added:
-            return str(piece).encode()
-        if self._is_byte_level:
-            known = _byte_of()
-            return b"".join(
-                bytes([known[sign]]) if sign in known else sign.encode() for sign in piece
-            )
-        if code := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
-            return bytes([int(code[1], 16)])
-        return str(piece).replace("▁", " ").encode()
 
     def chat_logprobs(self, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         """Log-probabilities as in chat completions and responses."""
@@ -80,12 +60,3 @@ class Words:
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             table.setdefault(self.text(token), max(logprob, LEAST_LOGPROB))
         return table
-
-
-@lru_cache(1)
-def _byte_of() -> dict[str, int]:
-    """The byte that each sign of a byte-level vocabulary stands for, as GPT-2 chose them."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    signs = {chr(byte): byte for byte in printable}
-    return signs | {chr(256 + place): byte for place, byte in enumerate(others)}

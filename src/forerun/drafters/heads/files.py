@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, MissingExtraError, explain
 
 FORMAT, VERSION = "forerun-heads", 1
 DESCRIPTION, WEIGHTS = "heads.json", "heads.safetensors"
@@ -82,9 +82,27 @@ def load(place: str | Path) -> Trained:
     if design is None or target is None:
         wrong = f"This drafter was saved in a format other than {FORMAT} version {VERSION}."
         raise InputError(explain(wrong, stated, "Use the version of forerun that saved it."))
-    weights, tokens = _read(folder / WEIGHTS)
-    _check_sizes(folder, design, target, weights, tokens)
+    try:
+        weights, tokens = _read(folder / WEIGHTS)
+        _check_sizes(folder, design, target, weights, tokens)
+    except ModuleNotFoundError as error:
+        wrong = "A trained drafter needs torch and safetensors."
+        cure = 'Install them with: pip install "forerun[hf]"'
+        received = f"an environment without {error.name}"
+        raise MissingExtraError(explain(wrong, received, cure)) from error
     return Trained(design, target, tokens, weights)
+
+
+def trained_for(folder: Path) -> Fingerprint | None:
+    """The target of the drafter in a folder, without its weights; None if there is no drafter
+    that this version reads."""
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if (description["format"], description["version"]) != (FORMAT, VERSION):
+            return None
+        return Fingerprint.from_dict(description["target"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def to_blocks(values: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

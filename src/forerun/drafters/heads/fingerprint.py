@@ -46,6 +46,10 @@ class Fingerprint:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def fits(self, target: Fingerprint) -> bool:
+        """Whether this is the target that this drafter was trained for."""
+        return not self._difference(target)
+
     def check(self, target: Fingerprint) -> None:
         """Refuse a target that is not the one this drafter was trained for."""
         difference = self._difference(target)

@@ -1,0 +1,133 @@
+"""`forerun completion`: a script that lets a shell complete commands, options and their values."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from forerun.cli.parsing import commands_of, options_of
+from forerun.drafters.registry import names
+
+EXAMPLES = """examples:
+  source <(forerun completion bash)                                # in ~/.bashrc
+  source <(forerun completion zsh)                                 # in ~/.zshrc, after compinit
+  forerun completion fish > ~/.config/fish/completions/forerun.fish
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a script that completes commands and options in your shell",
+        description="Print a completion script for a shell, to be read when it starts.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from forerun.cli import make_parser
+
+    scripts = {"bash": bash, "zsh": zsh, "fish": fish}
+    print(scripts[args.shell](make_parser()))
+    return 0
+
+
+def values_of(option: argparse.Action) -> list[str]:
+    """What may follow an option, where that is known; empty for files and free text."""
+    if option.choices is not None:
+        return [str(choice) for choice in option.choices]
+    return ["auto", *names(), "none"] if "--drafter" in option.option_strings else []
+
+
+def bash(parser: argparse.ArgumentParser) -> str:
+    """A bash function; after an option that takes a file or text, file names are completed."""
+    commands = commands_of(parser)
+    cases = "\n".join(_bash_case(name, command) for name, command in commands.items())
+    flags = " ".join(_flags(parser))
+    return f"""\
+_forerun() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} options=
+    COMPREPLY=()
+    if ((COMP_CWORD == 1)); then
+        COMPREPLY=($(compgen -W {shlex.quote(f"{' '.join(commands)} {flags}")} -- "$word"))
+        return
+    fi
+    case ${{COMP_WORDS[1]}} in
+{cases}
+    esac
+    [[ $word == -* ]] && COMPREPLY=($(compgen -W "$options" -- "$word"))
+}}
+complete -o default -F _forerun forerun"""
+
+
+def _bash_case(name: str, command: argparse.ArgumentParser) -> str:
+    lines = [f"    {name})", f"        options={shlex.quote(' '.join(_flags(command)))}"]
+    known = [(option.option_strings, values_of(option)) for option in options_of(command)]
+    lines += [
+        f"        case $before in {'|'.join(flags)}) "
+        f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(values))} -- "$word")); return ;; esac'
+        for flags, values in known
+        if values
+    ]
+    for words in _positional_choices(command):
+        lines.append(f'        COMPREPLY=($(compgen -W {shlex.quote(words)} -- "$word"))')
+    return "\n".join([*lines, "        ;;"])
+
+
+def zsh(parser: argparse.ArgumentParser) -> str:
+    """The bash function through zsh's own bridge."""
+    return f"autoload -U +X bashcompinit && bashcompinit\n{bash(parser)}"
+
+
+def fish(parser: argparse.ArgumentParser) -> str:
+    """One `complete` line for each command and option, with its help."""
+    lines = ["complete -c forerun -f -n __fish_use_subcommand -l version -d version"]
+    helps = _helps(parser)
+    for name, command in commands_of(parser).items():
+        about = _fish_quoted(helps.get(name, ""))
+        lines.append(f"complete -c forerun -f -n __fish_use_subcommand -a {name} -d {about}")
+        condition = f"-n '__fish_seen_subcommand_from {name}'"
+        for option in options_of(command):
+            flags = [
+                f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+                for flag in option.option_strings
+            ]
+            line = f"complete -c forerun {condition} {' '.join(flags)}"
+            if option.nargs != 0:
+                values = values_of(option)
+                line += f" -x -a {_fish_quoted(' '.join(values))}" if values else " -r"
+            lines.append(f"{line} -d {_fish_quoted(_plain(option.help))}")
+        lines += [
+            f"complete -c forerun -f {condition} -a {_fish_quoted(words)}"
+            for words in _positional_choices(command)
+        ]
+    return "\n".join(lines)
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for option in options_of(parser) for flag in option.option_strings]
+
+
+def _positional_choices(command: argparse.ArgumentParser) -> list[str]:
+    actions = [action for action in command._actions if not action.option_strings]
+    return [" ".join(map(str, action.choices)) for action in actions if action.choices]
+
+
+def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """What the help says about each command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return {choice.dest: choice.help or "" for choice in action._choices_actions}
+    return {}
+
+
+def _plain(text: str | None) -> str:
+    return (text or "").replace("%%", "%")
+
+
+def _fish_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

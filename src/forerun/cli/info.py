@@ -1,0 +1,141 @@
+"""`forerun info`: what a report of a problem should say about machine, versions and caches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forerun.measure.machine import this_machine
+from forerun.models.bundled import NAME, cache_folder, packaged_weights
+
+EXAMPLES = """examples:
+  forerun info
+  forerun info --json
+"""
+EXTRAS = {
+    "hf": ("torch", "transformers", "safetensors", "gguf"),
+    "cpu": ("numba",),
+    "gpu": ("torch", "triton"),
+    "grammar": ("llguidance",),
+    "serve": ("starlette", "uvicorn", "prometheus_client"),
+    "plot": ("matplotlib",),
+}
+"""The modules that each extra brings."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "info",
+        help="this machine, the versions, which passes run here, and the caches",
+        description="Tell what is installed, which passes run on this machine, and how much "
+        "the caches hold.  Good to have in a bug report.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    told = report()
+    print(json.dumps(told) if args.json else render(told))
+    return 0
+
+
+def report() -> dict[str, Any]:
+    """Everything there is to tell, by heading."""
+    machine = this_machine()
+    devices = _devices()
+    return {
+        "machine": {
+            "processor": f"{machine.cpu}, {machine.architecture}, {machine.cores} cores",
+            "GPU": ", ".join(devices) or "none that torch can reach",
+            "load": machine.load,
+        },
+        "versions": {"forerun": machine.forerun, "python": machine.python, **machine.packages},
+        "extras": {name: _extra(name) for name in EXTRAS},
+        "passes": _passes(has_gpu=bool(devices)),
+        "default model": {NAME: _default_model()},
+        "caches": {name: _size(*place) for name, place in _caches().items()},
+    }
+
+
+def render(told: dict[str, Any]) -> str:
+    """The report as text, two columns under each heading."""
+    lines = []
+    for heading, rows in told.items():
+        lines.append(heading)
+        width = max((len(name) for name in rows), default=0)
+        lines += [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+        lines += [] if rows else ["  none"]
+    return "\n".join(lines)
+
+
+def _has(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def _extra(name: str) -> str:
+    missing = [module for module in EXTRAS[name] if not _has(module)]
+    install = f'missing {", ".join(missing)}: pip install "forerun[{name}]"'
+    return install if missing else "installed"
+
+
+def _devices() -> list[str]:
+    """The GPUs, by their product names."""
+    if not _has("torch"):
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _passes(*, has_gpu: bool) -> dict[str, str]:
+    """Each pass, and whether it runs here or what it lacks."""
+    needed = {
+        "transformers": (("torch", "transformers"), "hf", True),
+        "lean CPU pass": (("torch", "transformers", "numba"), "hf,cpu", True),
+        "lean GPU pass": (("torch", "transformers", "triton"), "hf,gpu", has_gpu),
+    }
+    passes = {}
+    for name, (modules, extras, has_device) in needed.items():
+        missing = [module for module in modules if not _has(module)]
+        if missing:
+            passes[name] = f'no, {", ".join(missing)} missing: pip install "forerun[{extras}]"'
+        else:
+            passes[name] = "yes" if has_device else "no, there is no CUDA device"
+    return passes
+
+
+def _default_model() -> str:
+    source = packaged_weights()
+    if source is not None:
+        return f"installed, {source.stat().st_size / 1e6:.0f} MB"
+    return "not installed; it would come from the Hugging Face hub"
+
+
+def _caches() -> dict[str, tuple[Path, str]]:
+    """Folders and the files in them that can be made or downloaded again."""
+    triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    caches = {
+        "converted models": (cache_folder(), "*"),
+        "compiled CPU pass": (Path(__file__).parents[1] / "lean" / "__pycache__", "*.nb[ic]"),
+        "compiled GPU kernels": (Path(triton), "*"),
+    }
+    if _has("huggingface_hub"):
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        caches["Hugging Face hub"] = (Path(HF_HUB_CACHE), "*")
+    return caches
+
+
+def _size(folder: Path, pattern: str) -> str:
+    files = [file for file in folder.rglob(pattern) if file.is_file() and not file.is_symlink()]
+    if not files:
+        return f"nothing in {folder}"
+    size = sum(file.stat().st_size for file in files)
+    return f"{size / 1e6:.0f} MB, {len(files)} file{'s' * (len(files) > 1)} in {folder}"

@@ -1,0 +1,47 @@
+"""The drafter that a target gets unless another one is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forerun.drafters.base import Drafter
+from forerun.drafters.heads import Heads
+from forerun.drafters.heads.files import trained_for
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.fitting import SHIPPED
+from forerun.drafters.mixed import Mixed
+from forerun.drafters.suffix import Suffix
+from forerun.models.base import Inspectable, LanguageModel
+
+BESIDE = "drafter"
+"""The subfolder of a model's folder in which a drafter trained for it is looked for."""
+
+
+def usual_drafter(target: LanguageModel) -> Drafter:
+    """A drafter trained for this target, mixed with suffix lookup; or suffix lookup alone."""
+    folder = trained_folder(target)
+    if folder is None:
+        return Suffix()
+    return Mixed(Heads(None if folder == SHIPPED else folder), Suffix())
+
+
+def trained_folder(target: LanguageModel) -> Path | None:
+    """The folder of a drafter that fits this target: beside its weights, or the shipped one."""
+    if not isinstance(target, Inspectable):
+        return None
+    for folder in (Path(target.name) / BESIDE, SHIPPED):
+        trained = trained_for(folder)
+        if trained is not None and _fits(trained, target):
+            return folder
+    return None
+
+
+def _fits(trained: Fingerprint, target: Any) -> bool:
+    """Whether a drafter was trained for this target, whose hidden states can be read."""
+    if (trained.hidden_size, trained.num_layers) != (target.hidden_size, target.num_layers):
+        return False
+    model = getattr(target, "model", None)
+    if model is None or not trained.fits(Fingerprint.of(model, target.name)):
+        return False
+    return bool(getattr(target, "strategy", "crop") == "crop")  # asked last: it may run passes

@@ -1,0 +1,96 @@
+"""The options of a call: their types, and what to write instead of one that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+
+from forerun.drafters.base import Drafter
+from forerun.engine.results import LogprobsOf
+from forerun.errors import InputError, explain
+from forerun.rules.base import Rule
+from forerun.sampling import Sampling
+from forerun.tree import Tree
+from forerun.types import DraftLength
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The keyword arguments of `generate` and `stream`, which explain them."""
+
+    drafter: Drafter | str | None
+    draft_length: DraftLength
+    tree: int | Tree | None
+    rule: str | Rule
+    sampling: Sampling | Sequence[Sampling]
+    max_new_tokens: int | Sequence[int]
+    stop: str | Sequence[str]
+    stop_tokens: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+    logprobs_of: LogprobsOf
+    resume: Sequence[Any]
+    batch_size: int
+    errors: Literal["raise", "return"]
+
+
+ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "stop_strings": "stop",
+    "stop_token_ids": "stop_tokens",
+    "eos_token_id": "stop_tokens",
+    "sampling_params": "sampling",
+    "assistant_model": "drafter",
+    "num_assistant_tokens": "draft_length",
+    "num_speculative_tokens": "draft_length",
+}
+"""Options of transformers and vLLM, and what they are called here."""
+
+IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {
+    "num_return_sequences": "n",
+    "bad_words_ids": "bad_words",
+    "logits_processor": "processors",
+    "min_new_tokens": "min_tokens",
+}
+"""Options that are fields of `Sampling`."""
+
+
+def refuses_unknown(
+    function: Callable[Parameters, Returned],
+) -> Callable[Parameters, Returned]:
+    """Let a function answer an unknown option with what to write instead."""
+    known = list(signature(function).parameters)
+
+    @wraps(function)
+    def called(*args: Parameters.args, **options: Parameters.kwargs) -> Returned:
+        unknown = {name: value for name, value in options.items() if name not in known}
+        if unknown:
+            raise _refusal(function.__name__, unknown, known)
+        return function(*args, **options)
+
+    return called
+
+
+def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) -> InputError:
+    received = ", ".join(f"{name}={value!r:.40}" for name, value in unknown.items())
+    options = [
+        f"{IN_SAMPLING[name]}={value!r:.40}"
+        for name, value in unknown.items()
+        if name in IN_SAMPLING
+    ]
+    if len(options) == len(unknown):
+        wrong = f"How tokens are chosen is told to {function} by its option `sampling`."
+        cure = f"Write sampling=forerun.Sampling({', '.join(options)})."
+    else:
+        name = next(name for name in unknown if name not in IN_SAMPLING)
+        wrong = f"{function} has no option {name!r}."
+        alike = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
+        alike = alike or get_close_matches(name, known, 1)
+        cure = f"Use {alike[0]}." if alike else f"Its options are {', '.join(known)}."
+    return InputError(explain(wrong, received, cure))

@@ -1,0 +1,47 @@
+"""What a folder with a model holds, checked before transformers looks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InputError, explain
+
+CONFIGS = ("config.json", "adapter_config.json", "*.gguf")
+"""Files that say what a model is; with none of them there is no model."""
+
+TOKENIZERS = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*",
+    "*.tiktoken",
+    "tekken.json",
+)
+"""Files that some tokenizer is read from; with none of them there is no tokenizer."""
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds no model, before its name is taken for one on the hub."""
+    if _has(folder, CONFIGS):
+        return
+    names = sorted(file.name for file in folder.iterdir())
+    content = f"with {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else "and empty"
+    wrong = "The folder holds no model: config.json is missing."
+    cure = "Name a folder with config.json and weights, as `save_pretrained` writes it."
+    raise InputError(explain(wrong, f"the folder {str(folder)!r}, {content}", cure))
+
+
+def tokenizer_of(place: str | Path, **options: Any) -> Any:
+    """The tokenizer of a model; None for a folder that has none, whose model reads token ids."""
+    from transformers import AutoTokenizer
+
+    folder = Path(place)
+    if folder.is_dir() and not _has(folder, (*TOKENIZERS, "*.gguf")):
+        return None
+    return AutoTokenizer.from_pretrained(place, **options)
+
+
+def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in patterns)

@@ -1,0 +1,104 @@
+"""`forerun info` and `forerun completion`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import info, main, make_parser
+from forerun.cli.completion import bash, fish, zsh
+from forerun.cli.parsing import commands_of
+from forerun.version import __version__
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"forerun {__version__}\n"
+
+
+def test_info_tells_versions_passes_and_caches(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("FORERUN_CACHE", str(cache))
+    assert main(["info", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["versions"]["forerun"] == __version__
+    assert told["passes"]["transformers"] == "yes"
+    assert told["caches"]["converted models"] == f"nothing in {cache}"
+    cache.mkdir()
+    (cache / "weights").write_bytes(bytes(3_000_000))
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert f"converted models      3 MB, 1 file in {cache}" in shown
+    assert "lean CPU pass" in shown
+
+
+def test_info_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "_has", lambda module: module not in ("numba", "triton"))
+    passes = info._passes(has_gpu=True)
+    assert passes["transformers"] == "yes"
+    assert passes["lean CPU pass"] == 'no, numba missing: pip install "forerun[hf,cpu]"'
+    assert passes["lean GPU pass"] == 'no, triton missing: pip install "forerun[hf,gpu]"'
+    assert info._extra("cpu") == 'missing numba: pip install "forerun[cpu]"'
+    assert info._extra("hf") == "installed"
+    monkeypatch.setattr(info, "_has", lambda module: True)
+    assert info._passes(has_gpu=False)["lean GPU pass"] == "no, there is no CUDA device"
+
+
+def completions(*words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    line = " ".join(f"'{word}'" for word in words)
+    script = f"{bash(make_parser())}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _forerun\n"
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_options_and_values() -> None:
+    assert set(commands_of(make_parser())) <= set(completions("forerun", ""))
+    assert completions("forerun", "gen") == ["generate"]
+    assert completions("forerun", "--v") == ["--version"]
+    assert completions("forerun", "generate", "--temp") == ["--temperature"]
+    assert completions("forerun", "generate", "--drafter", "ng") == ["ngram"]
+    assert completions("forerun", "generate", "hello", "--dtype", "b") == ["bfloat16"]
+    assert completions("forerun", "generate", "hel") == []
+    assert completions("forerun", "completion", "") == ["bash", "zsh", "fish"]
+    assert completions("forerun", "nosuch", "--x") == []
+
+
+@pytest.mark.parametrize(("shell", "script"), [("bash", bash), ("zsh", zsh), ("fish", fish)])
+def test_each_shell_gets_a_script_it_can_read(
+    shell: str, script: object, capsys: Capture, tmp_path: Path
+) -> None:
+    assert main(["completion", shell]) == 0
+    shown = capsys.readouterr().out
+    for command in ("generate", "serve", "doctor", "info"):
+        assert command in shown
+    assert "max-new-tokens" in shown
+    if shutil.which(shell) is not None:
+        file = tmp_path / "script"
+        file.write_text(shown)
+        subprocess.run([shell, "-n", str(file)], check=True)
+
+
+def test_fish_has_a_line_for_each_option() -> None:
+    lines = fish(make_parser()).splitlines()
+    (dtype,) = [line for line in lines if "subcommand_from doctor'" in line and "-l dtype" in line]
+    assert "-x -a 'float32 bfloat16 float16 float64'" in dtype
+    (stats,) = [
+        line for line in lines if "subcommand_from generate'" in line and "-l stats" in line
+    ]
+    assert " -r" not in stats
+    assert all(line.count("'") % 2 == line.count("\\'") % 2 for line in lines)

@@ -1,0 +1,63 @@
+"""Options that do not exist are answered with those that do."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, get_type_hints
+
+import pytest
+
+import forerun as fr
+from forerun.engine.options import ELSEWHERE, IN_SAMPLING, GenerateOptions
+from forerun.models import TableModel
+
+TABLE = TableModel.random(vocab_size=5, order=1, seed=0)
+
+
+@pytest.mark.parametrize("call", [fr.generate, fr.stream])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"temperature": 0.8},
+            r"`sampling`. Received temperature=0.8. Write .*forerun.Sampling\(temperature=0.8\)",
+        ),
+        ({"top_p": 0.9, "seed": 3}, r"Write sampling=forerun.Sampling\(top_p=0.9, seed=3\)"),
+        ({"num_return_sequences": 2}, r"Write sampling=forerun.Sampling\(n=2\)"),
+        (
+            {"max_tokens": 5},
+            "has no option 'max_tokens'. Received max_tokens=5. Use max_new_tokens",
+        ),
+        ({"assistant_model": None}, "Use drafter."),
+        ({"max_new_token": 5}, "Use max_new_tokens."),
+        ({"temperature": 1, "stops": "x"}, "no option 'stops'.*Use stop"),
+        ({"xyzzy": 1}, "no option 'xyzzy'. Received xyzzy=1. Its options are target, prompt, draf"),
+    ],
+)
+def test_an_unknown_option_says_what_to_write(
+    call: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(fr.InputError, match=message) as refused:
+        call(TABLE, [1], **options)
+    assert call.__name__ in str(refused.value)
+
+
+def test_so_does_a_request() -> None:
+    async def ask() -> None:
+        async with fr.AsyncEngine(TABLE) as engine:
+            with pytest.raises(fr.InputError, match=r"told to submit.*Sampling\(temperature=1\)"):
+                engine.submit([1], temperature=1)  # type: ignore[call-arg]
+
+    asyncio.run(ask())
+
+
+def test_the_types_name_the_options_that_there_are() -> None:
+    parameters = dict(inspect.signature(fr.generate).parameters)
+    assert list(parameters)[:2] == ["target", "prompt"]
+    assert list(parameters)[2:] == list(get_type_hints(GenerateOptions))
+    assert inspect.signature(fr.stream).parameters == parameters
+    for name, ours in ELSEWHERE.items():
+        assert name not in parameters
+        assert ours in parameters
+    assert set(IN_SAMPLING.values()) == set(inspect.signature(fr.Sampling).parameters)

@@ -1,0 +1,63 @@
+"""What `fr.<tab>` offers, and what a type checker knows of a call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import forerun as fr
+
+ROOT = Path(__file__).parents[1]
+MODULES = {"drafters", "grammars", "models", "rules", "theory"}
+CALLS = """
+from typing import Any
+import forerun as fr
+chat = [{"role": "user", "content": "hi"}]
+reveal_type(fr.generate("m", "text"))
+reveal_type(fr.generate("m", [1, 2], max_new_tokens=3))
+reveal_type(fr.generate("m", chat, drafter=None))
+reveal_type(fr.generate("m", ["a", "b"]))
+reveal_type(fr.generate("m", [[1], [2]], drafter="ngram"))
+reveal_type(fr.generate("m", [chat, chat]))
+reveal_type(fr.stream("m", "text").results())
+reveal_type(fr.stream("m", ["a"]).results())
+reveal_type(next(fr.stream("m", ["a"])))
+def anything(prompt: Any) -> None:
+    reveal_type(fr.generate("m", prompt))
+fr.generate("m", "text", temperature=1)
+fr.generate("m", "text", max_new_tokens="3")
+"""
+ONE, MANY = "forerun.engine.results.Generation", "list[forerun.engine.results.Generation]"
+REVEALED = [ONE] * 3 + [MANY] * 3 + [ONE, MANY, "forerun.engine.results.Piece", "Any"]
+
+
+def test_tab_offers_what_is_meant_for_others() -> None:
+    assert dir(fr) == sorted(fr.__all__)
+    modules = {name for name in dir(fr) if isinstance(getattr(fr, name), ModuleType)}
+    assert modules == MODULES
+    for name in ("generate", "doctor", "audit", "law", "plan"):
+        assert callable(getattr(fr, name))
+
+
+def test_imports_that_others_write_still_work() -> None:
+    code = "import forerun.doctor\nfrom forerun.doctor import diagnose\nimport forerun as fr\n"
+    code += "assert callable(fr.doctor) and callable(diagnose)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_what_a_call_returns(tmp_path: Path) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    revealed = [line.split('"')[1] for line in lines if "Revealed type" in line]
+    assert revealed == REVEALED, done.stdout + done.stderr
+    errors = [line for line in lines if ": error:" in line]
+    assert len(errors) == 2, done.stdout
+    assert 'Unexpected keyword argument "temperature"' in done.stdout or "No overload" in errors[0]
