@@ -15,6 +15,7 @@ from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import Evidence, needed
 from forerun.audit.features import NAMES, copied, features
 from forerun.audit.findings import Finding, Status
+from forerun.audit.mechanisms import Mechanisms
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, Token
 from forerun.audit.strength import interval, smallest_bias, tokens_for
@@ -53,6 +54,7 @@ class LawCheck:
     heard: list[Heard] = field(default_factory=list)
     _guesses: list[tuple[float, float, bool]] = field(default_factory=list)
     _control: Evidence = field(default_factory=lambda: Evidence(len(NAMES), 3, 1))
+    _mechanisms: Mechanisms = field(default_factory=Mechanisms)
     num_skipped: int = 0
     num_texts: int = 0
 
@@ -62,7 +64,8 @@ class LawCheck:
         try:
             slack = self.slack if self.slack is not None else self._rounding()
             evidence, self._control = (
-                Evidence(len(NAMES), num_sorts=3, num_others=1, slack=slack) for _ in range(2)
+                Evidence(len(NAMES), 3, num_others=1, num_mechanisms=count, slack=slack)
+                for count in (len(self._mechanisms), 0)
             )
             for prompt, tokens, is_cut in self._texts():
                 is_rejected = is_rejected or self._rejects(evidence, prompt, tokens, is_cut)
@@ -97,12 +100,15 @@ class LawCheck:
         """Look at every token of a text; an end that shows no token counts as the least telling."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: Bins | None = None
+        self._mechanisms.start()
+        self.endpoint.read_along(prompt.text, tokens)
         for place in range(len(tokens) + is_cut):
             is_new = not self.endpoint.knows(prompt.text, tokens[:place])
             law = self._law(prompt, tokens, place)
             if law is None:
                 self.num_skipped += 1
                 before = None
+                self._mechanisms.lose_track()
                 continue
             at = len(prompt.pieces) + place
             likeliest = before.keys[0] if before is not None else None
@@ -111,11 +117,13 @@ class LawCheck:
             places = [("prompt", prompt.text), ("last", last), (prompt.text, *text[:at])]
             other = law.chances if before is None else before.spread_over(law.keys)
             seen = law.index(tokens[place].text) if place < len(tokens) else None
-            evidence.add(law, seen, table, places, [other])
+            guess = copied(text, at)
+            evidence.add(law, seen, table, places, [other], self._mechanisms.laws(law, guess))
             if is_new and (plain := self.endpoint.sample(prompt.text, tokens[:place])) is not None:
                 self._control.add(law, law.index(plain.text), table, places, [other])
             if place < len(tokens):
-                self._note(law, tokens[place], copied(text, at))
+                self._mechanisms.see(tokens[place].text)
+                self._note(law, tokens[place], guess)
             before = law
             if evidence.log_wealth >= needed(self.level):
                 return True
