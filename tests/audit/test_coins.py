@@ -7,6 +7,7 @@ import pytest
 
 from forerun.audit.bins import TAIL, Bins
 from forerun.audit.coins import CoinFilter
+from forerun.audit.features import run_of
 from forerun.audit.mechanisms import Mechanisms
 
 
@@ -78,12 +79,24 @@ def test_what_is_predicted_is_what_a_server_does() -> None:
 def test_laws_sum_to_1_and_a_lost_text_is_not_bet_on() -> None:
     law = Bins((" a", " b", TAIL), np.array([0.5, 0.3, 0.2]))
     known = Mechanisms()
+    text = [" a", " b", " b"] * 3 + [" a", " b"]  # which every copy continues with " b"
     known.start()
-    known.laws(law, " b")
-    known.see(" c")
-    bets = known.laws(law, " b")
+    known.laws(law, text, len(text))
+    known.see(" a")
+    text = [*text, " a", " b"]
+    bets = known.laws(law, text[:-1], len(text) - 1)
     assert all(bet.sum() == pytest.approx(1) for bet in bets)
-    assert bets[0][1] < 0.3  # the copied token failed before, so its coin is known
-    assert bets[2][0] < 0.5
+    by_drafts = {m.drafts.__name__: bet for m, bet in zip(known.known, bets, strict=True)}
+    assert by_drafts["copies"][1] < 0.3  # it failed before, so its coin is known
+    assert by_drafts["likeliest"][0] == 0.5  # which was right
+    assert by_drafts["second"][1] < 0.3
     known.lose_track()
-    assert all(bet is law.chances for bet in known.laws(law, " b"))
+    assert all(bet is law.chances for bet in known.laws(law, text, len(text)))
+    known.see(" a")
+
+
+def test_a_run_is_drafted_at_once() -> None:
+    text = list("xabcdyab")
+    assert run_of(text, len(text), 4) == list("cdya")
+    assert run_of(list("abab"), 4, 4) == list("abab")
+    assert run_of(list("abc"), 3, 4) == []

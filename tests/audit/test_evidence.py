@@ -10,7 +10,7 @@ import pytest
 
 from forerun.audit.bins import ROUNDING, TAIL, Bins
 from forerun.audit.evidence import Evidence, needed
-from forerun.audit.features import NAMES, copied, features
+from forerun.audit.features import NAMES, features
 from forerun.audit.mechanisms import Mechanisms
 from forerun.audit.strength import MISS, interval, smallest_bias
 
@@ -37,7 +37,7 @@ def walk(choose: list[int]) -> float:
         law = law_after(said)
         table = features(law, keys, len(keys), " a")
         before = LAWS[0].spread_over(law.keys)
-        bets = mechanisms.laws(law, copied(keys, len(keys)))
+        bets = mechanisms.laws(law, keys, len(keys))
         evidence.add(law, seen, table, [("all",), ("last", keys[-1])], [before], bets)
         said += (seen,)
         keys.append(law.keys[seen])

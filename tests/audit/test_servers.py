@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -25,7 +26,10 @@ from transformers import PreTrainedTokenizerFast
 
 import forerun as fr
 from forerun.audit.findings import Finding, Report, Status
-from forerun.audit.standins.language import LETTERS, Language
+from forerun.audit.standins.language import Language, PromptLanguage
+from forerun.certification.broken_addresses import coins_by_position
+from forerun.engine import stepwise
+from forerun.engine.walk import TargetNoise
 from forerun.models.function import FunctionModel
 
 pytestmark = pytest.mark.serve
@@ -37,8 +41,8 @@ class Words(FunctionModel):
     """The stand-ins' language as a model with a tokenizer, for our own server."""
 
     def __init__(self, language: Language) -> None:
-        letters = {f" {letter}": i for i, letter in enumerate(LETTERS[: language.num_words])}
-        words = Tokenizer(models.WordLevel(letters, " a"))
+        known = {language.text(token): token for token in range(language.num_words)}
+        words = Tokenizer(models.WordLevel(known, " a"))
         words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
         words.decoder = decoders.Fuse()
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
@@ -72,6 +76,16 @@ def test_our_lossy_rules_are_found(rule: str) -> None:
     assert law(audited(Language(seed=3), rule, 1500)).status is Status.FAILED
 
 
+def test_coins_by_position_on_our_server_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's first mechanism: `block` on our server, with n-gram drafts and all else as it ships.
+
+    The law was rejected after 1,344 tokens where this was measured; the budget is the default.
+    """
+    monkeypatch.setattr(stepwise, "TargetNoise", partial(TargetNoise, addressing=coins_by_position))
+    report = audited(PromptLanguage(), "block", 2000)
+    assert law(report).status is Status.FAILED, str(report)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -92,7 +106,7 @@ def other_server(command: Sequence[str], port: int) -> Iterator[str]:
                 if process.poll() is not None:
                     errors.seek(0)
                     told = errors.read()
-                    lacking = re.search("Missing dependencies.*", told)
+                    lacking = re.findall("ImportError: (Missing dependencies.*)", told)
                     pytest.skip(lacking[0]) if lacking else pytest.fail(told[-2000:])
                 time.sleep(0.1)
             yield address

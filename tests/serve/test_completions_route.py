@@ -31,7 +31,7 @@ from forerun.serve.scoring import LeftError, prompt_logprobs
 from forerun.serve.words import Words
 
 PROMPT = "the quick brown fox"
-BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 7}
+BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Completions(offer_of())
 
 
@@ -52,7 +52,7 @@ def test_choices_are_the_samples_of_generate_whole_or_streamed() -> None:
     samples = [
         answer.text
         for prompt in prompts
-        for answer in generations(talker(), prompt, sampling=sampling, max_new_tokens=24)
+        for answer in generations(talker(), prompt, sampling=sampling, max_new_tokens=12)
     ]
     assert [choice["text"] for choice in whole["choices"]] == samples
     assert [choice["index"] for choice in whole["choices"]] == list(range(6))
@@ -92,7 +92,7 @@ def test_logprobs_are_those_of_generate_and_align_with_tokens() -> None:
     whole, events = answer_to(COMPLETIONS, body, {**body, "stream": True})
     (choice,) = whole["choices"]
     sampling = fr.Sampling(temperature=0.8, seed=7)
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24, "logprobs": 3}
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 12, "logprobs": 3}
     (expected,) = generations(talker(), PROMPT, **options)
     told, words = choice["logprobs"], Words(talker().tokenizer)
     assert told["token_logprobs"] == [each.logprob for each in expected.logprobs]
@@ -232,19 +232,19 @@ def test_counts() -> None:
     whole, events = answer_to(COMPLETIONS, body, streamed)
     usage = whole["usage"]
     assert usage["prompt_tokens"] == len(token_ids(PROMPT))
-    assert usage["completion_tokens"] == 48
-    assert usage["total_tokens"] == usage["prompt_tokens"] + 48
+    assert usage["completion_tokens"] == 24
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 24
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     told = usage["speculation"]
     assert told["drafter"] == "ngram"
     assert told["rule"] == "match"
-    assert told["rounds"] * told["tokens_per_round"] == pytest.approx(48)
+    assert told["rounds"] * told["tokens_per_round"] == pytest.approx(24)
     assert told["accepted"] == pytest.approx(told["acceptance_rate"] * told["drafted"])
     *chunks, last, done = events
     assert done == "[DONE]"
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 48
+    assert last["usage"]["completion_tokens"] == 24
     assert {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
 
 
@@ -287,7 +287,7 @@ def test_options_reach_the_sampling() -> None:
         seed=2**64 - 1,
     )
     assert (ask.stop, ask.priority, ask.timeout) == (("x",), 3, 2.5)
-    assert ask.max_new_tokens == 24
+    assert ask.max_new_tokens == 12
     assert vars(ask.speculation) == {"drafter": "none", "draft_length": 4, "rule": "ratio"}
 
 
@@ -316,7 +316,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("fields", HARMLESS, ids=str)
 def test_what_can_be_honoured_is_accepted(fields: dict[str, Any]) -> None:
-    assert ROUTE.read({**BODY, **fields}).max_new_tokens == 24
+    assert ROUTE.read({**BODY, **fields}).max_new_tokens == 12
 
 
 REFUSED = [
@@ -376,7 +376,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 def test_limits_come_from_one_place() -> None:
     route = Completions(offer_of(limits=Limits(max_tokens=5, max_stops=1, max_choices=2)))
-    assert "at most 5. Received 24." in refusal(route, **BODY).message
+    assert "at most 5. Received 12." in refusal(route, **BODY).message
     body = {**BODY, "max_tokens": 5}
     assert "0 to 1 items long" in refusal(route, **body, stop=["a", "b"]).message
     assert "at most 2. Received 3." in refusal(route, **body, n=3).message

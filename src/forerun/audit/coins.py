@@ -39,6 +39,11 @@ class CoinFilter:
     _sum: float = USUAL
     _count: int = 1
 
+    @property
+    def begins_round(self) -> bool:
+        """Whether the next token is the first of a round, as far as the text tells."""
+        return not self._accepted
+
     def start(self) -> None:
         """A text begins."""
         self._failed.clear()
