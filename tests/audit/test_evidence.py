@@ -11,6 +11,7 @@ import pytest
 from forerun.audit.bins import ROUNDING, TAIL, Bins
 from forerun.audit.evidence import Evidence, needed
 from forerun.audit.features import NAMES, features
+from forerun.audit.mechanisms import Mechanisms
 from forerun.audit.strength import MISS, interval, smallest_bias
 
 LAWS = [
@@ -27,16 +28,20 @@ def law_after(text: tuple[int, ...]) -> Bins:
 
 def walk(choose: list[int]) -> float:
     """The wealth after tokens by their bins."""
-    evidence = Evidence(len(NAMES), num_sorts=2, num_others=1)
+    mechanisms = Mechanisms()
+    evidence = Evidence(len(NAMES), 2, num_others=1, num_mechanisms=len(mechanisms))
     said: tuple[int, ...] = ()
     keys = [" a", " b", " a"]
+    mechanisms.start()
     for seen in choose:
         law = law_after(said)
         table = features(law, keys, len(keys), " a")
         before = LAWS[0].spread_over(law.keys)
-        evidence.add(law, seen, table, [("all",), ("last", keys[-1])], [before])
+        bets = mechanisms.laws(law, keys, len(keys))
+        evidence.add(law, seen, table, [("all",), ("last", keys[-1])], [before], bets)
         said += (seen,)
         keys.append(law.keys[seen])
+        mechanisms.see(keys[-1])
     return math.exp(evidence.log_wealth)
 
 

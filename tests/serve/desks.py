@@ -10,12 +10,12 @@ import forerun as fr
 from forerun.drafters import NGram, Suffix
 from forerun.serve.ask import Ask
 from forerun.serve.desk import Desk
-from forerun.serve.watcher import Nobody
+from forerun.serve.watcher import Watcher
 
 DRAFTERS: dict[str, Any] = {"ngram": NGram(), "suffix": Suffix(), "none": None}
 
 
-class Restarts(Nobody):
+class Restarts(Watcher):
     """Notes when an engine is replaced."""
 
     def __init__(self, log: list[int]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from asking import BODY, KEYS, LONG, ask, bearer, error_of
-from serving import call, run, serving, until
+from serving import PlainRoute, call, run, serving, until
 
 from forerun.serve.ask import Ask
+from forerun.serve.keys import Keys
 
 
 def test_every_route_but_the_open_ones_wants_a_key() -> None:
@@ -40,6 +42,89 @@ def test_a_keys_limits_are_its_own() -> None:
             await long
             await until(lambda: desk.num_open == 0)
             assert (await call(app, body=BODY, headers=bob)).status == 200
+
+    run(main())
+
+
+class Echo:
+    """A query that counts as a request of its key."""
+
+    path, method = "/echo", "POST"
+
+    def answer(self, body: Any) -> dict[str, Any]:
+        return dict(body)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"body": {"prompt": 7}},
+        {"body": b"{"},
+        {"body": BODY, "headers": {"content-type": "text/plain"}},
+        {"path": Echo.path, "body": {}},
+        {"path": Echo.path, "body": b"["},
+    ],
+    ids=["field", "json", "type", "query", "bad query"],
+)
+def test_mistakes_and_queries_count_as_requests(mistake: dict[str, Any]) -> None:
+    keys = Keys.from_lines(["carol:sk-carol-123 requests_per_minute=3"])
+    key = bearer("sk-carol-123")
+    wrong = {**mistake, "headers": {**key, **mistake.get("headers", {})}}
+    app = {"keys": keys, "queries": [Echo()]}
+    *first, last = ask(*[wrong] * 3, {"body": BODY, "headers": key}, app=app)
+    assert 429 not in [response.status for response in first]
+    assert (last.status, error_of(last)["code"]) == (429, "rate_limit_exceeded")
+
+
+def test_what_the_server_is_too_full_for_does_not_count() -> None:
+    keys = Keys.from_lines(["carol:sk-carol-123 requests_per_minute=3"])
+
+    async def main() -> None:
+        async with serving(app={"keys": keys}, max_batch=1, max_queue=1) as (app, desk):
+            carol = bearer("sk-carol-123")
+            long = asyncio.create_task(call(app, body=LONG, headers=carol, leave_after=0))
+            await until(lambda: desk.num_open == 1)
+            for _ in range(4):
+                response = await call(app, body={**BODY, "n": 2}, headers=carol)
+                assert error_of(response)["code"] == "queue_full"
+            await long
+
+    run(main())
+
+
+async def unread(app: Any, key: str) -> int:
+    """The status of a request whose body cannot be read."""
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body was asked for")
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    headers = {"content-type": "application/json", **bearer(key)}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": PlainRoute.path, "headers": encoded}
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "places"), [("max_running=1", 8), ("requests_per_minute=1", 8), ("", 0)]
+)
+def test_a_request_that_has_to_go_is_refused_before_its_body_is_read(
+    limit: str, places: int
+) -> None:
+    """By the limits of its key, or because its owner has all places there are."""
+    keys = Keys.from_lines([f"carol:sk-carol-123 {limit}"])
+
+    async def main() -> None:
+        async with serving(app={"keys": keys}, max_batch=1, max_queue=places) as (app, desk):
+            body = {"body": LONG, "headers": bearer("sk-carol-123"), "leave_after": 0}
+            long = asyncio.create_task(call(app, **body))
+            await until(lambda: desk.num_open == 1)
+            assert await unread(app, "sk-carol-123") == 429
+            await long
 
     run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from serving import Answered, Babbler, PlainRoute, call, run, serving, until
 from forerun.serve.ask import Ask
 from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
-from forerun.serve.watcher import Nobody
+from forerun.serve.watcher import Watcher
 
 
 def test_streamed_and_whole_say_the_same() -> None:
@@ -171,7 +172,7 @@ def test_a_failure_in_mid_stream_is_an_event() -> None:
 def test_a_client_that_goes_away_frees_its_row(stream: bool, leave_after: int) -> None:
     reasons: list[str] = []
 
-    class Ends(Nobody):
+    class Ends(Watcher):
         def ended(self, request_id: str, answers: Any) -> None:
             reasons.extend(answer.finish_reason for answer in answers)
 
@@ -237,8 +238,10 @@ def test_health_and_readiness() -> None:
 def test_refusals_are_counted_and_requests_are_watched() -> None:
     told: list[tuple[Any, ...]] = []
 
-    class Notes(Nobody):
-        def received(self, request_id: str, route: str, owner_label: str) -> None:
+    class Notes(Watcher):
+        def received(
+            self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+        ) -> None:
             told.append(("received", request_id, route, owner_label))
 
         def started(self, request_id: str) -> None:
@@ -264,6 +267,30 @@ def test_refusals_are_counted_and_requests_are_watched() -> None:
         ("refused", "invalid_json", "r2"),
         ("refused", "invalid_api_key", "r3"),
     ]
+
+
+def test_the_time_to_the_first_token_counts_from_the_arrival() -> None:
+    """The time that its body took included."""
+    told: list[float] = []
+
+    class Notes(Watcher):
+        def received(
+            self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+        ) -> None:
+            told.append(seconds)
+
+    class Slow(PlainRoute):
+        def read(self, body: Any) -> Ask:
+            time.sleep(0.05)
+            return super().read(body)
+
+    async def main() -> None:
+        async with serving(watcher=Notes()) as (app, _):
+            app.router.routes[0].app._route = Slow()
+            await call(app, body=BODY)
+
+    run(main())
+    assert told[0] >= 0.05
 
 
 def test_a_query_is_answered_without_an_engine() -> None:

@@ -23,7 +23,7 @@ from forerun.grammars import guided
 from forerun.serve.routes.chat import Chat
 from forerun.serve.words import Words
 
-BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0.8, "seed": 7}
+BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Chat(offer_of())
 
 
@@ -36,7 +36,7 @@ def test_choices_are_the_samples_of_generate_whole_or_streamed() -> None:
     body = {**BODY, "n": 2}
     whole, events = answer_to(CHAT, body, {**body, "stream": True})
     sampling = fr.Sampling(temperature=0.8, seed=7, n=2)
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24}
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 12}
     samples = [answer.text for answer in generations(talker(), MESSAGES, **options)]
     assert [choice["message"]["content"] for choice in whole["choices"]] == samples
     assert whole["object"] == "chat.completion"
@@ -81,7 +81,7 @@ def test_logprobs_are_those_of_generate_with_bytes() -> None:
     whole, events = answer_to(CHAT, body, {**body, "stream": True})
     (choice,) = whole["choices"]
     sampling = fr.Sampling(temperature=0.8, seed=7)
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24, "logprobs": 2}
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 12, "logprobs": 2}
     (expected,) = generations(talker(), MESSAGES, **options)
     told, words = choice["logprobs"]["content"], Words(talker().tokenizer)
     assert [entry["logprob"] for entry in told] == [each.logprob for each in expected.logprobs]
@@ -171,11 +171,11 @@ def test_any_json_object() -> None:
 
 
 def test_two_names_for_one_limit() -> None:
-    assert ROUTE.read({**BODY, "max_completion_tokens": 24}).max_new_tokens == 24
+    assert ROUTE.read({**BODY, "max_completion_tokens": 12}).max_new_tokens == 12
     assert ROUTE.read({"messages": MESSAGES, "max_completion_tokens": 5}).max_new_tokens == 5
     error = refusal(ROUTE, **BODY, max_completion_tokens=25)
     assert (error.code, error.param) == ("invalid_value", "max_tokens")
-    assert "24 and 25" in error.message
+    assert "12 and 25" in error.message
 
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]

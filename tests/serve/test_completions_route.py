@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from reciting import TEXT, Reciter, token_ids
-from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talker, with_end
+from serving import Babbler
+from talking import (
+    COMPLETIONS,
+    MESSAGES,
+    Talker,
+    answer_to,
+    generations,
+    offer_of,
+    refusal,
+    talker,
+    with_end,
+)
 
 import forerun as fr
+from forerun.errors import InputError
 from forerun.serve.errors import ApiError
 from forerun.serve.offer import Limits
+from forerun.serve.routes.chat import Chat
 from forerun.serve.routes.completions import Completions
+from forerun.serve.routes.responses import Responses
+from forerun.serve.scoring import LeftError, prompt_logprobs
 from forerun.serve.words import Words
 
 PROMPT = "the quick brown fox"
-BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0.8, "seed": 7}
+BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Completions(offer_of())
 
 
@@ -36,7 +52,7 @@ def test_choices_are_the_samples_of_generate_whole_or_streamed() -> None:
     samples = [
         answer.text
         for prompt in prompts
-        for answer in generations(talker(), prompt, sampling=sampling, max_new_tokens=24)
+        for answer in generations(talker(), prompt, sampling=sampling, max_new_tokens=12)
     ]
     assert [choice["text"] for choice in whole["choices"]] == samples
     assert [choice["index"] for choice in whole["choices"]] == list(range(6))
@@ -76,7 +92,7 @@ def test_logprobs_are_those_of_generate_and_align_with_tokens() -> None:
     whole, events = answer_to(COMPLETIONS, body, {**body, "stream": True})
     (choice,) = whole["choices"]
     sampling = fr.Sampling(temperature=0.8, seed=7)
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24, "logprobs": 3}
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 12, "logprobs": 3}
     (expected,) = generations(talker(), PROMPT, **options)
     told, words = choice["logprobs"], Words(talker().tokenizer)
     assert told["token_logprobs"] == [each.logprob for each in expected.logprobs]
@@ -145,25 +161,90 @@ def test_the_prompt_is_echoed() -> None:
     assert texts_of(events, 4) == texts
 
 
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_an_echoed_prompt_has_its_logprobs(num_top: int) -> None:
+    """Those of the first token are unknown; the others are what `generate` says of such a text."""
+    text = "the quick brown fox jumps over the lazy dog " * 2  # more tokens than a pass has
+    prompts = [token_ids(text), token_ids("a fox")]
+    body = {**BODY, "prompt": prompts, "max_tokens": 3, "logprobs": num_top, "echo": True, "n": 2}
+    whole, events = answer_to(COMPLETIONS, body, {**body, "stream": True})
+    words = Words(talker().tokenizer)
+    for choice in whole["choices"]:
+        tokens, told = prompts[choice["index"] // 2], choice["logprobs"]
+        size = len(tokens)
+        assert told["tokens"][:size] == [words.text(token) for token in tokens]
+        assert told["token_logprobs"][0] is None
+        for place in (1, 32, 33, size - 1):
+            if place < size:
+                rows = generations(
+                    talker(), tokens[:place], max_new_tokens=1, logprobs=talker().vocab_size
+                )[0].logprobs[0]
+                assert told["token_logprobs"][place] == dict(rows.top)[tokens[place]]
+        starts = list(zip(told["tokens"], told["text_offset"], strict=True))
+        assert all(choice["text"][start:].startswith(token) for token, start in starts[:size])
+        assert starts[size][1] == len(text if size > 10 else "a fox")
+        if num_top:
+            assert told["top_logprobs"][0] is None
+            assert all(2 <= len(table) <= 3 for table in told["top_logprobs"][1:])
+            assert len(told["top_logprobs"]) == len(told["tokens"])
+        else:
+            assert told["top_logprobs"] is None
+        parts = [
+            e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == choice["index"]
+        ]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            assert [item for part in parts for item in part["logprobs"][name]] == told[name]
+
+
+def test_a_prompt_that_nobody_waits_for_is_not_read_on() -> None:
+    read: list[int] = []
+    target = Babbler(lambda ids: read.append(len(ids)))
+    with pytest.raises(LeftError):
+        prompt_logprobs(target, token_ids("a" * 200), 0, has_left=lambda: max(read, default=0) > 40)
+    assert max(read) < 100
+
+
+def test_defaults_are_the_models_where_it_has_them() -> None:
+    target = with_end(Talker())
+    target.model.generation_config = SimpleNamespace(
+        temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, max_new_tokens=9
+    )
+    route = Completions(offer_of(target))
+    ask = route.read({"prompt": "a"})
+    chosen = ask.sampling
+    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0.7, 0.8, 20)
+    assert (chosen.repetition_penalty, chosen.min_p) == (1.05, 0.0)
+    assert ask.max_new_tokens == 9
+    said = route.read({"prompt": "a", "temperature": 1, "top_k": 0, "max_tokens": 3})
+    assert (said.sampling.temperature, said.sampling.top_k, said.max_new_tokens) == (1, None, 3)
+    for other, body in ((Chat, {"messages": MESSAGES}), (Responses, {"input": "a"})):
+        assert other(offer_of(target)).read(body).max_new_tokens == 9
+    assert route.body.schema()["properties"]["temperature"]["default"] == 0.7
+    target.model.generation_config.temperature = 7
+    with pytest.raises(InputError, match="temperature=7"):
+        Completions(offer_of(target))
+
+
 def test_counts() -> None:
     body = {**BODY, "n": 2, "ignore_eos": True}
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     whole, events = answer_to(COMPLETIONS, body, streamed)
     usage = whole["usage"]
     assert usage["prompt_tokens"] == len(token_ids(PROMPT))
-    assert usage["completion_tokens"] == 48
-    assert usage["total_tokens"] == usage["prompt_tokens"] + 48
+    assert usage["completion_tokens"] == 24
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 24
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     told = usage["speculation"]
     assert told["drafter"] == "ngram"
     assert told["rule"] == "match"
-    assert told["rounds"] * told["tokens_per_round"] == pytest.approx(48)
+    assert told["rounds"] * told["tokens_per_round"] == pytest.approx(24)
     assert told["accepted"] == pytest.approx(told["acceptance_rate"] * told["drafted"])
     *chunks, last, done = events
     assert done == "[DONE]"
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 48
+    assert last["usage"]["completion_tokens"] == 24
     assert {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
 
 
@@ -206,7 +287,7 @@ def test_options_reach_the_sampling() -> None:
         seed=2**64 - 1,
     )
     assert (ask.stop, ask.priority, ask.timeout) == (("x",), 3, 2.5)
-    assert ask.max_new_tokens == 24
+    assert ask.max_new_tokens == 12
     assert vars(ask.speculation) == {"drafter": "none", "draft_length": 4, "rule": "ratio"}
 
 
@@ -235,7 +316,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("fields", HARMLESS, ids=str)
 def test_what_can_be_honoured_is_accepted(fields: dict[str, Any]) -> None:
-    assert ROUTE.read({**BODY, **fields}).max_new_tokens == 24
+    assert ROUTE.read({**BODY, **fields}).max_new_tokens == 12
 
 
 REFUSED = [
@@ -245,7 +326,6 @@ REFUSED = [
     ("invalid_value", "best_of", {"best_of": 1, "n": 2}),
     ("unsupported_value", "store", {"store": True}),
     ("unsupported_value", "service_tier", {"service_tier": "flex"}),
-    ("unsupported_parameter", "echo", {"echo": True, "logprobs": 1}),
     ("invalid_value", "stream_options", {"stream_options": {"include_usage": True}}),
     ("unknown_parameter", "stream_options.x", {"stream": True, "stream_options": {"x": 1}}),
     ("integer_above_max_value", "logprobs", {"logprobs": 21}),
@@ -296,7 +376,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 def test_limits_come_from_one_place() -> None:
     route = Completions(offer_of(limits=Limits(max_tokens=5, max_stops=1, max_choices=2)))
-    assert "at most 5. Received 24." in refusal(route, **BODY).message
+    assert "at most 5. Received 12." in refusal(route, **BODY).message
     body = {**BODY, "max_tokens": 5}
     assert "0 to 1 items long" in refusal(route, **body, stop=["a", "b"]).message
     assert "at most 2. Received 3." in refusal(route, **body, n=3).message

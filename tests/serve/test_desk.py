@@ -12,10 +12,11 @@ from serving import Babbler, an_ask, until
 
 from forerun.engine.results import Piece, Stats
 from forerun.serve import desk as desk_module
+from forerun.serve import engines as engines_module
 from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
-from forerun.serve.watcher import Nobody
+from forerun.serve.watcher import Watcher
 
 
 @pytest.mark.parametrize("drafter", list(DRAFTERS))
@@ -99,13 +100,10 @@ def test_what_the_server_was_not_started_with_is_refused(
     with_desk(work)
 
 
-def test_what_an_engine_refuses_is_told_before_anything_is_sent() -> None:
+def test_what_an_engine_would_refuse_does_not_get_in() -> None:
     async def work(desk: Desk) -> None:
-        ticket = desk.enter(an_ask("the dog " * 400), request_id="a")
         with pytest.raises(ApiError, match="no room in the context"):
-            await ticket.submitted()
-        with pytest.raises(ApiError, match="no room in the context"):
-            await ticket.results()
+            desk.enter(an_ask("the dog " * 400), request_id="a")
 
     with_desk(work)
 
@@ -155,6 +153,27 @@ def test_a_drain_waits_for_no_pass_that_does_not_return(monkeypatch: pytest.Monk
             await ticket.results()
 
     with_desk(work, Babbler(lambda ids: _wait(gate)))
+
+
+def test_closing_waits_for_no_pass_that_does_not_return(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(desk_module, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(engines_module, "CLOSE_SECONDS", 0.05)
+    gate = threading.Event()
+
+    async def main() -> None:
+        desk = Desk(Babbler(lambda ids: _wait(gate)), DRAFTERS)
+        desk.enter(an_ask(), request_id="a")
+        await until(lambda: desk.num_running == 1)
+        await asyncio.wait_for(desk.close(), 10)
+
+    try:
+        asyncio.run(main())  # which waits for threads of the loop's executor, if any
+        assert not gate.is_set()
+        assert "1 engines are in a pass that has not returned for 0.05 seconds" in caplog.text
+    finally:
+        gate.set()
 
 
 def test_aborting_frees_rows_and_places() -> None:
@@ -212,7 +231,7 @@ def test_the_watcher_is_told_when_a_row_is_given() -> None:
     gate = threading.Event()
     log: list[str] = []
 
-    class Log(Nobody):
+    class Log(Watcher):
         def started(self, request_id: str) -> None:
             log.append(request_id)
 

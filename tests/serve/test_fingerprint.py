@@ -97,6 +97,12 @@ def test_the_chat_template_and_the_ending_tokens_change_it() -> None:
     assert print_of(target) != print_of()
 
 
+def test_the_models_defaults_change_it() -> None:
+    target = copied()
+    target.model.generation_config.temperature = 0.7
+    assert print_of(target) != print_of()
+
+
 def test_a_rule_other_than_match_changes_it() -> None:
     ratio = print_of(speculation=Speculation(rule="ratio"))
     assert ratio != print_of()

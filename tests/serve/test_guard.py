@@ -13,7 +13,7 @@ from serving import Babbler, run
 from forerun.cli.serve import hosts_for, public_name
 from forerun.serve.bounds import Bounds
 from forerun.serve.lifecycle import Protocol, bind
-from forerun.serve.watcher import Nobody
+from forerun.serve.watcher import Watcher
 
 
 def test_other_names_than_its_own_are_refused() -> None:
@@ -51,7 +51,7 @@ def test_a_slash_too_many_is_not_found() -> None:
 def test_a_request_that_fails_is_not_refused_too() -> None:
     told: list[str] = []
 
-    class Notes(Nobody):
+    class Notes(Watcher):
         def refused(self, reason: str, request_id: str | None = None) -> None:
             told.append(f"refused {reason}")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hmac
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
-from serving import an_ask
 
 from forerun.errors import InputError
 from forerun.serve.errors import ApiError
@@ -106,50 +104,51 @@ class Clock:
         return self.time
 
 
-def refused(quota: Quota, **options: Any) -> ApiError:
+def refused(quota: Quota) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        quota.enter(an_ask(**options))
+        quota.enter()
     return caught.value
 
 
 def test_running_requests_are_limited() -> None:
     quota = Quota(KeyLimits(max_running=2))
     for _ in range(2):
-        quota.enter(an_ask())
+        quota.enter()
     assert refused(quota).status == 429
     quota.leave(10)
-    quota.enter(an_ask())
+    quota.enter()
 
 
 def test_priorities_have_a_ceiling() -> None:
     quota = Quota(KeyLimits(max_priority=1))
-    quota.enter(an_ask(priority=1))
-    error = refused(quota, priority=2)
-    assert (error.status, error.param) == (400, "priority")
+    quota.check_priority(1)
+    with pytest.raises(ApiError) as caught:
+        quota.check_priority(2)
+    assert (caught.value.status, caught.value.param) == (400, "priority")
 
 
 def test_requests_per_minute() -> None:
     clock = Clock()
     quota = Quota(KeyLimits(requests_per_minute=3), clock)
     for _ in range(3):
-        quota.enter(an_ask())
+        quota.enter()
     error = refused(quota)
     assert (error.status, error.retry_after) == (429, 20.0)
     clock.time = 19.0
     assert refused(quota).retry_after == pytest.approx(1.0)
     clock.time = 20.0
-    quota.enter(an_ask())
+    quota.enter()
     clock.time = 1e6  # a long silence fills no more than a minute's worth
     for _ in range(3):
-        quota.enter(an_ask())
+        quota.enter()
     refused(quota)
 
 
 def test_tokens_per_minute_are_paid_afterwards() -> None:
     clock = Clock()
     quota = Quota(KeyLimits(tokens_per_minute=60), clock)
-    quota.enter(an_ask())
+    quota.enter()
     quota.leave(90)  # 30 in debt
     assert refused(quota).retry_after == 31.0
     clock.time = 31.0
-    quota.enter(an_ask())
+    quota.enter()

@@ -58,8 +58,8 @@ PIECE = Piece([(ANSWER, Fate.BONUS)], [7, 8, 9], [Fate.BONUS] * 3)
 def test_an_answer_is_a_line_with_its_counts(lines: io.StringIO) -> None:
     clock = StillClock()
     log = AnswerLog(clock)
-    log.received("req-1", "/v1/completions", "team-x")
-    clock.pass_by(0.5)
+    log.received("req-1", "/v1/completions", "team-x", seconds=0.25)
+    clock.pass_by(0.25)
     log.piece("req-1", 0, PIECE)
     clock.pass_by(1.0)
     log.piece("req-1", 0, PIECE)
@@ -221,7 +221,7 @@ class Tracer:
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
-    def start_span(self, name: str, attributes: dict[str, Any]) -> Span:
+    def start_span(self, name: str, attributes: dict[str, Any], start_time: int) -> Span:
         self.spans.append(Span(name, attributes))
         return self.spans[-1]
 

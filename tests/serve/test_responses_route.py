@@ -13,7 +13,7 @@ from forerun.serve.errors import ApiError
 from forerun.serve.routes.responses import LOGPROBS, Responses
 
 PROMPT = MESSAGES[0]["content"]
-BODY: dict[str, Any] = {"input": PROMPT, "max_output_tokens": 24, "temperature": 0.8, "seed": 7}
+BODY: dict[str, Any] = {"input": PROMPT, "max_output_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Responses(offer_of())
 SEQUENCE = [
     "response.created",
@@ -36,7 +36,7 @@ def text_of(response: dict[str, Any]) -> str:
 def test_the_text_is_that_of_generate_whole_or_streamed() -> None:
     whole, events = answer_to(RESPONSES, BODY, {**BODY, "stream": True})
     sampling = fr.Sampling(temperature=0.8, seed=7)
-    (expected,) = generations(talker(), MESSAGES, sampling=sampling, max_new_tokens=24)
+    (expected,) = generations(talker(), MESSAGES, sampling=sampling, max_new_tokens=12)
     assert text_of(whole) == expected.text
     deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
     assert "".join(deltas) == expected.text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from statistics import fmean
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import Evidence, needed
 from forerun.audit.features import NAMES, copied, features
 from forerun.audit.findings import Finding, Status
+from forerun.audit.mechanisms import Mechanisms
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, Token
 from forerun.audit.strength import interval, smallest_bias, tokens_for
@@ -27,6 +30,8 @@ MOST_SLACK = 0.05
 NUM_ASKED_AGAIN = 4
 SUSPECT = 0.05
 """A level at which one-token samples are taken to differ from the log-probabilities told."""
+FEWEST_TURNS = 2
+"""Texts of every prompt before one is preferred."""
 LEAST_HEARD = 64
 """Tokens whose log-probabilities are compared, even where the law is rejected sooner."""
 LIKELY = 1e-3
@@ -53,6 +58,8 @@ class LawCheck:
     heard: list[Heard] = field(default_factory=list)
     _guesses: list[tuple[float, float, bool]] = field(default_factory=list)
     _control: Evidence = field(default_factory=lambda: Evidence(len(NAMES), 3, 1))
+    _mechanisms: Mechanisms = field(default_factory=Mechanisms)
+    _copies: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     num_skipped: int = 0
     num_texts: int = 0
 
@@ -62,7 +69,8 @@ class LawCheck:
         try:
             slack = self.slack if self.slack is not None else self._rounding()
             evidence, self._control = (
-                Evidence(len(NAMES), num_sorts=3, num_others=1, slack=slack) for _ in range(2)
+                Evidence(len(NAMES), 3, num_others=1, num_mechanisms=count, slack=slack)
+                for count in (len(self._mechanisms), 0)
             )
             for prompt, tokens, is_cut in self._texts():
                 is_rejected = is_rejected or self._rejects(evidence, prompt, tokens, is_cut)
@@ -79,9 +87,9 @@ class LawCheck:
 
     def _texts(self) -> Iterator[tuple[Prompt, tuple[Token, ...], bool]]:
         for number in count():
-            prompt = self.prompts[number % len(self.prompts)]
+            prompt = self._prompt(number)
             options = dict(self.endpoint.plain)
-            if self.seeded and number % 2:
+            if self.seeded and number // 2 % 2:
                 options["seed"] = 1000 + number
             answer = self.endpoint.ask(
                 f"text/{number}", Question(prompt.text, TEXT_LENGTH, options=options)
@@ -91,18 +99,32 @@ class LawCheck:
             is_cut = choice.reason == "stop"
             yield prompt, choice.tokens or (), is_cut
 
+    def _prompt(self, number: int) -> Prompt:
+        """One text in three goes to the prompts in turn, the rest to the one whose copies are
+        likeliest: faults of drafts show most where drafts are accepted.
+
+        Which prompt comes next depends on earlier texts alone, so the test stays valid.
+        """
+        turn, rest = divmod(number, 3)
+        if rest and turn >= FEWEST_TURNS and len(self._copies) == len(self.prompts):
+            return max(self.prompts, key=lambda prompt: fmean(self._copies[prompt.text]))
+        return self.prompts[(turn if turn >= FEWEST_TURNS else number) % len(self.prompts)]
+
     def _rejects(
         self, evidence: Evidence, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
     ) -> bool:
         """Look at every token of a text; an end that shows no token counts as the least telling."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
         before: Bins | None = None
+        self._mechanisms.start()
+        self.endpoint.read_along(prompt.text, tokens)
         for place in range(len(tokens) + is_cut):
             is_new = not self.endpoint.knows(prompt.text, tokens[:place])
             law = self._law(prompt, tokens, place)
             if law is None:
                 self.num_skipped += 1
                 before = None
+                self._mechanisms.lose_track()
                 continue
             at = len(prompt.pieces) + place
             likeliest = before.keys[0] if before is not None else None
@@ -111,11 +133,15 @@ class LawCheck:
             places = [("prompt", prompt.text), ("last", last), (prompt.text, *text[:at])]
             other = law.chances if before is None else before.spread_over(law.keys)
             seen = law.index(tokens[place].text) if place < len(tokens) else None
-            evidence.add(law, seen, table, places, [other])
+            guess = copied(text, at)
+            bets = self._mechanisms.laws(law, text, at)
+            evidence.add(law, seen, table, places, [other], bets)
             if is_new and (plain := self.endpoint.sample(prompt.text, tokens[:place])) is not None:
                 self._control.add(law, law.index(plain.text), table, places, [other])
             if place < len(tokens):
-                self._note(law, tokens[place], copied(text, at))
+                self._mechanisms.see(tokens[place].text)
+                self._note(law, tokens[place], guess)
+                self._copies[prompt.text].append(law.chance(guess) if guess in law.keys else 0.0)
             before = law
             if evidence.log_wealth >= needed(self.level):
                 return True

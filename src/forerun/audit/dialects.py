@@ -29,6 +29,7 @@ class Dialect:
     model: str | None = None
     num_top: int = NUM_TOP
     prefill: Mapping[str, Any] | None = None
+    has_echo: bool = False  # log-probabilities of prompts can be had
     prompt_ids: Mapping[str, tuple[int, ...]] | None = None  # of prompts, where ids are used
 
     @property
@@ -47,6 +48,8 @@ class Dialect:
         body |= question.options
         if question.n > 1:
             body["n"] = question.n
+        if question.echoes:
+            body["echo"] = True
         if question.stop:
             body["stop"] = list(question.stop)
         if question.is_streamed:
@@ -176,7 +179,7 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
         return None
     tops: Iterable[Any] = told.get("top_logprobs") or [{}] * len(told["tokens"])
     return tuple(
-        Token(text, _number(value), _merged((top or {}).items()))
+        Token(text, _number(value or 0.0), _merged((top or {}).items()))  # None: nothing before it
         for text, value, top in zip(told["tokens"], told["token_logprobs"], tops, strict=True)
     )
 

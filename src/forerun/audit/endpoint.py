@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.audit.bins import UNREADABLE, Bins, Key
@@ -92,6 +92,29 @@ class Endpoint:
             self._laws[place] = self._ask_law(prompt, tokens)
         return self._laws[place]
 
+    def read_along(self, prompt: str, tokens: Sequence[Token]) -> None:
+        """Learn the laws of all places of a text by one request, where prompts can be echoed.
+
+        An echo lists the token that came, however unlikely; the law is made of the likeliest ones,
+        which do not depend on it.  If the text is not read as its tokens, nothing is learned.
+        """
+        places = [tuple(token.text for token in tokens[:end]) for end in range(len(tokens))]
+        num_new = sum((prompt, place) not in self._laws for place in places)
+        question = self.one_token(prompt, tokens)
+        if not self.dialect.has_echo or num_new < 2 or UNREADABLE in "".join(question.prefix):
+            return
+        name = f"echo/{prompt[:12]}/{len(prompt)}/{'|'.join(question.prefix)}"
+        answer = self.ask(name, replace(question, echoes=True))
+        echoed = (answer.choices[0].tokens or ())[-len(tokens) - 1 : -1]
+        if tuple(token.text for token in echoed) != question.prefix or not all(
+            token.top for token in echoed
+        ):
+            return
+        if self._is_in_step(prompt, len(tokens), answer):
+            for place, token in zip(places, echoed, strict=True):
+                law = Bins.of(likeliest(token.top, self.dialect.num_top))
+                self._laws.setdefault((prompt, place), law)
+
     def knows(self, prompt: str, tokens: Sequence[Token]) -> bool:
         """Whether the law is known already, and costs nothing."""
         return (prompt, tuple(token.text for token in tokens)) in self._laws
@@ -127,6 +150,12 @@ class Endpoint:
             self._num_prompt_tokens[prompt] = answer.num_prompt_tokens
         start = self._num_prompt_tokens.get(prompt)
         return start is None or answer.num_prompt_tokens == start + num_tokens
+
+
+def likeliest(logprobs: Mapping[Key, float], count: int) -> dict[Key, float]:
+    """The largest of some log-probabilities."""
+    ordered = sorted(logprobs, key=lambda key: (-logprobs[key], key))
+    return {key: logprobs[key] for key in ordered[:count]}
 
 
 def generated(answer: Answer, question: Question) -> int:

@@ -32,6 +32,8 @@ RIDGE = 10.0
 STEEPEST = 2.0
 MIXTURES = (0.05, 0.2, 0.5)
 """Mixing experts: so much of another law, such as that of the place before."""
+BELIEFS = (0.3, 0.8)
+"""Simulating experts: so much of the law that a known mechanism would have."""
 STRENGTHS = (4.0, 25.0)
 """Counting experts: how often a token came in such places over how often it should have, each with
 so many that came as they should."""
@@ -50,11 +52,13 @@ class Evidence:
     """Wealth of all experts.
 
     num_sorts: sorts of places that are counted apart.  num_others: laws that are mixed in.
+    num_mechanisms: laws of faults whose mechanism is known.
     """
 
     num_features: int
     num_sorts: int
     num_others: int = 0
+    num_mechanisms: int = 0
     slack: float = 0.0
     num_tokens: int = 0
 
@@ -62,7 +66,8 @@ class Evidence:
         size = self.num_features
         self._thetas = np.concatenate([tilt * np.eye(size) for tilt in TILTS])  # (M, F)
         counting, mixing = self.num_sorts * len(STRENGTHS), self.num_others * len(MIXTURES)
-        kinds = (len(self._thetas), len(LEARNED), counting, mixing)
+        simulating = self.num_mechanisms * len(BELIEFS)
+        kinds = (len(self._thetas), len(LEARNED), counting, mixing, simulating)
         kinds_there = sum(count > 0 for count in kinds)
         self._shares = np.concatenate(
             [np.full(count, -math.log(kinds_there * count)) for count in kinds if count]
@@ -85,9 +90,10 @@ class Evidence:
         table: HostArray,
         places: Sequence[Hashable] = (),
         others: Sequence[HostArray] = (),
+        mechanisms: Sequence[HostArray] = (),
     ) -> None:
-        """One token: its law and bin, features (B, F), the sorts of place where it stands, and
-        other laws (B,) that it might come from.
+        """One token: its law and bin, features (B, F), the sorts of place where it stands, other
+        laws (B,) that it might come from, and those (B,) of known mechanisms.
 
         seen: None for a token that was not shown, such as the end of a text: every expert gets the
         least factor that any token would have given, which keeps the test valid.
@@ -96,13 +102,13 @@ class Evidence:
         tilts = np.exp(table @ np.concatenate([self._thetas, self._suggested()]).T)
         columns = [chances * tilts]
         columns += [chances * self._ratios(bins.keys, place) for place in places]
-        for other in others:
-            shares = np.array(MIXTURES)
-            columns.append(chances * (1 - shares) + other[:, None] * shares)
-        laws = np.concatenate(columns, axis=1)  # (B, E)
-        laws /= laws.sum(axis=0)
+        for laws, parts in ((others, MIXTURES), (mechanisms, BELIEFS)):
+            shares = np.array(parts)
+            columns += [chances * (1 - shares) + law[:, None] * shares for law in laws]
+        bets = np.concatenate(columns, axis=1)  # (B, E)
+        bets /= bets.sum(axis=0)
         most = bins.most[:, None]
-        factors = laws / most
+        factors = bets / most
         fair = 1.0 + self.slack * (most * np.abs(factors - 1.0)).sum(axis=0)
         self._wealth = self._wealth + np.log(
             (factors.min(axis=0) if seen is None else factors[seen]) / fair

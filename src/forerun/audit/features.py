@@ -64,9 +64,25 @@ def features(
 
 def copied(text: Sequence[Key], place: int) -> Key | None:
     """What followed the latest earlier place where the last tokens before `place` stood."""
-    for size in range(min(LONGEST, place - 1), 0, -1):
+    end = _match(text, place, LONGEST, 1)
+    return None if end is None else text[end]
+
+
+def run_of(text: Sequence[Key], place: int, length: int) -> list[Key]:
+    """What an n-gram drafter says at once: the tokens that followed the latest match of three or
+    two tokens, running on into the copy; none without a match."""
+    start = _match(text, place, 3, 2)
+    run: list[Key] = []
+    for offset in range(start, start + length) if start is not None else ():
+        run.append(text[offset] if offset < place else run[offset - place])
+    return run
+
+
+def _match(text: Sequence[Key], place: int, longest: int, shortest: int) -> int | None:
+    """Where the latest earlier occurrence of the last tokens before `place` ends."""
+    for size in range(min(longest, place - 1), shortest - 1, -1):
         tail = tuple(text[place - size : place])
         for end in range(place - 1, size - 1, -1):
             if tuple(text[end - size : end]) == tail:
-                return text[end]
+                return end
     return None

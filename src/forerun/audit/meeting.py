@@ -57,6 +57,8 @@ def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt:
     if dialect.route == "chat":
         endpoint = _continued(endpoint, prompt, notes)
     endpoint.plain = _neutral(endpoint, prompt)
+    if has_logprobs and dialect.route == "completions" and _has_echo(endpoint, prompt):
+        endpoint.dialect = replace(endpoint.dialect, has_echo=True)
     has_seeds = _has_seeds(endpoint, prompt, notes)
     return Meeting(endpoint, model, has_logprobs, has_seeds, tuple(notes))
 
@@ -163,6 +165,17 @@ def _is_refused(endpoint: Endpoint, name: str, question: Question) -> bool:
     except RefusedError:
         return True
     return False
+
+
+def _has_echo(endpoint: Endpoint, prompt: Prompt) -> bool:
+    """Whether the tokens of a prompt can be had with their log-probabilities."""
+    question = Question(prompt.text, 1, options=endpoint.plain, echoes=True)
+    try:
+        tokens = endpoint.ask("probe/echo", question).choices[0].tokens or ()
+    except RefusedError:
+        return False
+    text = "".join(token.text for token in tokens[:-1])
+    return len(tokens) > 1 and text.endswith(prompt.pieces[-1]) and bool(tokens[-2].top)
 
 
 def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:

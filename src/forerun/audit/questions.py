@@ -28,6 +28,7 @@ class Question:
     wants_logprobs: bool = True
     n: int = 1
     is_streamed: bool = False
+    echoes: bool = False  # tell the tokens of prompt and prefix too, with their log-probabilities
     stop: tuple[str, ...] = ()
 
     @property

@@ -12,7 +12,7 @@ from forerun.arrays import HostArray
 MISS = 0.05
 """The chance of not finding the smallest bias that a test says it would find."""
 Z_MISS = 1.645
-OVERHEAD = math.log(4 * 80)
+OVERHEAD = math.log(5 * 80)
 """What the right expert pays for starting with its share of the wealth."""
 
 

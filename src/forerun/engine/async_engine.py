@@ -44,6 +44,9 @@ from forerun.sampling import Sampling
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
+CLOSE_PAUSE = 0.002
+"""Seconds between looks at whether the thread of a closed engine has ended."""
+
 
 class AsyncEngine:
     """Answers requests as they come, several in one pass.
@@ -162,7 +165,8 @@ class AsyncEngine:
     async def close(self) -> None:
         """Abort what is running, and end the thread."""
         self._worker.close()
-        await asyncio.to_thread(self._worker.thread.join)
+        while self._worker.thread.is_alive():  # no thread waits for it: a pass may never return
+            await asyncio.sleep(CLOSE_PAUSE)
 
     async def __aenter__(self) -> AsyncEngine:
         return self

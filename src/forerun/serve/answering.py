@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from forerun.engine.results import Generation, Piece
 from forerun.errors import LOG
-from forerun.serve.ask import Ask, Reply, Route
+from forerun.serve.ask import Ask, Reply, Route, ScoredReply
 from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.keys import Key
 from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import json_response
+from forerun.serve.scoring import LeftError, prompt_logprobs
 from forerun.serve.sse import (
     DONE,
     PING,
@@ -44,6 +45,7 @@ class Answering:
         fingerprint: Callable[[Ask], str],
         reading: Worker,
         wording: Worker,
+        scoring: Worker,
     ) -> None:
         self._route = route
         self._desk = desk
@@ -51,18 +53,18 @@ class Answering:
         self._fingerprint = fingerprint
         self._reading = reading
         self._wording = wording
+        self._scoring = scoring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._desk.check_room()  # before anything is spent on a request that has to go
-        body = await read_body(Request(scope, receive), self._bounds)
-        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
-        _check_alternatives(ask, self._bounds.max_alternatives)
-        request_id: str = scope["state"]["request_id"]
-        reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
-        ticket = self._enter(ask, scope["state"].get("key"), request_id)
-        scope["state"]["is_received"] = True  # from here on its ticket tells the watcher
+        key: Key = scope["state"]["key"]
+        self._desk.check_room(owner=key.owner)  # before anything is spent on one that has to go
+        with key.quota.entering():
+            ticket, reply = await self._take_in(scope, receive, key)
+        ask = ticket.ask
+        ticket.when_ended(lambda answers: key.quota.leave(_num_tokens(ask, answers)))
         async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
+            await self._score(ask, reply, gone)
             if ask.is_streamed:
                 await self._stream(ticket, reply, send, gone)
                 return
@@ -71,23 +73,34 @@ class Answering:
                 whole = await self._wording.run(lambda: json_response(reply.whole(answers)))
                 await whole(scope, receive, send)
 
-    def _enter(self, ask: Ask, key: Key | None, request_id: str) -> Ticket:
-        """A place at the desk, counted by the key that it belongs to."""
-        label = ""
-        if key is None:
-            ticket = self._desk.enter(ask, request_id=request_id)
-        else:
-            label = key.label
-            key.quota.enter(ask)
-            try:
-                ticket = self._desk.enter(ask, key.owner, request_id=request_id)
-            except ApiError:
-                key.quota.leave(0)
-                raise
-            quota = key.quota
-            ticket.when_ended(lambda answers: quota.leave(_num_tokens(ask, answers)))
-        self._desk.watcher.received(request_id, self._route.path, label)
-        return ticket
+    async def _take_in(self, scope: Scope, receive: Receive, key: Key) -> tuple[Ticket, Reply]:
+        """Read a request and give it a place at the desk."""
+        body = await read_body(Request(scope, receive), self._bounds)
+        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
+        key.quota.check_priority(ask.priority)
+        _check_alternatives(ask, self._bounds.max_alternatives)
+        state = scope["state"]
+        request_id: str = state["request_id"]
+        reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
+        ticket = self._desk.enter(ask, key.owner, request_id=request_id)
+        seconds = time.perf_counter() - state["arrival"]
+        self._desk.watcher.received(request_id, self._route.path, key.label, seconds)
+        state["is_received"] = True  # from here on its ticket tells the watcher
+        return ticket, reply
+
+    async def _score(self, ask: Ask, reply: Reply, gone: asyncio.Event) -> None:
+        """Compute log-probabilities of the prompts where they are asked for."""
+        if not ask.scores_prompts:
+            return
+        assert isinstance(reply, ScoredReply)
+        desk, num_top = self._desk, ask.logprobs or 0
+
+        def work() -> None:
+            how = {"is_busy": lambda: desk.num_running > 0, "has_left": gone.is_set}
+            reply.score([prompt_logprobs(desk.target, p, num_top, **how) for p in ask.prompts])
+
+        with suppress(LeftError):
+            await self._scoring.run(work)
 
     async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
         stream = EventStream(send, self._bounds.reader_seconds)
@@ -151,9 +164,10 @@ def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
 def _check_alternatives(ask: Ask, most: int) -> None:
     """Refuse an answer whose log-probabilities would fill the memory."""
     beside = ask.logprobs or 0
-    if ask.num_choices * ask.max_new_tokens * beside > most:
+    longest = ask.max_new_tokens + (max(map(len, ask.prompts)) if ask.scores_prompts else 0)
+    if ask.num_choices * longest * beside > most:
         message = (
-            f"{ask.num_choices} answers of up to {ask.max_new_tokens} tokens with {beside} "
+            f"{ask.num_choices} answers of up to {longest} tokens with {beside} "
             f"log-probabilities beside each are more than the {most} that fit into a response. "
             "Ask for fewer new tokens, answers or log-probabilities."
         )

@@ -21,7 +21,7 @@ from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.errors import ApiError
 from forerun.serve.guard import Guard
-from forerun.serve.keys import Keys
+from forerun.serve.keys import Key, Keys
 from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
 from forerun.serve.requests import parse_object, read_body
@@ -54,6 +54,7 @@ def make_app(
     watcher = desk.watcher
     reading = Worker("forerun-reading", bounds.read_seconds)
     wording = Worker("forerun-wording", bounds.word_seconds)
+    scoring = Worker("forerun-scoring", bounds.score_seconds)
     asking = Worker("forerun-asking", bounds.read_seconds)
     pages = page_routes()
     guard = Middleware(
@@ -81,8 +82,12 @@ def make_app(
             await desk.close()
 
     answering = [
-        Path(r.path, Answering(r, desk, bounds, fingerprint, reading, wording), methods=["POST"])
-        for r in routes
+        Path(
+            route.path,
+            Answering(route, desk, bounds, fingerprint, reading, wording, scoring),
+            methods=["POST"],
+        )
+        for route in routes
     ]
     query_paths = [
         Path(query.path, partial(_ask, query, bounds, asking), methods=[query.method])
@@ -99,12 +104,19 @@ def make_app(
 
 
 async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
-    body = b"{}" if query.method == "GET" else await read_body(request, bounds)
+    """The answer to a query; one with a body counts as a request of its key."""
+    key: Key = request.scope["state"]["key"]
+    if query.method == "GET":
+        return await asking.run(partial(_answer, query, b"{}", request))
+    with key.quota.entering():
+        body = await read_body(request, bounds)
+        response = await asking.run(partial(_answer, query, body, request))
+    key.quota.leave()
+    return response
 
-    def answer() -> Response:
-        return json_response(query.answer(parse_object(body), **request.path_params))
 
-    return await asking.run(answer)
+def _answer(query: Query, body: bytes, request: Request) -> Response:
+    return json_response(query.answer(parse_object(body), **request.path_params))
 
 
 def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:

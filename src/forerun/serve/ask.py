@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.sampling import Sampling
 from forerun.types import DraftLength
 
@@ -45,6 +45,7 @@ class Ask:
     is_streamed: bool = False
     includes_usage: bool = False  # a last chunk with the counts
     includes_fates: bool = False  # how each token came about
+    scores_prompts: bool = False  # log-probabilities of the prompts' own tokens as well
     detail: Mapping[str, Any] = field(default_factory=dict)  # what only the route itself reads
 
     @property
@@ -69,6 +70,15 @@ class Reply(Protocol):
 
     def closing(self, answers: Sequence[Generation]) -> Sequence[Mapping[str, Any]]:
         """Events after the last piece, those with the counts included."""
+        ...
+
+
+@runtime_checkable
+class ScoredReply(Reply, Protocol):
+    """A reply that tells log-probabilities of prompts."""
+
+    def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
+        """Take those of each prompt's tokens but the first; called once, before all else."""
         ...
 
 

@@ -12,6 +12,7 @@ class Bounds:
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0  # for a body to arrive
     read_seconds: float = 10.0  # for a request to be read: parsed, tokenised, its grammar compiled
+    score_seconds: float = 120.0  # for the log-probabilities of prompts
     word_seconds: float = 60.0  # for a whole answer to be put into words
     max_alternatives: int = 1_000_000  # choices x tokens x likeliest tokens beside each
     ping_seconds: float = 15.0  # of silence, after which a stream says that it is there

@@ -16,16 +16,18 @@ from typing import Any
 from forerun import rules as rules_by_name
 from forerun.clock import now
 from forerun.drafters.base import Drafter
-from forerun.errors import InputError, explain
+from forerun.engine.intake import make_request
+from forerun.errors import ForerunError, InputError, explain
 from forerun.models.load import wrap
 from forerun.sampling import Sampling
 from forerun.serve.ask import Ask
 from forerun.serve.engines import Engines, Pair
 from forerun.serve.errors import ApiError
+from forerun.serve.row_budget import RowBudget
 from forerun.serve.service_times import ServiceTimes
 from forerun.serve.ticket import Ticket
 from forerun.serve.trial import Trial
-from forerun.serve.watcher import Nobody, Watcher
+from forerun.serve.watcher import Watcher
 from forerun.types import DraftLength
 
 ABORT_SECONDS = 10.0
@@ -33,7 +35,7 @@ ABORT_SECONDS = 10.0
 
 
 class Desk:
-    """Takes requests in and answers them, up to `max_batch` choices in one pass of an engine.
+    """Takes requests in and answers them, up to `max_batch` choices at once in all engines.
 
     drafters: by name; the first one is the default, None drafts nothing.
     rule: the default.  rules: those a request may name; without it, every lossless one.
@@ -63,12 +65,13 @@ class Desk:
         self.draft_length = draft_length
         self.max_batch = max_batch
         self.max_queue = max_queue
-        self.watcher: Watcher = Nobody() if watcher is None else watcher
+        self.watcher = Watcher() if watcher is None else watcher
         self.tickets: dict[str, Ticket] = {}  # those on their way, by request id
         self._is_draining = False
         self._open: Counter[str] = Counter()  # choices that wait or run, by owner
         self._times = ServiceTimes()
         self._trial = Trial()
+        self._rows = RowBudget(max_batch)
         self._engines = Engines(
             self.target,
             self.drafters,
@@ -113,6 +116,7 @@ class Desk:
         """
         pair = self._pair(ask)
         self.check_room(ask.num_choices, owner)
+        self._check_fit(ask)
         entered = now()
 
         def choice_ended() -> None:
@@ -128,6 +132,7 @@ class Desk:
             request_id,
             pair=pair,
             engines=self._engines,
+            rows=self._rows,
             trial=self._trial,
             watcher=self.watcher,
             on_choice_end=choice_ended,
@@ -199,6 +204,21 @@ class Desk:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check_fit(self, ask: Ask) -> None:
+        """Refuse what an engine would refuse, before it waits for a row."""
+        try:
+            for prompt in ask.prompts:
+                make_request(
+                    self.target,
+                    list(prompt),
+                    ask.sampling,
+                    max_new_tokens=ask.max_new_tokens,
+                    stops=ask.stop,
+                    num_logprobs=ask.logprobs,
+                )
+        except ForerunError as error:
+            raise ApiError(str(error)) from error
 
     def _pair(self, ask: Ask) -> Pair:
         drafter, rule = ask.speculation.drafter, ask.speculation.rule

@@ -20,6 +20,9 @@ MOST_ENGINES = 4
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between attempts to replace an engine that cannot be made."""
 
+CLOSE_SECONDS = 5.0
+"""How long a shutdown waits for the passes that engines are in."""
+
 Pair = tuple[str, str]
 """The names of a drafter and a rule."""
 
@@ -109,7 +112,11 @@ class Engines:
             self._close(engine)
 
     async def close(self) -> None:
-        """Close all engines; what is running ends as cancelled."""
+        """Close all engines; what is running ends as cancelled.
+
+        An engine in a pass that does not return is left behind: its thread does not keep the
+        process from ending.
+        """
         replacements = list(self._replacements.values())
         for task in (*self._broken.values(), *replacements):
             task.cancel()
@@ -117,7 +124,17 @@ class Engines:
         while self._engines:
             _, engine = self._engines.popitem()
             self._close(engine)
-        await asyncio.gather(*self._closings, return_exceptions=True)
+        if not self._closings:
+            return
+        _, stuck = await asyncio.wait(self._closings, timeout=CLOSE_SECONDS)
+        for task in stuck:
+            task.cancel()
+        if stuck:
+            LOG.warning(
+                "%d engines are in a pass that has not returned for %g seconds; left behind.",
+                len(stuck),
+                CLOSE_SECONDS,
+            )
 
     async def _made(self, pair: Pair) -> AsyncEngine:
         """A new engine.  If it cannot be made, that is tried again until it can."""

@@ -1,10 +1,10 @@
 """`system_fingerprint`: equal where a seed gives the same text, different where it may not.
 
-It covers the weights and configuration, the tokenizer with its chat template, the pass and its
-arithmetic, how noise is drawn, and how grammars are read.  It leaves out the batch and the name
-the model was loaded by, which cannot change a text.  Nor can drafts under the rule `match`; under
-other rules the drafter and the draft length are in it, and where they follow measured times
-no two answers have the same fingerprint.
+It covers the weights and configuration, the defaults of sampling options, the tokenizer with its
+chat template, the pass and its arithmetic, how noise is drawn, and how grammars are read.  It
+leaves out the batch and the name the model was loaded by, which cannot change a text.  Nor can
+drafts under the rule `match`; under other rules the drafter and the draft length are in it, and
+where they follow measured times no two answers have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fingerprint:
     def __init__(self, offer: Offer, draft_length: DraftLength = "auto") -> None:
         self._offer = offer
         self._draft_length = draft_length
-        self._model = _digest(_model_parts(offer.target))
+        self._model = _digest(_model_parts(offer))
 
     def __call__(self, ask: Ask) -> str:
         return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
@@ -62,8 +62,10 @@ class Fingerprint:
         return [rule, drafter, str(length)]
 
 
-def _model_parts(target: LanguageModel) -> Iterator[str]:
+def _model_parts(offer: Offer) -> Iterator[str]:
+    target = offer.target
     yield f"noise {NOISE}"
+    yield f"defaults {sorted(offer.defaults.items())}"
     yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
     yield _tokenizer(getattr(target, "tokenizer", None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import LOG
 from forerun.serve.errors import ApiError
-from forerun.serve.keys import Keys
+from forerun.serve.keys import ANYBODY, Keys
 from forerun.serve.responses import error_response
 from forerun.serve.watcher import Watcher
 
@@ -54,7 +55,7 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = self._request_id(headers.get("x-request-id", ""))
         state: dict[str, Any] = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        state |= {"request_id": request_id, "key": ANYBODY, "arrival": time.perf_counter()}
         self._in_use.add(request_id)
         has_begun = False
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -37,6 +38,10 @@ class Key:
     owner: str
     digest: bytes = field(repr=False)
     quota: Quota = field(repr=False)
+
+
+ANYBODY = Key("", "", b"", Quota(KeyLimits(max_priority=sys.maxsize)))
+"""Whoever asks a server without keys."""
 
 
 class Keys:

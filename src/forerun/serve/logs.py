@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.serve.watcher import Watcher
 
 LOG = logging.getLogger("forerun.serve")
 QUIET_ROUTES = ("/health", "/ready", "/metrics", "/v1/stats")
@@ -111,23 +112,25 @@ class ResponseLog:
             )
 
 
-class AnswerLog:
+class AnswerLog(Watcher):
     """Told by the desk what happens to requests; a line when one begins and when it has ended."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._now = clock
         self._open: dict[str, dict[str, Any]] = {}
 
-    def received(self, request_id: str, route: str, owner_label: str = "") -> None:
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
         owner = owner_label or None
-        self._open[request_id] = {"route": route, "owner": owner, "begin": self._now()}
+        self._open[request_id] = {"route": route, "owner": owner, "begin": self._now() - seconds}
         say("received", id=request_id, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
         known = self._open.pop(request_id or "", {})
         say("refused", id=request_id, route=known.get("route"), reason=reason)
 
-    def piece(self, request_id: str, choice: int, piece: Piece) -> None:
+    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
         known = self._open.get(request_id)
         if known is not None and piece.tokens:
             known.setdefault("first", self._now())

@@ -28,7 +28,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.serve.stats import Recent, Work
-from forerun.serve.watcher import Counts
+from forerun.serve.watcher import Counts, Watcher
 from forerun.version import __version__
 
 STAGES = ("draft", "score", "verify", "commit")
@@ -67,7 +67,7 @@ class _Visit:
     choices: dict[int, _Choice] = field(default_factory=dict)
 
 
-class Metrics:
+class Metrics(Watcher):
     """Told by the desk what happens; says it to Prometheus and to the page.
 
     All methods but `exposition` and `summary` are for one thread, that of the event loop.
@@ -156,14 +156,14 @@ class Metrics:
         """Read the gauges from this desk."""
         self._busy = busy
 
-    def received(self, request_id: str, route: str, owner_label: str = "") -> None:
-        """A request was read.  owner_label: the name of its key, where names are configured."""
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
         owner = self._label("owner", owner_label)
         self._requests.labels(self._label("route", route), owner).inc()
-        self._visits[request_id] = _Visit(owner, self._now())
+        self._visits[request_id] = _Visit(owner, self._now() - seconds)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        """A request was sent away: its queue is full, its key unknown, a field wrong."""
         self._visits.pop(request_id or "", None)
         self._refused.labels(self._label("refusal", reason)).inc()
 
@@ -175,10 +175,6 @@ class Metrics:
             self._queued.observe(visit.started - visit.received)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        """An answer went on.
-
-        stats: what its present engine has counted, for figures before the answer has ended.
-        """
         visit = self._visits.get(request_id)
         if visit is None:
             return
@@ -193,7 +189,7 @@ class Metrics:
         self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        """A request has its answers, whole or cut short; their stats are of all engines."""
+        """The stats of the answers are of all engines."""
         visit = self._visits.pop(request_id, None)
         if visit is None:
             return
@@ -209,7 +205,6 @@ class Metrics:
             self._finished.labels(self._label("finish", answer.finish_reason)).inc()
 
     def failed(self, request_id: str, reason: str) -> None:
-        """A request ended with an error of its own."""
         self._visits.pop(request_id, None)
         self._failed.labels(self._label("failure", reason)).inc()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
+from forerun.serve.defaults import defaults_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Offer:
     @property
     def max_context(self) -> int | None:
         return self.target.max_context
+
+    @cached_property
+    def defaults(self) -> dict[str, float]:
+        """The model's own values of sampling options; where it has none, OpenAI's hold."""
+        return defaults_of(self.target)
 
     @cached_property
     def longest_token(self) -> int:

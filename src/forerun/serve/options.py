@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from forerun.engine.prompts import encode
-from forerun.errors import InputError
+from forerun.errors import InputError, explain
 from forerun.sampling import Sampling
 from forerun.serve.ask import Speculation
 from forerun.serve.errors import ApiError
@@ -70,7 +71,7 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
     """How tokens are chosen, and where an answer ends."""
     limits = offer.limits
     stop = Text(limits.max_stop_length, least=1)
-    return {
+    table = {
         "temperature": Field(Number(0, 2), "0 is greedy.", 1.0),
         "top_p": Field(Number(0, 1, above_low=True), "Keep the likeliest tokens.", 1.0),
         "top_k": Field(Whole(-1, 1 << 31), "Keep so many tokens; 0 and -1 keep all."),
@@ -95,6 +96,24 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
         "min_tokens": Field(Whole(0, limits.max_tokens), "Nothing ends the answer before.", 0),
         "ignore_eos": Field(Flag(), "Go on after the model's ending token.", False),
     }
+    for name in table.keys() & offer.defaults.keys():
+        table[name] = replace(table[name], default=_usable(table[name], name, offer.defaults[name]))
+    return table
+
+
+def _usable(entry: Field, name: str, value: float) -> Any:
+    """A default of the model's, which must be something that a client could ask for."""
+    try:
+        return entry.kind.check(value, name)
+    except ApiError as error:
+        cure = "Correct the model's generation_config.json."
+        wrong = "A default of the model's cannot be honoured."
+        raise InputError(explain(wrong, f"{name}={value}", f"{error.message} {cure}")) from error
+
+
+def usual_tokens(offer: Offer, otherwise: int) -> int:
+    """New tokens where a request does not say how many: the model's own default if it has one."""
+    return min(int(offer.defaults.get("max_new_tokens", otherwise)), offer.limits.max_tokens)
 
 
 def _speculation(offer: Offer) -> Either:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from forerun.serve.ask import Ask
 from forerun.serve.errors import ApiError
+
+BUSY = (429, 503)
+"""Refusals that are the server's fault: such requests cost a key nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,9 @@ class Quota:
         self._requests = _bucket(limits.requests_per_minute, clock)
         self._tokens = _bucket(limits.tokens_per_minute, clock)
 
-    def enter(self, ask: Ask) -> None:
-        """Count a request, or refuse it."""
+    def enter(self) -> None:
+        """Count a request, or refuse it.  Needs its key alone, so its body need not be read."""
         limits = self.limits
-        if ask.priority > limits.max_priority:
-            message = f"This API key may use priorities up to {limits.max_priority}."
-            raise ApiError(message, param="priority", code="priority_not_allowed")
         if limits.max_running is not None and self._num_running >= limits.max_running:
             raise _refusal(f"This API key may have {limits.max_running} requests at once.", 1.0)
         for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
@@ -70,16 +70,36 @@ class Quota:
             self._requests.spend(1)
         self._num_running += 1
 
-    def leave(self, num_tokens: int) -> None:
-        """A request has ended; it took so many tokens, prompts included.
+    def check_priority(self, priority: int) -> None:
+        """Refuse a priority that this key may not ask for."""
+        if priority > self.limits.max_priority:
+            message = f"This API key may use priorities up to {self.limits.max_priority}."
+            raise ApiError(message, param="priority", code="priority_not_allowed")
 
-        0 is for one that was not taken in after all: it costs no request either.
-        """
+    def leave(self, num_tokens: int = 0) -> None:
+        """A request has ended; it took so many tokens, prompts included."""
         self._num_running -= 1
-        if num_tokens == 0 and self._requests is not None:
-            self._requests.spend(-1)
         if self._tokens is not None:
             self._tokens.spend(num_tokens)
+
+    def take_back(self) -> None:
+        """A request was refused because the server is busy: it counts as never made."""
+        self.leave()
+        if self._requests is not None:
+            self._requests.spend(-1)
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """Count a request that the block takes in.  If the block raises, the request has left."""
+        self.enter()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, ApiError) and error.status in BUSY:
+                self.take_back()
+            else:
+                self.leave()
+            raise
 
 
 def _bucket(per_minute: int | None, clock: Callable[[], float]) -> Bucket | None:

@@ -118,6 +118,15 @@ class Track:
         return part
 
 
+def offsets_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
+    """Where in their text the tokens of a prompt begin."""
+    text, offsets = TextStream(tokenizer), []
+    for token in tokens:
+        offsets.append(len(text.shown))
+        text.push(token)
+    return offsets
+
+
 def told_fates(
     tokens: Sequence[int], fates: Sequence[Fate], parts: list[dict[str, Any]]
 ) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from forerun.serve.ask import Ask
 from forerun.serve.engines import Engines, Pair
 from forerun.serve.errors import ApiError
 from forerun.serve.progress import Progress
+from forerun.serve.row_budget import RowBudget
 from forerun.serve.trial import Trial
 from forerun.serve.watcher import Watcher
 
@@ -38,6 +39,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         *,
         pair: Pair,
         engines: Engines,
+        rows: RowBudget,
         trial: Trial,
         watcher: Watcher,
         on_choice_end: Callable[[], None],
@@ -48,6 +50,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self.request_id = request_id
         self._pair = pair
         self._engines = engines
+        self._rows = rows
         self._trial = trial
         self._watcher = watcher
         self._on_choice_end = on_choice_end
@@ -65,7 +68,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._end = asyncio.create_task(self._run())
 
     async def submitted(self) -> None:
-        """Wait until an engine has taken every choice; raises if the request was refused."""
+        """Wait until every choice waits for a row; raises if there is no engine for it."""
         await asyncio.shield(self._submitted)
 
     async def __anext__(self) -> tuple[int, Piece]:
@@ -157,12 +160,20 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return error
 
     async def _choice(self, choice: int) -> Generation:
-        """One choice, over as many engines as it takes."""
-        progress = Progress()
-        while True:
-            answer = await self._attempt(choice, progress)
-            if answer is not None:
-                return answer
+        """One choice, with one row, over as many engines as it takes."""
+        progress, ask = Progress(), self.ask
+        await self._engines.get(self._pair)  # or the reason why there is none, before any waiting
+        self._num_submitted += 1
+        if self._num_submitted == ask.num_choices and not self._submitted.done():
+            self._submitted.set_result(None)
+        how = (self._pair, self.owner, ask.priority, self._seconds_left())
+        async with self._rows.row(*how) as has_row:
+            if not has_row:
+                self._deadline = now()
+            while True:
+                answer = await self._attempt(choice, progress)
+                if answer is not None:
+                    return answer
 
     async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
         """The answer of the present engine; None if another one is to go on."""
@@ -252,9 +263,6 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         except ForerunError as error:
             raise ApiError(str(error)) from error
         answer.when_entered(self._start)
-        self._num_submitted += 1
-        if self._num_submitted == ask.num_choices and not self._submitted.done():
-            self._submitted.set_result(None)
         return answer
 
     def _seconds_left(self) -> float | None:

@@ -7,10 +7,12 @@ generative AI, and ours for speculation.  No prompt and no answer is among them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.serve.watcher import Watcher
 from forerun.version import __version__
 
 
@@ -23,7 +25,7 @@ def make_tracing(model: str) -> Tracing | None:
     return Tracing(get_tracer("forerun", __version__), model, Status(StatusCode.ERROR))
 
 
-class Tracing:
+class Tracing(Watcher):
     """Told by the desk what happens to requests; a span from arrival to end.
 
     failure: the status of a span whose request failed or was refused.
@@ -36,19 +38,25 @@ class Tracing:
         self._spans: dict[str, Any] = {}
         self._begun: set[str] = set()  # requests with a token
 
-    def received(self, request_id: str, route: str, owner_label: str = "") -> None:
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
         attributes = {
             "gen_ai.operation.name": "chat" if "chat" in route else "text_completion",
             "gen_ai.request.model": self._model,
             "http.route": route,
             "forerun.request_id": request_id,
         }
-        self._spans[request_id] = self._tracer.start_span(f"answer {route}", attributes=attributes)
+        self._spans[request_id] = self._tracer.start_span(
+            f"answer {route}",
+            attributes=attributes,
+            start_time=time.time_ns() - int(1e9 * seconds),
+        )
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
         self._fail(request_id or "", reason)
 
-    def piece(self, request_id: str, choice: int, piece: Piece) -> None:
+    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
         span = self._spans.get(request_id)
         if span is not None and piece.tokens and request_id not in self._begun:
             self._begun.add(request_id)
@@ -72,9 +80,6 @@ class Tracing:
 
     def failed(self, request_id: str, reason: str) -> None:
         self._fail(request_id, reason)
-
-    def engine_restarted(self) -> None:
-        """Not about a request."""
 
     def _fail(self, request_id: str, reason: str) -> None:
         span = self._pop(request_id)

@@ -19,49 +19,51 @@ class Counts(Protocol):
     def num_rows(self) -> int: ...
 
 
-class Watcher(Protocol):
-    """Hears of every request, in the event loop's thread.
+class Watcher:
+    """Hears of every request, in the event loop's thread; this one does nothing.
 
-    One that is taken in: `received`, `started` when it is given a row, `piece` for each piece, and
-    in the end either `ended` or `failed`.  One that is not: `refused`.  The stats of a piece are
-    what the present engine has counted so far, in its own thread.
+    A request that is taken in: `received`, `started` when it is given a row, `piece` for each
+    piece, and in the end either `ended` or `failed`.  One that is not: `refused`.  Metrics, log and
+    traces override what they need.
     """
 
     def watch(self, desk: Counts) -> None:
         """Whose gauges to show; called once, before the first request."""
-        ...
 
-    def received(self, request_id: str, route: str, owner_label: str) -> None: ...
-    def refused(self, reason: str, request_id: str | None = None) -> None: ...
-    def started(self, request_id: str) -> None: ...
-    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats) -> None: ...
-    def ended(self, request_id: str, answers: Sequence[Generation]) -> None: ...
-    def failed(self, request_id: str, reason: str) -> None: ...
-    def engine_restarted(self) -> None: ...
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
+        """A request was read.
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
+        owner_label: the name of its key, where names are configured.  seconds: since its headers
+        arrived.
+        """
+
+    def refused(self, reason: str, request_id: str | None = None) -> None:
+        """A request was sent away: the queue is full, its key unknown, a field wrong."""
+
+    def started(self, request_id: str) -> None:
+        """The first row was given to a request."""
+
+    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
+        """An answer went on.
+
+        stats: what its present engine has counted so far, in its own thread.
+        """
+
+    def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
+        """A request has its answers, whole or cut short."""
+
+    def failed(self, request_id: str, reason: str) -> None:
+        """A request ended with an error of its own."""
+
+    def engine_restarted(self) -> None:
+        """A dead engine was replaced."""
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The body of /metrics, and its content type; accept: the header of that name."""
-        ...
-
-    def summary(self) -> Mapping[str, Any]:
-        """The body of /v1/stats."""
-        ...
-
-
-class Nobody:
-    """A watcher that does nothing."""
-
-    def watch(self, desk: Counts) -> None: ...
-    def received(self, request_id: str, route: str, owner_label: str) -> None: ...
-    def refused(self, reason: str, request_id: str | None = None) -> None: ...
-    def started(self, request_id: str) -> None: ...
-    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats) -> None: ...
-    def ended(self, request_id: str, answers: Sequence[Generation]) -> None: ...
-    def failed(self, request_id: str, reason: str) -> None: ...
-    def engine_restarted(self) -> None: ...
-
-    def exposition(self, accept: str) -> tuple[bytes, str]:
         return b"", "text/plain; charset=utf-8"
 
     def summary(self) -> Mapping[str, Any]:
+        """The body of /v1/stats."""
         return {}

@@ -2,79 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.serve.logs import AnswerLog
 from forerun.serve.metrics import Metrics
 from forerun.serve.tracing import make_tracing
-from forerun.serve.watcher import Counts
-
-
-class Listener(Protocol):
-    """Hears of requests beside the metrics."""
-
-    def received(self, request_id: str, route: str, owner_label: str = "") -> None: ...
-    def refused(self, reason: str, request_id: str | None = None) -> None: ...
-    def piece(self, request_id: str, choice: int, piece: Piece) -> None: ...
-    def ended(self, request_id: str, answers: Sequence[Generation]) -> None: ...
-    def failed(self, request_id: str, reason: str) -> None: ...
-    def engine_restarted(self) -> None: ...
+from forerun.serve.watcher import Counts, Watcher
 
 
 def make_watching(*, model: str, drafter: str, rule: str) -> Watching:
     """Metrics, log lines, and spans if OpenTelemetry is installed."""
     tracing = make_tracing(model)
-    listeners: list[Listener] = [AnswerLog(), *([] if tracing is None else [tracing])]
-    return Watching(Metrics(model=model, drafter=drafter, rule=rule), *listeners)
+    others: list[Watcher] = [AnswerLog(), *([] if tracing is None else [tracing])]
+    return Watching(Metrics(model=model, drafter=drafter, rule=rule), *others)
 
 
-class Watching:
-    """Passes on what it is told."""
+class Watching(Watcher):
+    """Passes on what it is told; the metrics answer /metrics and /v1/stats."""
 
-    def __init__(self, metrics: Metrics, *listeners: Listener) -> None:
+    def __init__(self, metrics: Metrics, *others: Watcher) -> None:
         self.metrics = metrics
-        self._listeners = listeners
+        self._watchers: tuple[Watcher, ...] = (metrics, *others)
 
     def watch(self, desk: Counts) -> None:
-        self.metrics.watch(desk)
+        for watcher in self._watchers:
+            watcher.watch(desk)
 
-    def received(self, request_id: str, route: str, owner_label: str = "") -> None:
-        self.metrics.received(request_id, route, owner_label)
-        for listener in self._listeners:
-            listener.received(request_id, route, owner_label)
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.received(request_id, route, owner_label, seconds)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
-        self.metrics.refused(reason, request_id)
-        for listener in self._listeners:
-            listener.refused(reason, request_id)
+        for watcher in self._watchers:
+            watcher.refused(reason, request_id)
 
     def started(self, request_id: str) -> None:
-        self.metrics.started(request_id)
+        for watcher in self._watchers:
+            watcher.started(request_id)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
-        self.metrics.piece(request_id, choice, piece, stats)
-        for listener in self._listeners:
-            listener.piece(request_id, choice, piece)
+        for watcher in self._watchers:
+            watcher.piece(request_id, choice, piece, stats)
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
-        self.metrics.ended(request_id, answers)
-        for listener in self._listeners:
-            listener.ended(request_id, answers)
+        for watcher in self._watchers:
+            watcher.ended(request_id, answers)
 
     def failed(self, request_id: str, reason: str) -> None:
-        self.metrics.failed(request_id, reason)
-        for listener in self._listeners:
-            listener.failed(request_id, reason)
+        for watcher in self._watchers:
+            watcher.failed(request_id, reason)
 
     def engine_restarted(self) -> None:
-        self.metrics.engine_restarted()
-        for listener in self._listeners:
-            listener.engine_restarted()
+        for watcher in self._watchers:
+            watcher.engine_restarted()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         return self.metrics.exposition(accept)
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> Mapping[str, Any]:
         return self.metrics.summary()

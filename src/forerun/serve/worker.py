@@ -43,7 +43,7 @@ class Worker:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            message = f"The request could not be read or worded within {self._seconds:g} seconds."
+            message = f"Reading or wording the request took longer than {self._seconds:g} seconds."
             raise _overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from forerun import rules
 from forerun.audit.standins.faults import Faults
-from forerun.audit.standins.language import Drafter, Language
+from forerun.audit.standins.language import Drafter, Language, PromptLanguage
 from forerun.audit.standins.rounds import (
     FunctionRound,
     OneCoinBlockRound,
@@ -40,9 +40,12 @@ class Exhibit:
     faults: Faults = field(default_factory=Faults)
     target: tuple[float, ...] | None = None  # one law for all places, where given
     draft: tuple[float, ...] | None = None
+    reads_prompts: bool = False  # the words of the audit's prompts are words of its language
 
     def server(self, seed: int) -> StandIn:
         language = Language(seed=seed) if self.target is None else Language(constant=self.target)
+        if self.reads_prompts:
+            language = PromptLanguage()
         drafter = Drafter(language, constant=self.draft)
         return StandIn(language, drafter, self.round(), faults=self.faults, seed=seed)
 
@@ -124,6 +127,20 @@ BAD = (
         "coins by position, model",
         "block, one coin a slot by position, drawn drafts (vLLM 0.32)",
         lambda: OneCoinBlockRound("model", by_position=True),
+    ),
+    Exhibit(
+        "coins by position, reader",
+        "the same, n-gram drafts, in a language that has the words of the prompts",
+        lambda: OneCoinBlockRound("ngram"),
+        "law",
+        reads_prompts=True,
+    ),
+    Exhibit(
+        "our coins by position, reader",
+        "our block rule with both coins by position, in such a language",
+        lambda: RuleRound("block", "ngram", coins_by_position),
+        "law",
+        reads_prompts=True,
     ),
     _block(
         "drafts by position",

@@ -8,6 +8,7 @@ from zlib import crc32
 import numpy as np
 
 from forerun.arrays import HostArray
+from forerun.audit.prompts import ALPHABETS
 
 RARER = -6.0
 """How much the rare words lie below the usual ones, as log-probabilities."""
@@ -59,6 +60,31 @@ class Language:
             raw[self.num_usual :] += RARER
             self._laws[context] = raw - np.log(np.exp(raw).sum())
         return self._laws[context]
+
+
+@dataclass
+class PromptLanguage(Language):
+    """The words of the audit's own prompts, as a model that reads them has: after a word of one
+    alphabet another one of it, by chances that fall by a third from word to word."""
+
+    def __post_init__(self) -> None:
+        self.words = [word for _, *words in ALPHABETS for word in words]
+        self.num_words = len(self.words)
+
+    def text(self, token: int) -> str:
+        return self.words[token]
+
+    def tokens(self, text: str) -> list[int]:
+        known = {word.strip(): token for token, word in enumerate(self.words)}
+        return [known.get(word, self._other(word)) for word in text.split()]
+
+    def logits(self, prefix: tuple[int, ...]) -> HostArray:
+        last = self.words[prefix[-1]] if prefix else self.words[0]
+        alphabet = next(words for _, *words in ALPHABETS if last in words)
+        weights = np.full(self.num_words, 1e-3)
+        for place, word in enumerate(alphabet):
+            weights[self.words.index(word)] = (2 / 3) ** place
+        return np.asarray(np.log(weights / weights.sum()))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class StandIn:
     has_logprobs: bool = True
     has_metrics: bool = True
     has_usage: bool = True
+    has_echo: bool = False
     route: str = "completions"  # or "chat"
     seed: int | None = None  # of requests without one; None draws it
     model: str = "stand-in"
@@ -65,7 +66,8 @@ class StandIn:
         if call.path != paths[self.route] or call.body is None:
             return _refusal(404, "There is no such route.")
         for name in call.body:
-            if name not in READ or name in self.refuses:
+            known = READ | {"echo"} if self.has_echo else READ
+            if name not in known or name in self.refuses:
                 return _refusal(400, f"'{name}' is not supported.")
         return self._answer(call.body)
 
@@ -84,11 +86,26 @@ class StandIn:
             num_top = None
         if body.get("stream"):
             return Raw(200, None, {}, tuple(self._events(head, counts, said, num_top)))
+        if body.get("echo"):
+            said = [self._echoed(prompt, one) for one in said]
         choices = [
             self._choice(index, one, one.text, slice(None), num_top) | {"finish_reason": one.reason}
             for index, one in enumerate(said)
         ]
         return Raw(200, head | {"choices": choices} | counts)
+
+    def _echoed(self, prompt: tuple[int, ...], said: Said) -> Said:
+        """An answer with its prompt before it."""
+        laws = [self.language.logits(prompt[:end]) for end in range(len(prompt))]
+        values = [float(law[token]) for law, token in zip(laws, prompt, strict=True)]
+        text = "".join(self.language.text(token) for token in prompt) + said.text
+        return replace(
+            said,
+            tokens=[*prompt, *said.tokens],
+            logprobs=[*values, *said.logprobs],
+            tops=[*laws, *said.tops],
+            text=text,
+        )
 
     def _seed(self, body: Mapping[str, Any]) -> int:
         seed = body.get("seed")

@@ -20,6 +20,7 @@ from forerun.serve.options import (
     sampling_of,
     speculation_of,
     stops_of,
+    usual_tokens,
 )
 from forerun.serve.routes.chat_reply import ChatReply
 from forerun.serve.routes.streams import includes_usage, stream_options
@@ -43,7 +44,8 @@ class Chat:
                 **common_fields(offer),
                 "max_tokens": Field(Whole(1, limits.max_tokens), "New tokens, by its older name."),
                 "max_completion_tokens": Field(
-                    Whole(1, limits.max_tokens), "New tokens; as many as fit if left out."
+                    Whole(1, limits.max_tokens),
+                    "New tokens; the model's own, or what fits.",
                 ),
                 "n": Field(Whole(1, limits.max_choices), "Answers.", 1),
                 "logprobs": Field(Flag(), "Tell the log-probability of each token.", False),
@@ -82,7 +84,7 @@ class Chat:
         return Ask(
             prompts=[tokens],
             sampling=sampling_of(self.offer, fields, grammar or toolbox.grammar),
-            max_new_tokens=_max_tokens(fields) or room,
+            max_new_tokens=_max_tokens(fields) or min(room, usual_tokens(self.offer, room)),
             n=fields["n"],
             stop=stops_of(fields["stop"]),
             ignore_eos=fields["ignore_eos"],

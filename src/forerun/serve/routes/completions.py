@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.ask import Ask
 from forerun.serve.errors import ApiError
 from forerun.serve.fields import Choice, Either, Flag, ListOf, Text, Whole
@@ -22,12 +22,13 @@ from forerun.serve.options import (
     speculation_of,
     stops_of,
     tokens_of,
+    usual_tokens,
 )
-from forerun.serve.replies import Track, finish_of, told_fates, usage
+from forerun.serve.replies import Track, finish_of, offsets_of, told_fates, usage
 from forerun.serve.routes.streams import includes_usage, stream_options
 from forerun.serve.words import Words
 
-USUAL_TOKENS = 16  # OpenAI's default
+USUAL_TOKENS = 16  # OpenAI's default, where the model has none
 
 
 class Completions:
@@ -48,7 +49,9 @@ class Completions:
             {
                 "prompt": Field(prompt, "Texts or token ids.", required=True),
                 **common_fields(offer),
-                "max_tokens": Field(Whole(1, limits.max_tokens), "New tokens.", USUAL_TOKENS),
+                "max_tokens": Field(
+                    Whole(1, limits.max_tokens), "New tokens.", usual_tokens(offer, USUAL_TOKENS)
+                ),
                 "n": Field(Whole(1, limits.max_choices), "Answers to each prompt.", 1),
                 "best_of": Field(Choice((1,)), "Answers are not ranked."),
                 "logprobs": Field(
@@ -71,12 +74,6 @@ class Completions:
         if fields["best_of"] is not None and n > 1:
             message = f"'best_of' must be at least 'n'. Received 1 and {n}; leave it out."
             raise ApiError(message, param="best_of", code="invalid_value")
-        if fields["echo"] and fields["logprobs"] is not None:
-            message = (
-                "'echo' cannot be honoured together with 'logprobs': those of the prompt are not "
-                "computed. Leave out one of the two."
-            )
-            raise ApiError(message, param="echo", code="unsupported_parameter")
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
         for prompt in tokens:
             room_for(self.offer, prompt, "prompt")
@@ -95,6 +92,7 @@ class Completions:
             is_streamed=fields["stream"],
             includes_usage=includes_usage(fields),
             includes_fates=fields["fates"],
+            scores_prompts=fields["echo"] and fields["logprobs"] is not None,
             detail={"echo": [self._text(prompt) for prompt in prompts] if fields["echo"] else None},
         )
 
@@ -122,14 +120,25 @@ class CompletionReply:
             "system_fingerprint": fingerprint,
         }
         self._tracks = [Track(route.offer, ask) for _ in range(ask.num_choices)]
-        self._echoed = [False] * ask.num_choices
+        self._has_begun = [False] * ask.num_choices
+        self._scores: list[dict[str, Any]] = []  # of prompts, where asked for
+
+    def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
+        """Take the log-probabilities of each prompt's tokens but the first."""
+        for tokens, logprobs in zip(self._ask.prompts, prompts, strict=True):
+            offsets = offsets_of(self._offer.tokenizer, tokens)
+            num_top = self._ask.logprobs or 0
+            told = self._words.completion_logprobs(logprobs, offsets[1:], num_top)
+            first = {"tokens": [self._words.text(tokens[0])], "text_offset": [0]}
+            unknown = {"token_logprobs": [None], "top_logprobs": [None]}
+            self._scores.append(_joined(first | unknown, told))
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
         choices = []
         for index, answer in enumerate(answers):
             offsets, parts = self._tracks[index].take_whole(answer)
-            choice = self._choice(index, answer.text or "", answer.finish_reason)
-            choice["logprobs"] = self._logprobs(answer.logprobs, offsets)
+            told = self._logprobs(answer.logprobs, offsets, index)
+            choice = self._choice(index, answer.text or "", told, answer.finish_reason)
             if self._ask.includes_fates:
                 choice |= told_fates(answer.tokens, answer.fates, parts)
             choices.append(choice)
@@ -144,8 +153,8 @@ class CompletionReply:
         has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
         if not piece.text and piece.finish_reason is None and not has_tokens:
             return []
-        told = self._choice(choice, piece.text, piece.finish_reason)
-        told["logprobs"] = self._logprobs(piece.logprobs, offsets)
+        logprobs = self._logprobs(piece.logprobs, offsets, choice)
+        told = self._choice(choice, piece.text, logprobs, piece.finish_reason)
         if ask.includes_fates:
             told |= told_fates(piece.tokens, piece.fates, parts)
         return [self._chunk([told])]
@@ -159,19 +168,34 @@ class CompletionReply:
         extra = {"usage": None} if self._ask.includes_usage else {}
         return {**self._head, "choices": choices, **extra}
 
-    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
         """A choice; the prompt comes before the first text of one that echoes."""
-        echo = self._ask.detail["echo"]
-        if echo is not None and not self._echoed[index]:
-            self._echoed[index] = True
-            text = echo[index // self._ask.n] + text
         finish = None if reason is None else finish_of(reason)
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+        echo = self._ask.detail["echo"]
+        if echo is not None and not self._has_begun[index]:
+            prompt = index // self._ask.n
+            text = echo[prompt] + text
+            if self._scores and logprobs is not None:
+                logprobs = _joined(self._scores[prompt], logprobs)
+        self._has_begun[index] = True
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, logprobs: Any, offsets: list[int]) -> dict[str, Any] | None:
+    def _logprobs(
+        self, logprobs: Sequence[TokenLogprob] | None, offsets: list[int], index: int
+    ) -> dict[str, Any] | None:
         if self._ask.logprobs is None:
             return None
-        return self._words.completion_logprobs(logprobs or (), offsets, self._ask.logprobs)
+        echo = self._ask.detail["echo"]
+        start = 0 if echo is None else len(echo[index // self._ask.n])
+        places = [start + offset for offset in offsets]
+        return self._words.completion_logprobs(logprobs or (), places, self._ask.logprobs)
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The log-probabilities of two stretches of a text; what the second leaves out stays None."""
+    return {name: None if part is None else [*first[name], *part] for name, part in second.items()}
 
 
 def _list_of(prompt: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from forerun.serve.options import (
     sampling_of,
     speculation_of,
     stops_of,
+    usual_tokens,
 )
 from forerun.serve.routes.response_reply import ResponseReply
 from forerun.serve.templates import chat_tokens
@@ -81,7 +82,8 @@ class Responses:
                 **common_fields(offer),
                 "instructions": Field(Text(), "A system message before the input."),
                 "max_output_tokens": Field(
-                    Whole(1, limits.max_tokens), "New tokens; as many as fit if left out."
+                    Whole(1, limits.max_tokens),
+                    "New tokens; the model's own, or what fits.",
                 ),
                 "text": Field(
                     Object({"format": Field(flat_format(offer))}, {"verbosity": "no such setting."})
@@ -120,7 +122,7 @@ class Responses:
         return Ask(
             prompts=[tokens],
             sampling=sampling_of(self.offer, fields, grammar),
-            max_new_tokens=fields["max_output_tokens"] or room,
+            max_new_tokens=fields["max_output_tokens"] or min(room, usual_tokens(self.offer, room)),
             stop=stops_of(fields["stop"]),
             ignore_eos=fields["ignore_eos"],
             logprobs=_num_logprobs(fields),
