@@ -135,6 +135,10 @@ class Stream(Iterator[Piece]):
     def __del__(self) -> None:
         self.close()
 
+    def generation(self, index: int) -> Generation:
+        """What there is by now of the answer to one of the prompts (its first sample)."""
+        return self._run.requests[sum(self._run.counts[:index])].generation()
+
     def results(self) -> Any:
         """What `generate` would have returned, as far as it got; this ends the stream."""
         self.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.drafters.base import Drafter
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
-from forerun.measure.probe import DrafterProbe, look_at, try_out
+from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
 from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
@@ -62,6 +62,7 @@ def plan(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
+    report: Report = lambda what: None,
 ) -> SpeculationPlan:
     """Probe the drafters and choose the setting with the fastest forecast on this machine.
 
@@ -69,6 +70,7 @@ def plan(
     prompts: as for `generate`; use prompts like those you will serve.
     rules: the lossless rules to consider, where their acceptance can be computed.
     trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
+    report: is told what each step is about; `forerun.measure.probe.num_steps` counts them.
     """
     named = drafters if isinstance(drafters, Mapping) else {drafters.name: drafters}
     if not named or not rules:
@@ -85,8 +87,9 @@ def plan(
         trees=trees if "match" in rules else (),
         max_new_tokens=max_new_tokens,
         seed=seed,
+        report=report,
     )
-    probes = {name: try_out(subject, drafter) for name, drafter in named.items()}
+    probes = {name: try_out(subject, one, report=report) for name, one in named.items()}
     return choose(probes, dict(named), batch=batch, temperature=temperature, rules=rules)
 
 
