@@ -223,9 +223,12 @@ def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None
     assert f"target: LeanModel({tiny_model!r}, llama of " in shown
     assert "k parameters, lean CPU pass, float32, float32 weights)\n" in shown
     assert main([*command, "--stats", "--dtype", "bfloat16"]) == 0
+    assert "lean CPU pass, float32, bfloat16 weights)\n" in capsys.readouterr().err
+    with pytest.warns(RuntimeWarning, match="runs on transformers"):
+        assert main([*command, "--stats", "--dtype", "float64"]) == 0
     err = capsys.readouterr().err
-    assert f"target: HuggingFaceModel({tiny_model!r}, transformers, crop, bfloat16, cpu)" in err
-    assert "not the lean CPU pass: its weights are not all float32" in err
+    assert f"target: HuggingFaceModel({tiny_model!r}, llama of 37.8k parameters, tr" in err
+    assert "transformers, crop, float64, cpu); not the lean CPU pass: its weights are not" in err
     assert main(command) == 0
     assert "target:" not in capsys.readouterr().err
 

@@ -23,6 +23,8 @@ from forerun.lean.packed import Packed
 from forerun.lean.shape import LANES, TOKENS
 from forerun.models.bundled import cache_folder
 from forerun.models.contents import contents, known_contents
+from forerun.models.light_tokenizer import KeptTokenizer
+from forerun.version import __version__
 
 VERSION = 1  # raise it when a change elsewhere packs something else
 LEAST_BYTES = 4 << 20  # smaller models are packed in no time
@@ -37,7 +39,7 @@ class KeptModel(NamedTuple):
     """What is in a file."""
 
     packed: Packed
-    tokenizer: str  # module:class that reads it from the folder, if AutoTokenizer is not needed
+    tokenizer: KeptTokenizer
 
 
 def recall(folder: Path, dtype: str, int8: bool) -> KeptModel | None:
@@ -73,7 +75,7 @@ def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> None:
 
 
 def _file(digest: str, dtype: str, int8: bool) -> Path:
-    made_by = (VERSION, sources(), LANES, TOKENS, platform.machine(), dtype, int8)
+    made_by = (VERSION, sources(), __version__, LANES, TOKENS, platform.machine(), dtype, int8)
     told = " ".join(map(str, (*made_by, metadata.version("transformers"))))
     name = f"{digest[:32]}-{sha256(told.encode()).hexdigest()[:16]}"
     return cache_folder() / "packed" / name

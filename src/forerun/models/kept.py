@@ -1,15 +1,16 @@
-"""Models that the lean CPU pass has run before, started without torch and its model.
+"""Models that the lean CPU pass has run before, started without torch and transformers.
 
 What is kept, and where, is said in `lean/keeping.py`.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forerun.models import light_tokenizer
+from forerun.models.light_tokenizer import LightTokenizer
 from forerun.models.place import usual_device
 
 
@@ -23,6 +24,11 @@ class Kept(NamedTuple):
     @property
     def dtype_name(self) -> str:
         return str(self.dtype or "auto").removeprefix("torch.")
+
+    def load_tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder)
 
     def load(self) -> Any:
         """The transformers model itself."""
@@ -53,7 +59,8 @@ def recall(kept: Kept, name: str) -> Any:
         found = keeping.recall(kept.folder, kept.dtype_name, kept.quantize is not None)
         if found is None:
             return None
-        tokenizer = _read_tokenizer(found.tokenizer, kept.folder)
+        is_light, load = found.tokenizer.words.size > 0, kept.load_tokenizer
+        tokenizer = LightTokenizer(found.tokenizer, load) if is_light else load()
     except (ImportError, OSError, ValueError):  # loading the model itself will say what is wrong
         return None
     name += f"-{kept.quantize}" if kept.quantize else ""
@@ -66,36 +73,5 @@ def keep(kept: Kept, model: Any) -> None:
         from forerun.lean.keeping import KeptModel
         from forerun.lean.keeping import keep as keep_packed
 
-        made = KeptModel(model.packed, _tokenizer_class(model.tokenizer, kept.folder))
+        made = KeptModel(model.packed, light_tokenizer.of(model.tokenizer))
         keep_packed(kept.folder, kept.dtype_name, kept.quantize is not None, made)
-
-
-def _read_tokenizer(told: str, folder: Path) -> Any:
-    if not told:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder)
-    module, _, kind = told.partition(":")
-    return getattr(importlib.import_module(module), kind).from_pretrained(folder)
-
-
-def _tokenizer_class(tokenizer: Any, folder: Path) -> str:
-    """module:class if that reads the same tokenizer as AutoTokenizer, whose import brings torch."""
-    kind = type(tokenizer)
-    told = f"{kind.__module__}:{kind.__name__}"
-    if not told.startswith("transformers."):
-        return ""
-    try:
-        again = _read_tokenizer(told, folder)
-    except Exception:  # some classes are not for reading folders
-        return ""
-    return told if _description(again) == _description(tokenizer) else ""
-
-
-def _description(tokenizer: Any) -> list[Any]:
-    """All that decides what a tokenizer does."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    words = None if backend is None else backend.to_str()
-    names = ("chat_template", "special_tokens_map", "model_max_length", "padding_side")
-    more = ("clean_up_tokenization_spaces", "init_kwargs", "all_special_ids")
-    return [words, *(str(getattr(tokenizer, name, None)) for name in (*names, *more))]
