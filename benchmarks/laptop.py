@@ -5,6 +5,7 @@ In one run: transformers' greedy decoding, ours without a drafter, ours as the d
 chain and a tree of given size, greedy and sampled.  The text of all of ours must be the same.
 
     python benchmarks/laptop.py [SPEC_BENCH.jsonl] [--per-group 8] [--max-new-tokens 128]
+        [--output laptop]
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="measure these again, keep the rest")
+    parser.add_argument("--output", default="laptop", help="name of the JSON file")
     args = parser.parse_args()
+    place = Path(__file__).with_name(args.output)
     load_before = os.getloadavg()[0]
     target, plain, size = default_model(), default_model(lean=False), args.max_new_tokens
     heads = fr.drafters.Heads()
@@ -81,11 +84,11 @@ def main() -> None:
     load = [load_before, os.getloadavg()[0]]
     about = {"prompts": len(prompts), "max_new_tokens": size, "load_average": load}
     if args.only is not None:
-        known = json.loads(Path(__file__).with_suffix(".json").read_text())
+        known = json.loads(place.with_suffix(".json").read_text())
         results = {**known["results"], **results}
         before = {"command": known["machine"]["command"], "load": known["load_average"]}
         about["the_rest"] = known.get("the_rest", before)  # of the run that measured them all
-    save(__file__, {**about, "results": results})
+    save(str(place), {**about, "results": results})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The target here recites a text and takes no time that counts: its calls are time
 What is left is the engine, the rule, the sampling pipeline and a drafter that knows the answer up
 to some mistakes.
 
-    python benchmarks/round.py
+    python benchmarks/round.py [--output round]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--no-file", action="store_true", help="print only")
+    parser.add_argument("--output", default="round", help="name of the JSON file")
     args = parser.parse_args()
     target = Reciter(args.tokens + 100, args.vocab_size)
     drafters = {"plain": None, "draft of 5": Knowing(target.text)}
@@ -118,7 +120,8 @@ def main() -> None:
                 print(f"{key:55} {statistics.median(costs):8.0f} us per round")
     if not args.no_file:
         about = {"vocab_size": args.vocab_size}
-        save(__file__, {**about, "microseconds per round outside the models": results})
+        place = str(Path(__file__).with_name(args.output))
+        save(place, {**about, "microseconds per round outside the models": results})
 
 
 def cost(target: Reciter, drafter: Any, options: Any, batch: int, args: Any) -> float:

@@ -6,6 +6,7 @@ portably (scatter, wide integers, the widest float of a device) is said here and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -105,6 +106,12 @@ def to_numpy(x: Array) -> HostArray:
         return np.asarray(x)
     except (TypeError, ValueError, BufferError, RuntimeError):
         return np.from_dlpack(x)
+
+
+def tensor_if_loaded(x: HostArray) -> Array:
+    """A torch tensor of the same memory where torch is imported, else the array itself."""
+    from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
+    return x if from_numpy is None else from_numpy(x)
 
 
 def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:

@@ -6,14 +6,17 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import forerun as fr
 from forerun.cli import main
+from forerun.cli.generate import in_order
 from forerun.cli.paint import COLOURS, painted
+from forerun.engine.results import Piece
 
 PROMPT = "the cat sat on the mat, the cat sat on"
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -47,6 +50,37 @@ def test_the_seed_decides_not_the_drafter(tiny_model: str, capsys: Capture) -> N
     assert found["ngram"]["stats"]["accepted"] < found[tiny_model]["stats"]["accepted"]
     assert main(["generate", PROMPT, *sampled, "--seed", "8"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] != found["none"]["tokens"]
+
+
+def test_a_pipe_gets_each_part_as_it_comes(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text is flushed round by round, not at the end; a buffer between would hide that."""
+
+    class Pipe(io.StringIO):
+        flushed: ClassVar[list[str]] = []
+
+        def flush(self) -> None:
+            self.flushed.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Pipe())
+    options = ["--target", tiny_model, "--max-new-tokens", "24", "--drafter", "none"]
+    assert main(["generate", PROMPT, *options]) == 0
+    assert len(set(Pipe.flushed)) > 12
+
+
+def test_json_lines_come_as_answers_end() -> None:
+    told: list[int] = []
+    ends = [(1, None), (1, "stop"), (2, "stop"), (0, None), (0, "length"), (3, "stop")]
+
+    def pieces() -> Iterator[Piece]:
+        for index, reason in ends:
+            assert told == ([] if index != 3 else [0, 1, 2])
+            yield Piece([], [], [], index, 0, reason)
+
+    for index in in_order(pieces(), 4):
+        told.append(index)  # noqa: PERF402 (the generator looks at it)
+    assert told == [0, 1, 2, 3]
 
 
 def test_json_holds_what_a_program_needs(tiny_model: str, capsys: Capture) -> None:
@@ -190,11 +224,16 @@ def test_statistics_go_to_stderr(tiny_model: str, capsys: Capture) -> None:
 def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None:
     command = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "3"]
     assert main([*command, "--stats"]) == 0
-    assert f"target: LeanModel({tiny_model!r}, lean CPU pass, float32)\n" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"target: LeanModel({tiny_model!r}, llama of " in shown
+    assert "k parameters, lean CPU pass, float32, float32 weights)\n" in shown
     assert main([*command, "--stats", "--dtype", "bfloat16"]) == 0
+    assert "lean CPU pass, float32, bfloat16 weights)\n" in capsys.readouterr().err
+    with pytest.warns(RuntimeWarning, match="runs on transformers"):
+        assert main([*command, "--stats", "--dtype", "float64"]) == 0
     err = capsys.readouterr().err
-    assert f"target: HuggingFaceModel({tiny_model!r}, transformers, crop, bfloat16, cpu)" in err
-    assert "not the lean CPU pass: its weights are not all float32" in err
+    assert f"target: HuggingFaceModel({tiny_model!r}, llama of 37.8k parameters, tr" in err
+    assert "transformers, crop, float64, cpu); not the lean CPU pass: its weights are not" in err
     assert main(command) == 0
     assert "target:" not in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from forerun.cli import main
 from forerun.cli.lists import counts, numbers
 from forerun.cli.sweep import draft_lengths
 from forerun.errors import InputError
+from forerun.measure.log import Log
 from forerun.measure.records import FILE, read_records
 
 SPEC_BENCH = [
@@ -66,6 +68,60 @@ def test_prompts_are_read_once_where_the_target_can(
     assert "Leave out --read-prompts-once" in shown.err
     assert not all(run.read_prompts for run in read_records(tmp_path / "True").runs)
     assert read_records(tmp_path / "False").runs == []
+
+
+def test_an_interruption_says_what_is_saved(
+    tiny_model: str,
+    prompts: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0,2", "--prompts"]
+    words += [prompts, "--max-new-tokens", "4", "--no-predict", "--out", str(tmp_path / "out")]
+    add, num_added = Log.add, 0
+
+    def interrupted(self: Log, record: Any) -> None:
+        nonlocal num_added
+        num_added += 1
+        if num_added == 4:  # a header and two runs
+            raise KeyboardInterrupt
+        add(self, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "add", interrupted)
+        assert main(words) == 130
+    shown = capsys.readouterr()
+    assert shown.err.endswith("\n2 runs saved; the same command goes on from there\n")
+    assert "run 1 of 6: " in shown.err
+    assert main(words) == 0
+    assert "run 3 of 6: " in capsys.readouterr().err
+    assert len(read_records(tmp_path / "out").runs) == 6
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-new-tokens", "5", "--max-new-tokens). Received 5 instead of 4"),
+        ("--seed", "1", "another --seed. Received 1 instead of 0"),
+        ("--per-group", "1", "--per-group). Received 2 prompts with the digest "),
+    ],
+)
+def test_going_on_with_another_option_names_it(
+    option: str,
+    value: str,
+    said: str,
+    tiny_model: str,
+    prompts: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["sweep", tiny_model, "--draft-length", "0", "--prompts", prompts, "--no-predict"]
+    words += ["--drafter", "ngram", "--out", str(tmp_path / "out")]
+    assert main([*words, "--max-new-tokens", "4"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--max-new-tokens", "4", option, value]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_ranges_and_lists() -> None:

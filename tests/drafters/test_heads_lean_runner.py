@@ -39,12 +39,17 @@ def embedding(size: int = 32) -> Any:
     return torch.randn(VOCAB_SIZE, size, generator=torch.Generator().manual_seed(1))
 
 
+def lean_runner(net: Network, num_threads: int | None = None) -> LeanRunner:
+    weights = {name: value.numpy() for name, value in net.state_dict().items()}
+    return LeanRunner(net.design, weights, embedding(net.design.hidden_size).numpy(), num_threads)
+
+
 class Both:
     """Two runners that are asked the same and must say the same."""
 
     def __init__(self, net: Network, num_rows: int, num_threads: int = 2) -> None:
         table = embedding(net.design.hidden_size)
-        self.runners = LeanRunner(net, table, num_threads), TorchRunner(net, table)
+        self.runners = lean_runner(net, num_threads), TorchRunner(net, table)
         self.states = [runner.start(num_rows, 300) for runner in self.runners]
         self.features = net.design.num_features
 
@@ -108,7 +113,7 @@ def test_a_long_prompt_takes_several_passes() -> None:
 
 
 def test_a_node_has_the_bits_of_its_path_run_alone() -> None:
-    lean, generator = LeanRunner(network(), embedding(), 2), random.Random(2)
+    lean, generator = lean_runner(network(), 2), random.Random(2)
     features, tokens = torch.randn(37, 96), [generator.randrange(VOCAB_SIZE) for _ in range(37)]
     parents, guesses = [-1, -1, 0, 0, 1, 2, 4], [5, 6, 7, 8, 9, 10, 11]
     state, alone = lean.start(1, 99), lean.start(1, 99)
@@ -135,7 +140,7 @@ def test_a_saved_drafter_stays_in_8_bits() -> None:
     for parameter in net.parameters():
         if parameter.ndim == 2:
             parameter.data = torch.from_numpy(from_blocks(*to_blocks(parameter.detach().numpy())))
-    lean = LeanRunner(net, embedding())
+    lean = lean_runner(net)
     assert set(lean.weights.matrices.format) == {Format.BLOCK8}
     both, generator = Both(net, num_rows=1), random.Random(3)
     both.extend([0], [9], generator)

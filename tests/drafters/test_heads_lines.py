@@ -12,10 +12,9 @@ import torch
 
 pytest.importorskip("numba")
 
-from test_heads_lean_runner import VOCAB_SIZE, embedding, network
+from test_heads_lean_runner import VOCAB_SIZE, lean_runner, network
 
 from forerun.drafters.base import Turn
-from forerun.drafters.heads.lean_runner import LeanRunner
 from forerun.lean.line import MOST_RACERS, REACH, exponential, racers
 from forerun.lean.plan import MOST_TOKENS
 from forerun.noise import exponentials, seed_key
@@ -69,7 +68,7 @@ def features(counts: list[int], seed: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("first", [3, MOST_TOKENS + 9])
 def test_lines_are_what_levels_give(first: int, worth: float, num_threads: int) -> None:
     """Ragged rows, one of each way of sampling; again after more text, guesses being forgotten."""
-    lean = LeanRunner(network(), embedding(), num_threads)
+    lean = lean_runner(network(), num_threads)
     rows = list(range(len(SAMPLINGS)))
     state, other = lean.start(len(rows), 400), lean.start(len(rows), 400)
     lengths = set()
@@ -96,7 +95,7 @@ def test_lines_are_what_levels_give(first: int, worth: float, num_threads: int) 
 
 
 def test_a_row_without_room_gets_nothing_and_disturbs_nobody() -> None:
-    lean = LeanRunner(network(), embedding(), 2)
+    lean = lean_runner(network(), 2)
     states, tokens = features([4, 3], 0)
     alone = lean.start(2, 20)
     _, (only,) = lean.extend_with_lines(

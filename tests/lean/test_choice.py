@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_tokens
+from tiny_models import Architecture, fresh_logits, largest, random_tokens
+from words import save_tokenizer
 
 pytest.importorskip("numba")
 
@@ -32,14 +33,9 @@ def tiny(**options: Any) -> Any:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a float32 model and its tokenizer."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
     folder = tmp_path_factory.mktemp("saved")
     tiny().build().save_pretrained(folder)
-    words = WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0")
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(folder)
+    save_tokenizer(folder)
     return str(folder)
 
 
@@ -50,7 +46,8 @@ def test_loading_takes_the_pass_that_fits(saved: str) -> None:
     assert model.tokenizer.convert_ids_to_tokens([3]) == ["w3"]
     assert type(fr.load(saved, lean=True)) is LeanModel
     assert type(fr.load(saved, lean=False)) is HuggingFaceModel
-    assert type(fr.load(saved, dtype="bfloat16")) is HuggingFaceModel
+    assert type(fr.load(saved, dtype="bfloat16")) is LeanModel
+    assert type(fr.load(saved, dtype="float64")) is HuggingFaceModel
     assert type(fr.wrap(model.model)) is HuggingFaceModel  # never by itself: weights are copied
 
 
@@ -68,22 +65,26 @@ def test_no_stopwatch_chooses_the_pass(saved: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_model_says_which_pass_runs(saved: str) -> None:
     lean, plain = fr.load(saved), fr.load(saved, lean=False)
-    assert repr(lean) == f"LeanModel({saved!r}, lean CPU pass, float32)"
-    assert repr(plain) == f"HuggingFaceModel({saved!r}, transformers, float32, cpu)"
+    size = "llama of 22.5k parameters"
+    assert repr(lean) == f"LeanModel({saved!r}, {size}, lean CPU pass, float32, float32 weights)"
+    assert repr(plain) == f"HuggingFaceModel({saved!r}, {size}, transformers, float32, cpu)"
     plain.start(1, 8)
     assert plain.pass_name == "transformers, crop, float32, cpu"
     rounded = fr.load(saved, quantize="int8")
-    assert repr(rounded) == f"LeanModel('{saved}-int8', lean CPU pass, float32)"
+    told = f"{size}, lean CPU pass, float32, 8-bit weights"
+    assert repr(rounded) == f"LeanModel('{saved}-int8', {told})"
 
 
 def test_a_pass_that_was_not_taken_has_a_reason(
     saved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert fr.load(saved, lean=False).why_not_lean == "lean=False asked for transformers"
-    assert "not all float32" in fr.load(saved, dtype="bfloat16").why_not_lean
+    with pytest.warns(RuntimeWarning, match="runs on transformers, not on the faster lean"):
+        assert "not all 32 or 16 bits" in fr.load(saved, dtype="float64").why_not_lean
     assert fr.wrap(tiny().build()).why_not_lean == "only `load` takes it: the weights are copied"
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert 'pip install "forerun[cpu]"' in fr.load(saved).why_not_lean
+    with pytest.warns(RuntimeWarning, match="Numba is not installed"):
+        assert 'pip install "forerun[cpu]"' in fr.load(saved).why_not_lean
 
 
 def test_int8_is_another_target_by_name(saved: str) -> None:

@@ -151,10 +151,6 @@ def test_weights_that_were_fewer_bits_give_the_same_logits() -> None:
     assert largest(logits - fresh_logits(model, text)) < TOLERANCE
 
 
-def half(model: Any) -> Any:
-    return model.to(torch.bfloat16)
-
-
 def adapted(model: Any) -> Any:
     class Adapter(torch.nn.Linear):
         pass
@@ -177,7 +173,7 @@ def hooked(model: Any) -> Any:
         (lambda: tiny("gemma2", head_dim=16), "not one of"),
         (lambda: tiny(hidden_act="gelu"), "activation is gelu"),
         (lambda: tiny(rope_parameters=DYNAMIC), "rotary table"),
-        (lambda: half(tiny()), "float32"),
+        (lambda: tiny().double(), "32 or 16 bits"),
         (lambda: adapted(tiny()), "replaced"),
         (lambda: hooked(tiny()), "hooks"),
     ],

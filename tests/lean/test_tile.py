@@ -47,6 +47,8 @@ def example(format: Format, num_outputs: int) -> Any:
     """A matrix (outputs, DEPTH) that the format holds exactly."""
     if format is Format.FLOAT32:
         return normal(num_outputs, DEPTH)
+    if format is Format.FLOAT16:
+        return half(normal(num_outputs, DEPTH))
     if format is Format.BFLOAT16:
         bits = normal(num_outputs, DEPTH).view(np.uint32) & np.uint32(0xFFFF0000)
         return bits.view(np.float32)
@@ -74,7 +76,7 @@ def test_a_matrix_is_kept_in_the_fewest_bits_that_hold_it(format: Format) -> Non
 
 
 def test_what_almost_fits_a_format_does_not() -> None:
-    for format in (Format.BFLOAT16, Format.BLOCK8, Format.BLOCK4):
+    for format in (Format.BFLOAT16, Format.FLOAT16, Format.BLOCK8, Format.BLOCK4):
         matrix = example(format, LANES).copy()
         matrix[LANES - 1, 40] = np.nextafter(matrix[LANES - 1, 40], np.float32(9))
         assert store(matrix).format is Format.FLOAT32

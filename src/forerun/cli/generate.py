@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forerun import rules
@@ -16,7 +17,7 @@ from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
 from forerun.engine.generate import stream
-from forerun.engine.results import Generation
+from forerun.engine.results import Generation, Piece
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.models.lean_pass import Lean
@@ -138,11 +139,12 @@ def run(args: argparse.Namespace) -> int:
         errors="return",
     )
     screen = Screen(prompts, colour=wants_colour())
-    interrupted = False
+    interrupted, num_told = False, 0
     try:
         if args.json:
-            for _ in pieces:
-                pass
+            for index in in_order(pieces, len(prompts)):
+                print(json.dumps(as_dict(pieces.generation(index), index)), flush=True)
+                num_told += 1
         else:
             if screen.colour and drafter is not None and sys.stderr.isatty():
                 print(legend(), file=sys.stderr)
@@ -153,12 +155,23 @@ def run(args: argparse.Namespace) -> int:
             screen.break_off()
     generations: list[Generation] = pieces.results()
     if args.json:
-        for index, generation in enumerate(generations):
+        for index, generation in enumerate(generations[num_told:], start=num_told):
             print(json.dumps(as_dict(generation, index)))
     if args.stats:
         print(_which_pass(target), file=sys.stderr)
     failed = _report(generations, with_stats=args.stats)
     return 130 if interrupted else int(failed)
+
+
+def in_order(pieces: Iterable[Piece], count: int) -> Iterator[int]:
+    """The numbers of finished answers, each as soon as it and all before it are finished."""
+    has_ended = [False] * count
+    first = 0  # of those not given out
+    for piece in pieces:
+        has_ended[piece.index] |= piece.finish_reason is not None
+        while first < count and has_ended[first]:
+            yield first
+            first += 1
 
 
 def draft_length(text: str) -> DraftLength:

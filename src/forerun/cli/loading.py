@@ -15,7 +15,7 @@ from forerun.models.base import LanguageModel
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from forerun.models.lean_pass import Lean, Quantize
-from forerun.models.load import huggingface_model, load
+from forerun.models.load import load
 
 
 def load_target(
@@ -30,10 +30,6 @@ def load_target(
     # passes then take ten times as long.  OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting_for(f"Loading {name or NAME}"):
-        huggingface_model()  # a missing extra is told before anything is imported from it
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
         try:
             if name is None:
                 return default_model(device, dtype, lean=lean, quantize=quantize)

@@ -10,11 +10,12 @@ from typing import Any
 from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts
 from forerun.cli.loading import load_drafter, load_target
-from forerun.cli.terminal import waiting_for
 from forerun.errors import InputError, explain
 from forerun.measure.exports import exports
 from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
+from forerun.measure.probe import num_steps
+from forerun.measure.progress import Progress
 from forerun.measure.sweep import as_chat
 
 EXAMPLES = """examples:
@@ -60,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     trees = counts("--tree", args.tree) if args.tree else []
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
     target = load_target(args.target, args.device, args.dtype)
-    with waiting_for("Probing"):
+    num_trees = len(trees) if "match" in (args.rule or RULES) else 0
+    steps = num_steps(len(drafters), len(prompts), 1, num_trees)
+    with Progress("probing", steps) as progress:
         advice = plan(
             target,
             {name: drafter for name, drafter in drafters.items() if drafter is not None},
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
             trees=trees,
             max_new_tokens=args.max_new_tokens,
             seed=args.seed,
+            report=progress.begin,
         )
     source = "of our own" if args.prompts is None else f"of {args.prompts}"
     report = as_dict(advice) | {"num_prompts": len(prompts)}

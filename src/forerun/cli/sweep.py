@@ -100,24 +100,31 @@ def run(args: argparse.Namespace) -> int:
     for number, reason in log.records.skipped.items():
         print(f"note: line {number} is corrupt and skipped: {reason}", file=sys.stderr)
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
-    records = sweep(
-        load_target(args.target, args.device, args.dtype),
-        {name: drafter for name, drafter in drafters.items() if drafter is not None},
-        prompts,
-        log,
-        draft_lengths=lengths,
-        trees=trees,
-        batches=batches,
-        temperatures=temperatures,
-        rule=args.rule,
-        repeats=repeats,
-        max_new_tokens=args.max_new_tokens,
-        seed=args.seed,
-        against=args.against,
-        predict=not args.no_predict,
-        read_prompts_once=args.read_prompts_once,
-        command=_command(),
-    )
+    target = load_target(args.target, args.device, args.dtype)
+    try:
+        records = sweep(
+            target,
+            {name: drafter for name, drafter in drafters.items() if drafter is not None},
+            prompts,
+            log,
+            draft_lengths=lengths,
+            trees=trees,
+            batches=batches,
+            temperatures=temperatures,
+            rule=args.rule,
+            repeats=repeats,
+            max_new_tokens=args.max_new_tokens,
+            seed=args.seed,
+            against=args.against,
+            predict=not args.no_predict,
+            read_prompts_once=args.read_prompts_once,
+            command=_command(),
+        )
+    except KeyboardInterrupt:
+        count = len(log.records.runs)
+        saved = f"{count} run{'s' * (count != 1)} saved; the same command goes on from there"
+        print(f"\n{saved}", file=sys.stderr)
+        return 130
     print(render(records))
     if words := in_words(summarise(records)):
         print("\n".join(["", *words]))

@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", help="hub name or folder of a model of the Llama family")
+    parser.add_argument("target", help="hub name or folder of a model like Llama, Qwen or GPT-2")
     parser.add_argument("--out", required=True, metavar="DIR", help="where all of it is written")
     parser.add_argument("--prompts", metavar="F", help="JSON lines to collect answers to")
     parser.add_argument("--held-out", metavar="F", help="prompts to measure with, by category")
@@ -54,7 +54,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     train.add_argument("--batch-tokens", type=int, metavar="N", help="per step, padding included")
     train.add_argument("--objective", default="kl", help="kl, tv, top1 or mix (default: kl)")
-    train.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
+    train.add_argument(
+        "--optimizer",
+        choices=("muon", "adamw"),
+        help="(default: muon; adamw on a CPU that has no products in bfloat16)",
+    )
     train.add_argument("--learning-rate", type=float, default=1e-3, help="(default: 0.001)")
     train.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="(default: 8192)")
     train.add_argument("--mlp-size", type=int, metavar="N", help="(default: the target's)")
@@ -67,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         received = "neither" if args.prompts is None else "both"
         cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
         raise InputError(explain("Either prompts or their answers are needed.", received, cure))
+    from forerun.train.optimiser import usual_optimiser
     from forerun.train.prompts import read_prompts
     from forerun.train.run import TrainOptions, train
 
@@ -92,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         pause_after=args.pause_after,
         batch_tokens=args.batch_tokens or (32_768 if on_gpu else 2048),
         objective=args.objective,
-        optimizer=args.optimizer,
+        optimizer=args.optimizer or usual_optimiser(args.device),
         learning_rate=args.learning_rate,
         draft_vocab=args.draft_vocab,
         mlp_size=args.mlp_size,

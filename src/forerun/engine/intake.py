@@ -13,8 +13,13 @@ from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
 from forerun.errors import InputError, explain
+<<<<<<< HEAD
 from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar
 from forerun.models.base import LanguageModel
+=======
+from forerun.grammars.base import Cursor, Grammar
+from forerun.models.base import LanguageModel, endings_of
+>>>>>>> h-lean
 from forerun.noise import fold
 from forerun.sampling import Bans, Sampling, allowed_after
 from forerun.types import DraftLength
@@ -150,13 +155,9 @@ def _check_given(
 
 def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
     """The ids with which the model itself ends a text, as transformers finds them."""
-    inner = getattr(model, "model", None)
-    for config in (getattr(inner, "generation_config", None), getattr(inner, "config", None)):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            listed = [ids] if isinstance(ids, int) else ids
-            return tuple(sorted({int(token) for token in listed if 0 <= token < model.vocab_size}))
-    return ()
+    stated = getattr(model, "endings", None)
+    ids = endings_of(getattr(model, "model", None)) if stated is None else stated
+    return tuple(sorted({int(token) for token in ids if 0 <= token < model.vocab_size}))
 
 
 def _with_cursor(

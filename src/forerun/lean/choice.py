@@ -1,5 +1,6 @@
 """Whether to use the lean pass for a model: it must fit and agree.
 
+It computes in float32, whatever the weights are, so it must agree with the model in float32.
 No time is measured: the two passes differ in the last bits, and a busy minute must not choose.
 """
 
@@ -14,7 +15,8 @@ from forerun.errors import UnsupportedError, explain
 from forerun.lean.model import LeanModel
 from forerun.lean.weights import unfit
 from forerun.models.agreement import Probe
-from forerun.models.forward import Forward
+from forerun.models.lean_pass import without_lean
+from forerun.models.widened import exact_forward
 
 
 def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
@@ -26,9 +28,8 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
     if lean is False:
         return plain
     if lean == "auto" and (reason := unfit(plain.model)):
-        plain.why_not_lean = reason
-        return plain
-    forward = Forward(plain.model)
+        return without_lean(plain, reason)
+    forward = exact_forward(plain.model)
     try:
         candidate = LeanModel(plain.model, plain.tokenizer)
         with torch.inference_mode():
@@ -41,8 +42,7 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
         plain.why_not_lean = str(error)
         return plain
     if not reproduces and lean == "auto":
-        plain.why_not_lean = "it does not reproduce this model"
-        return plain
+        return without_lean(plain, "it does not reproduce this model")
     if not reproduces:
         raise UnsupportedError(
             explain(

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
 from forerun.lean.jit import compiled, intrinsic
+from forerun.lean.threads import usual_threads
 
 CLAIMED, FINISHED = 0, 1
 LINE = 8  # counters per stage: one cache line, of which two are used
@@ -42,7 +42,7 @@ class Crew:
     """The calling thread and `size - 1` helpers; as many as torch would use, if not told."""
 
     def __init__(self, size: int | None = None) -> None:
-        self.size = size or min(torch.get_num_threads(), MOST_THREADS)
+        self.size = size or min(usual_threads(), MOST_THREADS)
         self._helpers: ThreadPoolExecutor | None = None
         self._process = 0
 

@@ -3,7 +3,8 @@
 A panel is LANES outputs by all inputs.  It is a sequence of blocks; a block is a header and rows,
 and a row holds LANES weights of one input, or of two.
 
-    FLOAT32, BFLOAT16   one block, no header
+    FLOAT32, BFLOAT16,
+    FLOAT16             one block, no header
     BLOCK8              blocks of 32 inputs: d, then 32 rows of 8-bit q         weight = d * q
     BLOCK4              blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
                         the low bits                                         weight = d * q + m
@@ -29,18 +30,26 @@ BLOCK = 32  # inputs
 class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
-    BLOCK8 = 2
-    BLOCK4 = 3
+    FLOAT16 = 2
+    BLOCK8 = 3  # from here on in blocks
+    BLOCK4 = 4
 
 
-HEADER = {Format.FLOAT32: 0, Format.BFLOAT16: 0, Format.BLOCK8: 2 * LANES, Format.BLOCK4: 4 * LANES}
+HEADER = {
+    Format.FLOAT32: 0,
+    Format.BFLOAT16: 0,
+    Format.FLOAT16: 0,
+    Format.BLOCK8: 2 * LANES,
+    Format.BLOCK4: 4 * LANES,
+}
 ROW = {
     Format.FLOAT32: 4 * LANES,
     Format.BFLOAT16: 2 * LANES,
+    Format.FLOAT16: 2 * LANES,
     Format.BLOCK8: LANES,
     Format.BLOCK4: LANES,
 }
-INPUTS_PER_ROW = {Format.FLOAT32: 1, Format.BFLOAT16: 1, Format.BLOCK8: 1, Format.BLOCK4: 2}
+INPUTS_PER_ROW = {format: 2 if format is Format.BLOCK4 else 1 for format in Format}
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -108,6 +117,8 @@ def read_row(builder: Any, format: Format, place: Any, header: list[Any]) -> lis
     if format is Format.BFLOAT16:
         bits = builder.zext(load(builder, I16, place), vector(I32))
         return [builder.bitcast(builder.shl(bits, spread(builder, I32(16))), vector(F32))]
+    if format is Format.FLOAT16:
+        return [read_half(builder, place)]
     bits = load(builder, I8, place)
     if format is Format.BLOCK8:
         return [builder.fmul(builder.sitofp(bits, vector(F32)), header[0])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -87,6 +88,7 @@ def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], numba_intrinsic(writer))
 
 
+@cache
 def sources() -> int:
     """A number that changes when any file of this package does, or the kind of products."""
     digest = sha256(str(HAS_DOT_PRODUCTS).encode())

@@ -7,6 +7,7 @@ prompt takes the same path.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,18 +24,26 @@ from forerun.lean.limb_tile import (
 from forerun.lean.limbs import CUT_BYTES, cut_block
 from forerun.lean.scalar import exp
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
-from forerun.lean.storage import padded
+from forerun.lean.storage import padded, store
 from forerun.lean.tile import (
     multiply_bfloat16,
     multiply_block4,
     multiply_block8,
+    multiply_float16,
     multiply_float32,
     multiply_float32_onto,
 )
-from forerun.lean.unpack import unpack_bfloat16, unpack_block4, unpack_block8, unpack_float32
+from forerun.lean.unpack import (
+    unpack_bfloat16,
+    unpack_block4,
+    unpack_block8,
+    unpack_float16,
+    unpack_float32,
+)
 
 CHUNK = 4 * BLOCK  # inputs
-FLOAT32, BFLOAT16, BLOCK8 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.BLOCK8)
+FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
+BLOCK8 = int(Format.BLOCK8)
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -97,6 +106,25 @@ def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     return np.stack(blocks, axis=1).reshape(-1, *first.shape[1:])
 
 
+def join(parts: Iterable[tuple[Floats, Floats]]) -> Matrices:
+    """Matrices (out, in) and biases (out,) in one piece of memory."""
+    stored, biases, depth = [], [], []
+    for matrix, bias in parts:
+        stored.append(store(matrix))
+        biases.append(np.pad(bias, (0, padded(len(bias)) - len(bias))))
+        depth.append(matrix.shape[1])
+    sizes = [matrix.panels.size for matrix in stored]
+    return Matrices(
+        panels=np.concatenate([matrix.panels.reshape(-1) for matrix in stored]),
+        biases=np.concatenate(biases),
+        format=np.array([matrix.format for matrix in stored], np.int64),
+        depth=np.array(depth, np.int64),
+        panel_at=np.cumsum([0, *sizes[:-1]]),
+        panel_bytes=np.array([matrix.panels.shape[1] for matrix in stored], np.int64),
+        output_at=np.cumsum([0, *map(len, biases[:-1])]),
+    )
+
+
 @inlined
 def num_panels(outputs: Floats) -> Any:
     """How many panels make outputs (tokens, width)."""
@@ -118,6 +146,8 @@ def panel(
         multiply_float32(x, 0, depth, w, at, 4 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif format == BFLOAT16:
         multiply_bfloat16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
+    elif format == FLOAT16:
+        multiply_float16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif HAS_DOT_PRODUCTS:
         pass  # blocks are done above: what would not run is not compiled
     elif format == BLOCK8:
@@ -163,6 +193,8 @@ def panel_of_many(
             unpack_float32(m.panels, w_at, 1, size, flat)
         elif format == BFLOAT16:
             unpack_bfloat16(m.panels, w_at, 1, size, flat)
+        elif format == FLOAT16:
+            unpack_float16(m.panels, w_at, 1, size, flat)
         elif HAS_DOT_PRODUCTS:
             pass
         elif format == BLOCK8:

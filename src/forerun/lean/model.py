@@ -1,18 +1,16 @@
-"""A transformers model on the lean CPU pass, as the engine sees it."""
+"""A Llama-family model on the lean CPU pass, as the engine sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
+from forerun.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
-from forerun.lean.linear import Floats
+from forerun.lean.packed import Packed, storage_name
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
-from forerun.lean.weights import take, unfit
 from forerun.models.base import (
     Kept,
     Parents,
@@ -21,17 +19,22 @@ from forerun.models.base import (
     check_score,
     check_truncate,
     check_watched,
+    endings_of,
 )
-from forerun.models.first_layers import FirstLayers, check_depth
-from forerun.models.huggingface import HuggingFaceModel
-from forerun.models.rounded import Bits
+from forerun.models.naming import size_name
+
+if TYPE_CHECKING:
+    from forerun.models.first_layers import FirstLayers
+    from forerun.models.huggingface import HuggingFaceModel
+    from forerun.models.rounded import Bits
 
 
 class LeanModel:
-    """Scores like the model it was made from, within float rounding.
+    """Scores like the model it was made from, within float32 rounding.
 
-    The weights are copied, in another order; `model` stays as it is and at hand.  With
-    `int8=True` the copy is rounded to 8 bits: that is another model, and named so.
+    The weights are copied, in another order; `model` stays as it is and at hand.  Weights of 16
+    bits stay so; they are multiplied in float32 all the same.  With `int8=True` the copy is rounded
+    to 8 bits: that is another model, and named so.
     """
 
     def __init__(
@@ -42,29 +45,70 @@ class LeanModel:
         int8: bool = False,
         num_threads: int | None = None,
     ) -> None:
-        self._weights = take(model, int8)
-        self._crew = Crew(num_threads)
-        self.model = model
+        from forerun.lean.weights import pack
+
+        name = (model.config.name_or_path or type(model).__name__) + "-int8" * int8
+        self._set(pack(model, int8), name, tokenizer, num_threads)
+        self._model: Any = model
+
+    @classmethod
+    def from_packed(
+        cls, packed: Packed, name: str, tokenizer: Any, load: Callable[[], Any]
+    ) -> LeanModel:
+        """A model that was packed before; `load` gives the transformers model if it is needed."""
+        made = cls.__new__(cls)
+        made._set(packed, name, tokenizer, None)
+        made._model, made._load = None, load
+        return made
+
+    def _set(self, packed: Packed, name: str, tokenizer: Any, num_threads: int | None) -> None:
+        facts = packed.facts
+        self.packed = packed
         self.tokenizer = tokenizer
-        self.name: str = (model.config.name_or_path or type(model).__name__) + "-int8" * int8
-        self.vocab_size: int = model.config.vocab_size
-        self.max_context: int | None = model.config.max_position_embeddings
-        self.hidden_size: int = model.config.hidden_size
-        self.num_layers: int = model.config.num_hidden_layers
+        self.name = name
+        self.source = ""  # where the weights come from, if that is not the name
+        self.vocab_size = facts.vocab_size
+        self.max_context: int | None = facts.max_context
+        self.hidden_size = facts.hidden_size
+        self.num_layers = facts.num_layers
         self.scores_trees = True
         self.compute_dtype = "float32"
-        self._is_exact = not int8
+        self._weights = packed.weights
+        self._crew = Crew(num_threads)
+        self._load: Callable[[], Any] | None = None
+        self._loading = Lock()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+        facts = self.packed.facts
+        size = f"{facts.kind} of {size_name(facts.num_parameters)}"
+        return f"{type(self).__name__}({self.name!r}, {size}, {self.pass_name})"
 
     @property
     def pass_name(self) -> str:
-        """Which pass runs, for people to read."""
-        return "lean CPU pass, float32"
+        """Which pass runs on which weights, for people to read."""
+        weights = f"{storage_name(self._weights.matrices)} weights"
+        return f"lean CPU pass, float32, {weights}" + (f" {self.source}" if self.source else "")
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; it is loaded when it is first asked for."""
+        with self._loading:
+            if self._model is None and self._load is not None:
+                self._model = self._load()
+            return self._model
+
+    @property
+    def endings(self) -> Sequence[int]:
+        """The tokens with which the model ends a text."""
+        return self.packed.facts.endings if self._model is None else endings_of(self._model)
+
+    @property
+    def embedding(self) -> Any:
+        """(V, D) float32, as a NumPy array."""
+        return self._weights.embedding
 
     def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
-        return LeanRows(self._weights, self._angles, self._crew, num_rows)
+        return LeanRows(self._weights, self.packed.rotary.angles, self._crew, num_rows)
 
     def score(
         self,
@@ -84,13 +128,17 @@ class LeanModel:
         state.release(row)
 
     def fresh(self, text: Sequence[int]) -> Any:
-        """Logits (V,) after a text from scratch: from transformers, whose weights these are, or
-        from this pass if they were rounded."""
-        if not self._is_exact:
+        """Logits (V,) after a text from scratch: from transformers in float32, or from this pass if
+        the weights were rounded."""
+        if self.packed.facts.is_rounded:
             return self.score(self.start(1, len(text)), [0], [text], [1])[0, 0]
+        import torch
+
+        from forerun.models.widened import exact_forward
+
+        forward = exact_forward(self.model)
         with torch.inference_mode():
-            ids = torch.tensor([list(text)], device=self.model.device)
-            return self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+            return forward(forward.tokens(text), 1, use_cache=False).logits[0, -1]
 
     def copy_prefix(self, state: LeanRows, source: int, row: int, length: int) -> int:
         check_copy(state.lengths, source, row, length)
@@ -111,25 +159,22 @@ class LeanModel:
     def watched(self, state: LeanRows, row: int) -> Any:
         check_watched(bool(state.layers), row)
         kept = state.kept[row]
-        return None if kept is None else torch.from_numpy(kept)
+        return None if kept is None else tensor_if_loaded(kept)
 
     def first_layers(self, state: LeanRows, num_layers: int) -> FirstLayers:
         """The first layers under the model's own head, scoring on these very rows."""
+        from forerun.models.first_layers import FirstLayers, check_depth
+
         check_depth(self.name, self.num_layers, num_layers)
         return FirstLayers(self, num_layers, state, ShallowRows(state, num_layers))
 
     def rounded(self, bits: Bits) -> LeanModel | HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, on this pass where it has such blocks."""
+        from forerun.lean.weights import unfit
+        from forerun.models.huggingface import HuggingFaceModel
+
         if bits != "int8" or unfit(self.model, int8=True):
             return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
         copied = LeanModel(self.model, self.tokenizer, int8=True, num_threads=self._crew.size)
         copied.name = f"{self.name}-int8"
         return copied
-
-    def _angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (end - begin, head size / 2), from the model's own rotary table."""
-        with torch.inference_mode():
-            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(begin, end)[None])
-        half = self._weights.heads.size // 2
-        cos, sin = (np.ascontiguousarray(part[0, :, :half].numpy()) for part in both)
-        return cos, sin

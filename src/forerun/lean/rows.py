@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from forerun.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.linear import Floats, make_limbs
@@ -51,7 +51,7 @@ class LeanRows(PathRows):
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
-        """Logits (R, max(num_logits), V), as a torch tensor."""
+        """Logits (R, max(num_logits), V), as a torch tensor if torch is loaded, else in NumPy."""
         fed, lots = feeds(tokens, parents), []
         width, vocab = max(num_logits), len(self._weights.embedding)
         for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
@@ -70,7 +70,7 @@ class LeanRows(PathRows):
             self._see(lots, seen[0] if len(seen) == 1 else np.concatenate(seen))
         for row, feed in zip(rows, fed, strict=True):
             self._fed[row] = feed
-        return torch.from_numpy(logits.reshape(len(rows), width, vocab))
+        return tensor_if_loaded(logits.reshape(len(rows), width, vocab))
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Let an empty row share the pages that hold the first tokens of `source`."""

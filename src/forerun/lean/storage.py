@@ -1,7 +1,7 @@
 """How weights are kept: in the fewest bits that give back every float32 exactly.
 
 Reading weights is what a pass of few tokens costs, and most float32 weights were fewer bits once:
-a checkpoint saved in bfloat16, or a file of 4-bit numbers written out.  Such a matrix is kept as
+a checkpoint saved in 16 bits, or a file of 4-bit numbers written out.  Such a matrix is kept as
 what it was, and a weight becomes the same float32 again in a register, or is multiplied as the
 whole number and the scale that it is.  Nothing is rounded: a format is used only where every weight
 survives the way there and back.
@@ -57,7 +57,7 @@ def store(matrix: Floats) -> Stored:
             # A look at a few outputs saves the work on all of a matrix that will not fit.
             if shrink(matrix[:4]) is not None and (stored := shrink(matrix)) is not None:
                 return stored
-    return bfloat16(matrix) or float32(matrix)
+    return bfloat16(matrix) or float16(matrix) or float32(matrix)
 
 
 def float32(matrix: Floats) -> Stored:
@@ -71,6 +71,13 @@ def bfloat16(matrix: Floats) -> Stored | None:
         return None
     panels = to_panels((bits >> 16).astype(np.uint16))
     return Stored(Format.BFLOAT16, panels.reshape(len(panels), -1).view(np.uint8))
+
+
+def float16(matrix: Floats) -> Stored | None:
+    if not np.array_equal(_half(matrix), matrix):
+        return None
+    panels = to_panels(matrix.astype(np.float16))
+    return Stored(Format.FLOAT16, panels.reshape(len(panels), -1).view(np.uint8))
 
 
 def block8(matrix: Floats) -> Stored | None:

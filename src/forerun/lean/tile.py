@@ -80,6 +80,7 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
 multiply_float32 = multiply_by(Format.FLOAT32)
 multiply_float32_onto = multiply_by(Format.FLOAT32, onto=True)
 multiply_bfloat16 = multiply_by(Format.BFLOAT16)
+multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
 multiply_block4 = multiply_by(Format.BLOCK4)
 

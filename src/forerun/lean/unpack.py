@@ -56,6 +56,7 @@ def unpack_from(format: Format) -> Callable[..., Any]:
 
 unpack_float32 = unpack_from(Format.FLOAT32)
 unpack_bfloat16 = unpack_from(Format.BFLOAT16)
+unpack_float16 = unpack_from(Format.FLOAT16)
 unpack_block8 = unpack_from(Format.BLOCK8)
 unpack_block4 = unpack_from(Format.BLOCK4)
 

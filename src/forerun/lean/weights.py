@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,33 @@ from forerun.errors import UnsupportedError, explain
 from forerun.lean.attention import HeadShape
 from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
-from forerun.lean.linear import Floats, Matrices, alternate
-from forerun.lean.storage import padded, rounded, store
+from forerun.lean.linear import Floats, Matrices, alternate, join
+from forerun.lean.packed import Facts, Packed, Rotary
+from forerun.lean.storage import padded, rounded
+from forerun.models.base import endings_of
 from forerun.models.llama_family import linear_layers, why_other_shape
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def pack(model: Any, int8: bool = False) -> Packed:
+    """All that the pass needs of a transformers model."""
+    weights, config = take(model, int8), model.config
+    rotary = model.model.rotary_emb
+    return Packed(
+        weights=weights,
+        rotary=Rotary(as_array(rotary.inv_freq), np.float32(rotary.attention_scaling)),
+        facts=Facts(
+            kind=config.model_type,
+            num_parameters=model.num_parameters(),
+            vocab_size=config.vocab_size,
+            max_context=config.max_position_embeddings,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            endings=list(endings_of(model)),
+            is_rounded=int8,
+        ),
+    )
 
 
 def take(model: Any, int8: bool = False) -> Weights:
@@ -56,8 +79,8 @@ def take(model: Any, int8: bool = False) -> Weights:
 
 def unfit(model: Any, int8: bool = False) -> str:
     """Why the pass would not compute what this model computes; empty if it would."""
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
-        return 'its weights are not all float32 on the CPU (dtype="float32" would load them so)'
+    if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
+        return 'its weights are not all 32 or 16 bits on the CPU (dtype="float32" makes them so)'
     if reason := why_other_shape(model):
         return reason
     if int8 and any(module.in_features % BLOCK for module in linear_layers(model)):
@@ -77,25 +100,6 @@ def _together(modules: tuple[Any, ...], takes_turns: bool, int8: bool) -> tuple[
     both = alternate if takes_turns else _stack
     matrix = both(*[as_array(module.weight) for module in modules])
     return rounded(matrix) if int8 else matrix, both(*[_bias(module) for module in modules])
-
-
-def join(parts: Iterable[tuple[Floats, Floats]]) -> Matrices:
-    """Matrices (out, in) and biases (out,) in one piece of memory."""
-    stored, biases, depth = [], [], []
-    for matrix, bias in parts:
-        stored.append(store(matrix))
-        biases.append(np.pad(bias, (0, padded(len(bias)) - len(bias))))
-        depth.append(matrix.shape[1])
-    sizes = [matrix.panels.size for matrix in stored]
-    return Matrices(
-        panels=np.concatenate([matrix.panels.reshape(-1) for matrix in stored]),
-        biases=np.concatenate(biases),
-        format=np.array([matrix.format for matrix in stored], np.int64),
-        depth=np.array(depth, np.int64),
-        panel_at=np.cumsum([0, *sizes[:-1]]),
-        panel_bytes=np.array([matrix.panels.shape[1] for matrix in stored], np.int64),
-        output_at=np.cumsum([0, *map(len, biases[:-1])]),
-    )
 
 
 def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
@@ -120,4 +124,5 @@ def _bias(module: Any) -> Floats:
 
 
 def as_array(tensor: Any) -> Floats:
-    return np.ascontiguousarray(tensor.detach().numpy())
+    """A tensor as float32, which holds every 16-bit number exactly."""
+    return np.ascontiguousarray(tensor.detach().float().numpy())

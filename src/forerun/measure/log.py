@@ -45,7 +45,7 @@ class Log:
                 if was[name] != asked[name]:
                     cure = "Sweep into another folder, or with the options this one began with."
                     wrong = f"The folder holds a sweep with another {name}."
-                    received = f"{asked[name]!r} instead of {was[name]!r}"
+                    received = f"{asked[name]} instead of {was[name]}"
                     raise InputError(explain(wrong, received, cure))
         self.add(header)
 
@@ -54,9 +54,11 @@ def _identity(header: Header) -> dict[str, object]:
     """The settings that must not change within one file."""
     return {
         "target": header.target,
-        "prompt set": header.prompts_digest,
-        "number of new tokens": header.max_new_tokens,
-        "seed": header.seed,
-        "device": header.machine.device,
-        "dtype": header.machine.dtype,
+        "prompt set (--prompts, --per-group)": (
+            f"{len(header.prompts)} prompts with the digest {header.prompts_digest}"
+        ),
+        "number of new tokens (--max-new-tokens)": header.max_new_tokens,
+        "--seed": header.seed,
+        "--device": header.machine.device,
+        "--dtype": header.machine.dtype,
     }

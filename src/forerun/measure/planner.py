@@ -10,8 +10,12 @@ from forerun.drafters.base import Drafter
 from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
+<<<<<<< HEAD
 from forerun.measure.probe import DrafterProbe, look_at, try_out
 from forerun.models.named import model_of
+=======
+from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
+>>>>>>> h-lean
 from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
@@ -64,6 +68,7 @@ def plan(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
+    report: Report = lambda what: None,
 ) -> SpeculationPlan:
     """Probe the drafters and choose the setting with the fastest forecast on this machine.
 
@@ -72,6 +77,7 @@ def plan(
     prompts: as for `generate`; use prompts like those you will serve.
     rules: the lossless rules to consider, where their acceptance can be computed.
     trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
+    report: is told what each step is about; `forerun.measure.probe.num_steps` counts them.
     """
     if unknown := [rule for rule in rules if rule not in RULES]:
         cure = f"Chains can be planned under {', '.join(RULES)}."
@@ -89,9 +95,15 @@ def plan(
         trees=trees if "match" in rules else (),
         max_new_tokens=max_new_tokens,
         seed=seed,
+        report=report,
     )
+<<<<<<< HEAD
     probes = {name: try_out(subject, drafter) for name, drafter in named.items()}
     return choose(probes, named, batch=batch, temperature=temperature, rules=rules)
+=======
+    probes = {name: try_out(subject, one, report=report) for name, one in named.items()}
+    return choose(probes, dict(named), batch=batch, temperature=temperature, rules=rules)
+>>>>>>> h-lean
 
 
 def choose(

@@ -6,7 +6,7 @@ costs on the machine and the batch, acceptance on the texts and the temperature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,7 @@ from forerun.theory.arguments import as_count
 from forerun.types import Drawn
 
 Key = TypeVar("Key")
+Report = Callable[[str], None]  # told what begins
 Traces = dict[tuple[float, Key], list[Trace]]  # one per text
 
 
@@ -114,9 +115,18 @@ def look_at(
     trees: Sequence[int] = (),
     max_new_tokens: int = 64,
     seed: int = 0,
+    report: Report = lambda what: None,
 ) -> Subject:
+<<<<<<< HEAD
     """The target's part of a probe: its texts and costs, which several drafters may share."""
     model = model_of(target)
+=======
+    """The target's part of a probe: its texts and costs, which several drafters may share.
+
+    report: is told what each of the steps that `num_steps` counts is about.
+    """
+    model = wrap(target)
+>>>>>>> h-lean
     as_count("max_draft_length", max_draft_length, minimum=1)
     sizes = tuple(sorted({as_count("batch", batch, minimum=1) for batch in batches}))
     asked, _ = prompts_of(prompts)
@@ -124,8 +134,10 @@ def look_at(
     if not encoded or not sizes or not temperatures:
         received = f"{len(encoded)} prompts, batches {sizes}, temperatures {list(temperatures)}"
         raise InputError(explain("There is nothing to probe.", received, "Pass one of each."))
-    texts = {
-        temperature: write_texts(
+    texts = {}
+    for temperature in temperatures:
+        report(f"writing {len(encoded)} texts at temperature {temperature:g}")
+        texts[temperature] = write_texts(
             model,
             [list(tokens) for tokens in encoded],
             temperature=temperature,
@@ -133,16 +145,24 @@ def look_at(
             seed=seed,
             batch_size=max(8, *sizes),
         )
-        for temperature in temperatures
-    }
     grown = tuple(as_count("tree", nodes, minimum=1) for nodes in trees)
     longest = max(max_draft_length, *grown, 1)
+    report("timing the passes of the target")
     costs = time_target(model, texts[temperatures[0]], batches=sizes, longest=longest)
     return Subject(model, texts, costs, sizes, max_draft_length, grown)
 
 
-def try_out(subject: Subject, drafter: Drafter) -> DrafterProbe:
+def num_steps(num_drafters: int, num_prompts: int, num_temperatures: int, num_trees: int) -> int:
+    """How many steps `look_at`, and then `try_out` of so many drafters, report."""
+    of_drafter = 1 + num_prompts * num_temperatures * (1 + num_trees)
+    return num_temperatures + 1 + num_drafters * of_drafter
+
+
+def try_out(
+    subject: Subject, drafter: Drafter, *, report: Report = lambda what: None
+) -> DrafterProbe:
     """The drafter's part of a probe: draft costs, and survival along the subject's texts."""
+    report(f"timing the drafts of {drafter.name}")
     texts = next(iter(subject.texts.values()))
     costs = time_drafter(
         subject.target,
@@ -156,23 +176,28 @@ def try_out(subject: Subject, drafter: Drafter) -> DrafterProbe:
     chains: Traces[str] = {}
     for temperature, texts_at in subject.texts.items():
         by_rule = (
-            _from_laws(subject, drafter, texts_at)
+            _from_laws(subject, drafter, texts_at, report)
             if isinstance(drafter, Model)
-            else _from_guesses(subject, drafter, texts_at)
+            else _from_guesses(subject, drafter, texts_at, report)
         )
         chains |= {(temperature, rule): traces for rule, traces in by_rule.items()}
     grown = {
-        (temperature, nodes): [_overheard(subject, drafter, text, nodes)[0] for text in texts_at]
+        (temperature, nodes): [
+            _overheard(subject, drafter, text, report, nodes)[0] for text in texts_at
+        ]
         for temperature, texts_at in subject.texts.items()
         for nodes in subject.trees
     }
     return DrafterProbe(subject, drafter.name, costs, chains, grown)
 
 
-def _from_laws(subject: Subject, drafter: Model, texts: list[Text]) -> dict[str, list[Trace]]:
+def _from_laws(
+    subject: Subject, drafter: Model, texts: list[Text], report: Report
+) -> dict[str, list[Trace]]:
     """Traces of a drafting model: one pass gives its law at every position, for every rule."""
     by_rule: dict[str, list[Trace]] = {}
     for text in texts:
+        report(f"drafting with {drafter.name}")
         sampling = text.sampling
         if drafter.temperature is not None:
             sampling = replace(sampling, temperature=drafter.temperature)
@@ -184,25 +209,28 @@ def _from_laws(subject: Subject, drafter: Model, texts: list[Text]) -> dict[str,
     return by_rule
 
 
-def _from_guesses(subject: Subject, drafter: Drafter, texts: list[Text]) -> dict[str, list[Trace]]:
+def _from_guesses(
+    subject: Subject, drafter: Drafter, texts: list[Text], report: Report
+) -> dict[str, list[Trace]]:
     """Traces of any other drafter, which is asked for a guess at every position.
 
     Rules that use the draft's law treat guesses without a law as `match` does.
     """
-    pairs = [_overheard(subject, drafter, text) for text in texts]
+    pairs = [_overheard(subject, drafter, text, report) for text in texts]
     has_no_law = all(guess.drawn is Drawn.POINT for _, guesses in pairs for guess in guesses)
     traces = [trace for trace, _ in pairs]
     return dict.fromkeys(("match", "ratio", "block") if has_no_law else ("match",), traces)
 
 
 def _overheard(
-    subject: Subject, drafter: Drafter, text: Text, tree: int | None = None
+    subject: Subject, drafter: Drafter, text: Text, report: Report, tree: int | None = None
 ) -> tuple[Trace, list[Guess]]:
     """The guesses of a drafter at every position of a text, and their trace.
 
     The target writes the text again in a call of its own, so that nothing the drafter remembers
     from one text influences its guesses on the next.
     """
+    report(f"drafting with {drafter.name}" + ("" if tree is None else f", trees of {tree}"))
     listener = Overheard(drafter)
     (again,) = write_texts(
         subject.target,

@@ -15,14 +15,14 @@ from typing import Any
 from forerun.drafters.base import Drafter
 from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.engine.prompts import encode
-from forerun.errors import MissingExtraError, explain
 from forerun.measure.figures import figures
 from forerun.measure.grid import Job, cells_of, jobs_of, repeats_of
 from forerun.measure.log import Log
 from forerun.measure.machine import this_machine
 from forerun.measure.peers import check_peer, run_transformers
 from forerun.measure.pricing import forecast
-from forerun.measure.probe import look_at, try_out
+from forerun.measure.probe import look_at, num_steps, try_out
+from forerun.measure.progress import Progress
 from forerun.measure.read_once import ReadOnce
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, run_cell, sample_cell
@@ -95,14 +95,13 @@ def sweep(
     runner = _Runner(model, named, log, max_new_tokens, memory)
     done = {(run.cell, run.repeat, _ids(run)) for run in log.records.runs}
     left = [job for job in jobs if job.key not in done]
-    with _progress(len(jobs) - len(left), len(jobs)) as bar:
-        if predict:
-            bar.set_description("probing")
-            runner.predict(cells, questions, seed)
-        bar.set_description("sweeping")
+    if predict:
+        runner.predict(cells, questions, seed)
+    with Progress("run", len(jobs), done=len(jobs) - len(left)) as progress:
         for job in left:
+            progress.begin(_title(job.cell))
             runner.run(job)
-            bar.update()
+        progress.note("recording samples")
         runner.sample(cells, questions)
     return log.records
 
@@ -156,18 +155,36 @@ class _Runner:
         missing = [cell for cell in cells if _is_predictable(cell) and cell not in known]
         if not missing:
             return
+        temperatures = sorted({cell.temperature for cell in missing})
+        trees = sorted({cell.tree for cell in missing if cell.tree is not None})
+        names = list(dict.fromkeys(cell.drafter for cell in missing))
+        total = num_steps(len(names), len(questions), len(temperatures), len(trees))
+        with Progress("probing", total) as progress:
+            self._predict(missing, names, questions, temperatures, trees, seed, progress)
+
+    def _predict(
+        self,
+        missing: Sequence[Cell],
+        names: Sequence[str | None],
+        questions: Sequence[Question],
+        temperatures: Sequence[float],
+        trees: Sequence[int],
+        seed: int,
+        progress: Progress,
+    ) -> None:
         subject = look_at(
             self.target,
             [question.tokens for question in questions],
-            temperatures=sorted({cell.temperature for cell in missing}),
+            temperatures=temperatures,
             batches=sorted({cell.batch for cell in missing}),
             max_draft_length=max(int(cell.draft_length) for cell in missing),
-            trees=sorted({cell.tree for cell in missing if cell.tree is not None}),
+            trees=trees,
             max_new_tokens=self.max_new_tokens,
             seed=seed,
+            report=progress.begin,
         )
-        for name in dict.fromkeys(cell.drafter for cell in missing):
-            probe = try_out(subject, self.drafters[name or ""])
+        for name in names:
+            probe = try_out(subject, self.drafters[name or ""], report=progress.begin)
             for cell in (cell for cell in missing if cell.drafter == name):
                 if cell.rule in probe.rules(cell.temperature):
                     expected = forecast(
@@ -230,11 +247,9 @@ def _ids(run: Run) -> tuple[str, ...]:
     return tuple(answer.prompt for answer in run.answers)
 
 
-def _progress(num_done: int, total: int) -> Any:
-    """A progress bar with the remaining time; shown on a terminal only."""
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        cure = 'Run: pip install "forerun[hf]"'
-        raise MissingExtraError(explain("A sweep needs tqdm.", "no such module", cure)) from error
-    return tqdm(total=total, initial=num_done, unit="run", disable=None)
+def _title(cell: Cell) -> str:
+    """A cell in few words."""
+    name = "plain" if cell.drafter is None else f"{cell.drafter}, K = {cell.draft_length}"
+    name += "" if cell.tree is None else f", tree of {cell.tree}"
+    name += "" if cell.peer is None else f" ({cell.peer})"
+    return f"{name}, batch {cell.batch}, temperature {cell.temperature:g}"

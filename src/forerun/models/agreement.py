@@ -101,7 +101,7 @@ def _agree(ours: Any, fresh: Any, forward: Forward) -> bool:
     In low precision the median position decides, because there a mixture of experts may send one
     token elsewhere on a near-tie.
     """
-    ours, fresh = ours.double(), fresh.double()
+    ours, fresh = torch.as_tensor(ours).double(), fresh.double()
     error = (ours - fresh).pow(2).mean(-1).sqrt() / fresh.std(-1)  # (N,)
     if forward.dtype not in (torch.float32, torch.float64):
         return bool(error.median() <= LOW_PRECISION_TOLERANCE)

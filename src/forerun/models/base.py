@@ -88,6 +88,15 @@ def identity(model: LanguageModel) -> Any:
     return getattr(model, "identity", model)
 
 
+def endings_of(model: Any) -> Sequence[int]:
+    """The ids with which a transformers model ends a text."""
+    for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return [ids] if isinstance(ids, int) else ids
+    return ()
+
+
 @runtime_checkable
 class Inspectable(Protocol):
     """A model whose hidden states can be read, for drafters that go on from them."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, packaged_weights
 from forerun.models.lean_pass import Lean, Quantize
-from forerun.models.load import huggingface_model, load, usual_device
+from forerun.models.load import load
+from forerun.models.place import usual_device
 
 if TYPE_CHECKING:
     from forerun.gpu.model import GpuModel
@@ -26,7 +27,6 @@ def default_model(
 
     In float32 on a CPU and in bfloat16 on a GPU, unless told otherwise.
     """
-    huggingface_model()
     if device is None and quantize is None and dtype in (None, "bfloat16", "float16"):
         device = usual_device()
     if dtype is None:

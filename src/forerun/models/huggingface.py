@@ -32,6 +32,7 @@ from forerun.models.findings import LOCK, Findings
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.fitness import max_context, refuse_attention, refuse_unfit
 from forerun.models.forward import Forward
+from forerun.models.naming import size_name
 from forerun.models.recompute import RecomputeRows
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import SnapshotRows
@@ -58,10 +59,12 @@ class HuggingFaceModel:
     inference-mode tensors: use them under `torch.inference_mode()`, or clone them.
 
     why_not_lean: the reason why the lean CPU pass was not taken.
+    source: where the weights come from, if the name does not tell.
     findings: what trying the model out has told; `forerun.wrap` lets wrappers of a model share it.
     """
 
     why_not_lean = "only `load` takes it: the weights are copied"
+    source = ""
     _has_rounded_weights = False
 
     def __init__(
@@ -82,7 +85,9 @@ class HuggingFaceModel:
         self.findings = Findings(ref(model))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+        count = sum(weight.numel() for weight in self.model.parameters())
+        size = f"{self.model.config.model_type} of {size_name(count)}"
+        return f"{type(self).__name__}({self.name!r}, {size}, {self.pass_name})"
 
     @property
     def pass_name(self) -> str:
@@ -90,7 +95,8 @@ class HuggingFaceModel:
         candidate = self.findings.candidate
         dtype = str(self._forward.dtype).removeprefix("torch.")
         strategy = [] if candidate is None else [candidate.strategy]
-        return ", ".join(["transformers", *strategy, dtype, str(self._forward.device)])
+        weights = [f"weights {self.source}"] if self.source else []
+        return ", ".join(["transformers", *strategy, dtype, str(self._forward.device), *weights])
 
     @property
     def on_gpu(self) -> bool:

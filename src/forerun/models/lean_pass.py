@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 from typing import Any, Literal
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.errors import InputError, MissingExtraError, explain, warn
 
 Lean = bool | Literal["auto"]
 Quantize = Literal["int8"]
@@ -37,8 +37,7 @@ def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None)
         plain.why_not_lean = "lean=False asked for transformers"
         return plain
     if not is_asked_for and importlib.util.find_spec("numba") is None:
-        plain.why_not_lean = f"Numba is not installed. {INSTALL}"
-        return plain
+        return without_lean(plain, f"Numba is not installed. {INSTALL}")
     try:
         from forerun.lean.choice import choose, rounded
     except ImportError as error:  # Numba is missing, or refuses the NumPy it finds
@@ -49,3 +48,13 @@ def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None)
         plain.why_not_lean = str(error)
         return plain
     return choose(plain, lean) if quantize is None else rounded(plain)
+
+
+def without_lean(plain: Any, reason: str) -> Any:
+    """The `HuggingFaceModel`, with the reason; of a Llama-family model it is told at once."""
+    from forerun.models.llama_family import FAMILY
+
+    plain.why_not_lean = reason
+    if type(plain.model).__name__ in FAMILY:
+        warn(f"{plain.name} runs on transformers, not on the faster lean CPU pass: {reason}.")
+    return plain

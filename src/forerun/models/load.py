@@ -11,13 +11,18 @@ from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
 from forerun.models.folders import check_folder, tokenizer_of
 from forerun.models.function import FunctionModel
+from forerun.models.kept import Kept, can_keep, keep, recall
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
+from forerun.models.place import usual_device
 from forerun.models.quiet import no_loading_bar
 
 if TYPE_CHECKING:
     from forerun.gpu.model import GpuModel
     from forerun.lean.model import LeanModel
     from forerun.models.huggingface import HuggingFaceModel
+
+SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+"""Arguments that the tokenizer gets too."""
 
 
 def load(
@@ -27,42 +32,46 @@ def load(
     *,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
-    **from_pretrained_kwargs: Any,
+    **given: Any,
 ) -> HuggingFaceModel | LeanModel | GpuModel:
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
-    `dtype=None` keeps the precision the weights were saved in. Further arguments go to
+    `dtype=None` keeps the precision the weights were saved in. Further arguments (`given`) go to
     `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
     that is installed; naming a `revision` asks for the hub's.
 
-    `device=None` takes the GPU where there is one.  On a CPU in float32, and on a GPU in bfloat16
-    or float16, `lean="auto"` takes the lean pass where it fits the model and reproduces it; True
-    insists on it, False keeps to transformers. `pass_name` of the result says which pass runs, and
-    `why_not_lean` of a `HuggingFaceModel` why it is not the lean one.
+    `device=None` takes the GPU where there is one.  On a CPU, and on a GPU in bfloat16 or float16,
+    `lean="auto"` takes the lean pass where it fits the model and reproduces it; True insists on
+    it, False keeps to transformers. On a CPU it computes in float32: bfloat16 and float16 weights
+    stay as they are, each is widened when it is multiplied, and the text is that of the model in
+    float32. `pass_name` of the result says which pass runs, and `why_not_lean` of a
+    `HuggingFaceModel` why it is not the lean one.
+    What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
     check_pass(lean, quantize)
+    shared = {name: given[name] for name in SHARED if name in given}
+    copied = None if "revision" in shared else local_copy(str(name_or_path))
+    place = copied or name_or_path
+    kept = None
+    if not given and lean is not False and can_keep(Path(place), device):
+        kept = Kept(Path(place), dtype, quantize)
+        chosen = recall(kept, str(name_or_path))
+        if chosen is not None:
+            return _from(chosen, copied)
     wrapper = huggingface_model()
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    shared = {
-        name: from_pretrained_kwargs[name]
-        for name in ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
-        if name in from_pretrained_kwargs
-    }
-    place = (None if "revision" in shared else local_copy(str(name_or_path))) or name_or_path
-    if Path(place).is_dir() and not {"subfolder", "config"} & {*from_pretrained_kwargs}:
+    if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
         check_folder(Path(place))
     if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
-        shared["local_files_only"] = from_pretrained_kwargs["local_files_only"] = True
+        shared["local_files_only"] = given["local_files_only"] = True
     try:
         with no_loading_bar():
             tokenizer = tokenizer_of(place, **shared)
-            model = AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype or "auto", **from_pretrained_kwargs
-            )
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto", **given)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             explain(
@@ -76,7 +85,7 @@ def load(
     if device is not None:
         model = model.to(device)
     elif (
-        "device_map" not in from_pretrained_kwargs
+        "device_map" not in given
         and quantize is None
         and not (
             lean is True and model.dtype is torch.float32  # the lean pass for float32 is the CPU's
@@ -85,8 +94,18 @@ def load(
         model = on_usual_device(model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
-    chosen: HuggingFaceModel | LeanModel | GpuModel = with_pass(loaded, lean, quantize)
-    return chosen
+    chosen = with_pass(loaded, lean, quantize)
+    if kept is not None:
+        keep(kept, chosen)
+    return _from(chosen, copied)
+
+
+def _from(model: Any, copied: Path | None) -> HuggingFaceModel | LeanModel | GpuModel:
+    """The model, told where its weights come from if they were converted."""
+    loaded: HuggingFaceModel | LeanModel | GpuModel = model
+    if copied is not None:
+        model.source = "from a GGUF file"
+    return loaded
 
 
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
@@ -140,13 +159,6 @@ def on_usual_device(model: Any) -> Any:
     except torch.cuda.OutOfMemoryError:
         warn("The model stays on the CPU: the GPU has no room for it. device= chooses.")
         return model.to("cpu")
-
-
-def usual_device() -> str | None:
-    """The GPU where there is one."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else None
 
 
 def huggingface_model() -> type[HuggingFaceModel]:

@@ -12,6 +12,18 @@ WARM_UP = 0.02  # of the budget
 MUON_RATE = 2.0  # times the rate of AdamW
 
 
+def usual_optimiser(device: str) -> str:
+    """Muon computes in bfloat16: a CPU without such products would take many times as long."""
+    return "muon" if device != "cpu" or _has_bfloat16_products() else "adamw"
+
+
+def _has_bfloat16_products() -> bool:
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):  # this build of torch has no oneDNN
+        return False
+
+
 class Optimiser:
     """Both optimisers; the rate rises for 2% of the budget, then falls linearly to 0."""
 

@@ -25,6 +25,7 @@ from forerun.train.fit import check_trainable
 from forerun.train.held_out import HeldOutFigures, measure
 from forerun.train.objectives import OBJECTIVES
 from forerun.train.optimiser import Optimiser
+from forerun.train.preflight import check_disk, check_prompts
 from forerun.train.prompts import TrainingPrompt, pick
 from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
@@ -90,7 +91,15 @@ def train(target: Any, options: TrainOptions) -> int:
         cure = f"Use one of {', '.join(OBJECTIVES)}."
         raise InputError(explain("Unknown objective.", repr(options.objective), cure))
     model = target.model.requires_grad_(False)
-    check_trainable(model)
+    with _explained("--rows", options.num_rows):
+        check_trainable(model)
+    config = model.config.get_text_config(decoder=True)
+    design = Design.after(config, options.draft_vocab, options.mlp_size)
+    check_disk(options.out, design, options.num_answer_tokens if options.prompts else 0)
+    chat, scales = Chat.of(target.tokenizer), _scales(model, options)
+    held_out, prompts = _divided(model, options)
+    if options.prompts:
+        check_prompts(chat, prompts, scales[0].context)
     fingerprint = Fingerprint.of(model, target.name)
     if options.data != options.out:
         check_data(options.data, fingerprint)
@@ -99,7 +108,7 @@ def train(target: Any, options: TrainOptions) -> int:
     try:
         with _explained("--rows", options.num_rows):
             if options.prompts:
-                _collect(model, Chat.of(target.tokenizer), endings, options)
+                _collect(model, chat, endings, held_out, prompts, scales, options)
         if options.data_only:
             return 0
         with _explained("--batch-tokens", options.batch_tokens):
@@ -109,7 +118,8 @@ def train(target: Any, options: TrainOptions) -> int:
         raise
 
 
-def _collect(model: Any, chat: Chat, endings: Sequence[int], options: TrainOptions) -> None:
+def _divided(model: Any, options: TrainOptions) -> tuple[list[TrainingPrompt], list[str]]:
+    """Prompts to measure with, and prompts to train on."""
     size = HeldOut.on(model.device)
     if options.held_out:
         held_out = pick(options.held_out, size.per_group)
@@ -117,17 +127,33 @@ def _collect(model: Any, chat: Chat, endings: Sequence[int], options: TrainOptio
         held_out = _taken_out(options.prompts, size.total)
     kept = {prompt.text for prompt in (*held_out, *options.held_out)}
     prompts = [prompt.text for prompt in options.prompts if prompt.text not in kept]
-    if not prompts:
+    if options.prompts and not prompts:
         wrong = "No prompt is left to train on: all of them are needed to measure with."
         cure = "Add more to --prompts, the more the better."
         raise InputError(explain(wrong, f"{len(options.prompts)} prompts", cure))
+    return held_out, prompts
+
+
+def _scales(model: Any, options: TrainOptions) -> list[Scale]:
+    scales = [Scale(options.num_rows, 512, 0.6), Scale(max(1, options.num_rows // 4), 1536, 0.4)]
+    longest = getattr(model.config, "max_position_embeddings", None) or 1536
+    return [Scale(scale.num_rows, min(scale.context, longest), scale.share) for scale in scales]
+
+
+def _collect(
+    model: Any,
+    chat: Chat,
+    endings: Sequence[int],
+    held_out: Sequence[TrainingPrompt],
+    prompts: Sequence[str],
+    scales: Sequence[Scale],
+    options: TrainOptions,
+) -> None:
     data = options.out / DATA
     data.mkdir(exist_ok=True)
     if not (data / HELD_OUT).exists():
+        size = HeldOut.on(model.device)
         write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, options, size)))
-    scales = [Scale(options.num_rows, 512, 0.6), Scale(max(1, options.num_rows // 4), 1536, 0.4)]
-    longest = getattr(model.config, "max_position_embeddings", None) or 1536
-    scales = [Scale(scale.num_rows, min(scale.context, longest), scale.share) for scale in scales]
     total = options.num_answer_tokens
     with tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar:
         collect(

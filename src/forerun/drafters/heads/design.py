@@ -25,17 +25,38 @@ class Design:
         """F: the number of hidden values the target gives per token."""
         return len(self.layers) * self.hidden_size
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the network's weights, as `Network.state_dict` names them."""
+        width, inner = self.hidden_size, self.num_heads * self.head_size
+        shared = self.num_kv_heads * self.head_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "norm_layers": (self.num_features,),
+            "fuse": (width, self.num_features),
+            "norm_feature": (width,),
+            "norm_embedding": (width,),
+            "qkv": (inner + 2 * shared, 2 * width),
+            "output": (width, inner),
+            "norm_mlp": (width,),
+            "gate_up": (2 * self.mlp_size, width),
+            "down": (width, self.mlp_size),
+            "norm_head": (width,),
+            "head": (self.num_tokens, width),
+        }
+        return {f"{name}.weight": shape for name, shape in shapes.items()}
+
     @classmethod
     def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Design:
         """One decoder layer like those of a target with this transformers configuration."""
-        heads = config.num_attention_heads
+        heads, width = config.num_attention_heads, config.hidden_size
+        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
         rope = getattr(config, "rope_parameters", None) or {}
         return cls(
-            hidden_size=config.hidden_size,
+            hidden_size=width,
             num_heads=heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            mlp_size=mlp_size or config.intermediate_size,
+            head_size=getattr(config, "head_dim", None) or width // heads,
+            mlp_size=mlp_size or inner or 4 * width,
             layers=layers_to_read(config.num_hidden_layers),
             num_tokens=min(num_tokens, config.vocab_size),
             rope_theta=float(rope.get("rope_theta", 10_000.0)),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import HostArray
 from forerun.errors import UnsupportedError, explain
 
 NUM_ROWS, NUM_COLUMNS = 16, 16
@@ -31,13 +32,18 @@ class Fingerprint:
     def of(cls, model: Any, name: str) -> Fingerprint:
         """The fingerprint of a transformers model."""
         table = model.get_input_embeddings().weight.detach()
-        rows = np.linspace(0, table.shape[0] - 1, NUM_ROWS).astype(int).tolist()
-        values = table[rows, :NUM_COLUMNS].float().cpu().numpy().ravel()
-        scale = float(np.abs(values).max()) or 1.0
-        sample = tuple(round(float(value) / scale, 4) for value in values)
         config = model.config.get_text_config(decoder=True)
-        sizes = (config.hidden_size, config.num_hidden_layers, table.shape[0])
-        return cls(name, *sizes, sample)
+        part = table[_rows(len(table)), :NUM_COLUMNS].float().cpu().numpy()
+        sizes = (config.hidden_size, config.num_hidden_layers, len(table))
+        return cls(name, *sizes, _sample(part))
+
+    @classmethod
+    def of_lean(cls, target: Any) -> Fingerprint:
+        """The same of a `LeanModel`, which need not have its transformers model at hand."""
+        table = target.embedding
+        part = table[_rows(len(table)), :NUM_COLUMNS]
+        sizes = (target.hidden_size, target.num_layers, len(table))
+        return cls(target.name, *sizes, _sample(part))
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Fingerprint:
@@ -68,3 +74,15 @@ class Fingerprint:
             return "their embeddings were sampled differently"
         alike = float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
         return "" if alike >= ALIKE else f"their embeddings differ (cosine {alike:.2f})"
+
+
+def _rows(num_tokens: int) -> list[int]:
+    """Tokens spread over the vocabulary."""
+    spread: list[int] = np.linspace(0, num_tokens - 1, NUM_ROWS).astype(int).tolist()
+    return spread
+
+
+def _sample(part: HostArray) -> tuple[float, ...]:
+    values = part.ravel()
+    scale = float(np.abs(values).max()) or 1.0
+    return tuple(round(float(value) / scale, 4) for value in values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fingerprint import Fingerprint
@@ -24,6 +25,8 @@ def load_shipped() -> Trained:
 
 def fit(trained: Trained, target: LanguageModel) -> Runner:
     """The runner for this target and its device; raises if the drafter was trained for another."""
+    if isinstance(target, Inspectable) and type(target).__module__ == "forerun.lean.model":
+        return _fit_lean(trained, target)
     model = getattr(target, "model", None)
     if not isinstance(target, Inspectable) or model is None:
         wrong = (
@@ -40,8 +43,12 @@ def fit(trained: Trained, target: LanguageModel) -> Runner:
     network = Network(trained.design)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
     embedding = embedding_of(model)
-    if type(target).__module__ == "forerun.lean.model":
-        from forerun.drafters.heads.lean_runner import LeanRunner
-
-        return LeanRunner(network, embedding)
     return TorchRunner(network.to(embedding.device, embedding.dtype), embedding)
+
+
+def _fit_lean(trained: Trained, target: Any) -> Runner:
+    """On the lean CPU pass, for a target that is on it: neither needs torch."""
+    from forerun.drafters.heads.lean_runner import LeanRunner
+
+    trained.target.check(Fingerprint.of_lean(target))
+    return LeanRunner(trained.design, trained.weights, target.embedding)

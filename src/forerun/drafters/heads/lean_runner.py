@@ -5,24 +5,23 @@ A whole line of guesses is one call too, which spares what Python costs between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from forerun.drafters.base import Turn
-from forerun.drafters.heads.network import Network
+from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.runner import Logits
 from forerun.lean.attention import HeadShape
 from forerun.lean.crew import Crew
 from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
 from forerun.lean.line import Line, no_line
-from forerun.lean.linear import Floats, alternate, make_limbs
+from forerun.lean.linear import Floats, alternate, join, make_limbs
 from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
 from forerun.lean.storage import padded
-from forerun.lean.weights import as_array, join
 from forerun.models.feed import Feed
 from forerun.philox import MASK
 
@@ -45,11 +44,16 @@ class LeanHeadsRows:
 class LeanRunner:
     """A `Runner` in float32 on the CPU, for a network whose target is there too."""
 
-    def __init__(self, network: Network, embedding: Any, num_threads: int | None = None) -> None:
-        """embedding: (V, D), the target's."""
-        self.weights = take(network, as_array(embedding))
-        self._theta = network.design.rope_theta
-        self._num_tokens = network.design.num_tokens
+    def __init__(
+        self,
+        design: Design,
+        weights: Mapping[str, Floats],  # as `Network.state_dict` names them
+        embedding: Floats,  # (V, D), the target's
+        num_threads: int | None = None,
+    ) -> None:
+        self.weights = take(design, weights, embedding)
+        self._theta = design.rope_theta
+        self._num_tokens = design.num_tokens
         self._crew = Crew(num_threads)
 
     def start(self, num_rows: int, capacity: int) -> LeanHeadsRows:
@@ -232,24 +236,23 @@ def _line(turns: Sequence[Turn], starts: Sequence[int], ids: Ints) -> Line:
     )
 
 
-def take(network: Network, embedding: Floats) -> HeadsWeights:
+def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
     """The weights, copied into panels of the fewest bits that keep them."""
-    design = network.design
-    gates, ups = np.split(as_array(network.gate_up.weight), 2)
+    part = {name.removesuffix(".weight"): values for name, values in weights.items()}
     matrices = [
-        as_array(network.fuse.weight),
-        as_array(network.qkv.weight),
-        as_array(network.output.weight),
-        alternate(gates, ups),
-        as_array(network.down.weight),
-        as_array(network.head.weight),
+        part["fuse"],
+        part["qkv"],
+        part["output"],
+        alternate(*np.split(part["gate_up"], 2)),
+        part["down"],
+        part["head"],
     ]
-    norms = network.norm_feature, network.norm_embedding, network.norm_mlp, network.norm_head
+    norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
     return HeadsWeights(
         matrices=join((matrix, np.zeros(len(matrix), np.float32)) for matrix in matrices),
         embedding=embedding,
-        layer_norms=as_array(network.norm_layers.weight).reshape(-1, design.hidden_size),
-        norms=np.stack([as_array(norm.weight) for norm in norms]),
+        layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
+        norms=np.stack([part[norm] for norm in norms]),
         head_norms=np.ones((2, design.head_size), np.float32),
         heads=HeadShape(
             queries=design.num_heads,

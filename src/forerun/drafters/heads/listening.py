@@ -123,6 +123,8 @@ class Listening:
 def _joined(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
+    if any(isinstance(part, np.ndarray) for part in parts):  # others are tensors in main memory
+        return np.concatenate([np.asarray(part) for part in parts])
     import torch
 
     return torch.cat(parts)

@@ -1,0 +1,89 @@
+"""Packed models on disk, so that a later process need not load, pack and try them out again.
+
+A file is named after the contents of the model folder and after everything that decides how the
+model is packed: this package's code, the processor's vectors, the options.  One that was not used
+for a month is removed when another is written.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from contextlib import suppress
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from forerun.lean import kept_file
+from forerun.lean.jit import sources
+from forerun.lean.packed import Packed
+from forerun.lean.shape import LANES, TOKENS
+from forerun.models.bundled import cache_folder
+from forerun.models.contents import contents, known_contents
+from forerun.models.light_tokenizer import KeptTokenizer
+from forerun.version import __version__
+
+VERSION = 1  # raise it when a change elsewhere packs something else
+LEAST_BYTES = 4 << 20  # smaller models are packed in no time
+MOST_BYTES = 2 << 30  # larger ones take their time anyway
+SPARE = 4  # times its size must be free on the disk
+UNUSED = 30 * 86400.0  # seconds
+ABANDONED = 3600.0  # seconds after which an unfinished file counts as such
+MAPPED = frozenset({"packed.weights.embedding"})
+
+
+class KeptModel(NamedTuple):
+    """What is in a file."""
+
+    packed: Packed
+    tokenizer: KeptTokenizer
+
+
+def recall(folder: Path, dtype: str, int8: bool) -> KeptModel | None:
+    """What was kept of the model in a folder that has not changed since; None if nothing was."""
+    digest = known_contents(folder)
+    if digest is None:
+        return None
+    file = _file(digest, dtype, int8)
+    try:
+        kept = kept_file.read(file, KeptModel, MAPPED)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    with suppress(OSError):
+        os.utime(file)
+    return kept
+
+
+def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> None:
+    """Keep a model that was tried out; where the disk is full or not ours, do without."""
+    weights = kept.packed.weights
+    size = weights.matrices.panels.nbytes + weights.embedding.nbytes
+    if not LEAST_BYTES <= size <= MOST_BYTES:
+        return
+    try:
+        place = cache_folder() / "packed"
+        place.mkdir(parents=True, exist_ok=True)
+        if not os.access(place, os.W_OK) or shutil.disk_usage(place).free < SPARE * size:
+            return
+        _tidy(place)
+        kept_file.write(_file(contents(folder), dtype, int8), kept)
+    except OSError:
+        return
+
+
+def _file(digest: str, dtype: str, int8: bool) -> Path:
+    made_by = (VERSION, sources(), __version__, LANES, TOKENS, platform.machine(), dtype, int8)
+    told = " ".join(map(str, (*made_by, metadata.version("transformers"))))
+    name = f"{digest[:32]}-{sha256(told.encode()).hexdigest()[:16]}"
+    return cache_folder() / "packed" / name
+
+
+def _tidy(place: Path) -> None:
+    for file in place.iterdir():
+        limit = ABANDONED if file.name.endswith(kept_file.UNFINISHED) else UNUSED
+        with suppress(OSError):  # another process may have removed it
+            if time.time() - file.stat().st_mtime > limit:
+                file.unlink()

@@ -1,0 +1,98 @@
+"""Arrays and plain values of nested named tuples, in one file that loads in a moment.
+
+The file is a line of JSON, then the arrays, each from a page boundary on.  It is written beside its
+place and renamed, so it is complete or absent; its size is checked nevertheless.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
+
+MAGIC = b"forerun kept file 1\n"
+PAGE = 4096  # bytes
+UNFINISHED = ".unfinished"
+
+Tree = TypeVar("Tree")
+
+
+def write(file: Path, tree: Any) -> None:
+    """Write a named tuple of arrays, numbers, texts, lists of these, and named tuples of such."""
+    leaves = dict(_leaves(tree, ""))
+    values = {name: leaf for name, leaf in leaves.items() if not _is_array(leaf)}
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items() if _is_array(leaf)}
+    table, end = {}, 0
+    for name, array in arrays.items():
+        table[name] = (array.dtype.str, leaves[name].shape, end)
+        end += -(-array.nbytes // PAGE) * PAGE
+    head = MAGIC + json.dumps({"values": values, "arrays": table, "bytes": end}).encode() + b"\n"
+    with NamedTemporaryFile(dir=file.parent, suffix=UNFINISHED, delete=False) as unfinished:
+        try:
+            unfinished.write(_filled(head))
+            for array in arrays.values():
+                unfinished.write(array.data)
+                unfinished.write(bytes(-array.nbytes % PAGE))
+            unfinished.flush()
+            os.fsync(unfinished.fileno())
+            os.replace(unfinished.name, file)
+        except BaseException:
+            Path(unfinished.name).unlink(missing_ok=True)
+            raise
+
+
+def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> Tree:
+    """The named tuple of that kind; raises OSError, ValueError or LookupError if it is not there.
+
+    mapped: names of arrays of which little is read; the others are copied into memory.
+    """
+    with file.open("rb") as stream:
+        if stream.readline() != MAGIC:
+            raise ValueError(f"{file} is no kept file")
+        head = json.loads(stream.readline())
+        begin = -(-stream.tell() // PAGE) * PAGE
+        if os.fstat(stream.fileno()).st_size != begin + head["bytes"]:
+            raise ValueError(f"{file} is cut short")
+        leaves = dict(head["values"])
+        for name, (dtype, shape, offset) in head["arrays"].items():
+            if name in mapped:  # "c": our own copy of a page that is written to
+                table = np.memmap(stream, dtype, "c", begin + offset, tuple(shape))
+                leaves[name] = table.view(np.ndarray)
+                continue
+            array = np.empty(shape, dtype)
+            stream.seek(begin + offset)
+            if stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+                raise ValueError(f"{file} is cut short")
+            leaves[name] = array if shape else array[()]
+    tree: Tree = _tree(kind, leaves, "")
+    return tree
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic)
+
+
+def _filled(head: bytes) -> bytes:
+    return head + bytes(-len(head) % PAGE)
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every array and value by its path, as in `weights.matrices.depth`."""
+    if not hasattr(tree, "_fields"):
+        yield name, tree
+        return
+    for field in tree._fields:
+        yield from _leaves(getattr(tree, field), f"{name}.{field}".lstrip("."))
+
+
+def _tree(kind: Any, leaves: dict[str, Any], name: str) -> Any:
+    if not hasattr(kind, "_fields"):
+        return leaves[name]
+    hints = get_type_hints(kind)
+    parts = [_tree(hints[field], leaves, f"{name}.{field}".lstrip(".")) for field in kind._fields]
+    return kind(*parts)

@@ -1,0 +1,62 @@
+"""A model as the lean pass runs it: enough to answer without torch or the transformers model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forerun.lean.formats import Format
+from forerun.lean.forward import Weights
+from forerun.lean.linear import Floats, Matrices
+
+WORDS = {
+    Format.FLOAT32: "float32",
+    Format.BFLOAT16: "bfloat16",
+    Format.FLOAT16: "float16",
+    Format.BLOCK8: "8-bit",
+    Format.BLOCK4: "4-bit",
+}
+
+
+class Rotary(NamedTuple):
+    """Angles that grow with the position: cosines and sines of them, times a factor."""
+
+    frequencies: Floats  # (head size / 2,)
+    factor: Any  # float32
+
+    def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
+        """Cosines and sines (end - begin, head size / 2), each the nearest float32."""
+        turns = np.arange(begin, end, dtype=np.float32)[:, None] * self.frequencies
+        exact = turns.astype(np.float64)
+        cos, sin = np.cos(exact) * self.factor, np.sin(exact) * self.factor
+        return cos.astype(np.float32), sin.astype(np.float32)
+
+
+class Facts(NamedTuple):
+    """What is told of a model without looking into it."""
+
+    kind: str  # what transformers calls its architecture
+    num_parameters: int
+    vocab_size: int
+    max_context: int
+    hidden_size: int
+    num_layers: int
+    endings: list[int]  # tokens with which it ends a text
+    is_rounded: bool  # to 8 bits
+
+
+class Packed(NamedTuple):
+    """Everything."""
+
+    weights: Weights
+    rotary: Rotary
+    facts: Facts
+
+
+def storage_name(m: Matrices) -> str:
+    """How most of the weights are kept."""
+    ends = np.append(m.panel_at[1:], m.panels.size)
+    panels = (ends - m.panel_at) // m.panel_bytes
+    counts = np.bincount(m.format, weights=panels * m.depth)
+    return WORDS[Format(int(counts.argmax()))]

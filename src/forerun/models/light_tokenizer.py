@@ -1,0 +1,177 @@
+"""A tokenizer that answers the usual questions without transformers, whose import takes seconds.
+
+It encodes, decodes and words chats by the libraries that transformers uses for that itself.  What
+else is asked of it goes to the whole tokenizer, which is loaded then.  `of` makes one only if it
+gives what the whole one gives, on texts and chats of several kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEXTS = (
+    "Hello, world! It's 12 345.67 o'clock.\n\n\tdef f(x):  return x  # äöü €",
+    "  leading, trailing  ",
+    "日本語のテキスト и русский текст 🙂🏽",
+)
+PLAIN = {"role", "content"}
+
+
+class KeptTokenizer(NamedTuple):
+    """Enough to make one."""
+
+    words: NDArray[np.uint8]  # the JSON text of the tokenizers library; empty: there is none
+    chat_template: str | None
+    eos_token_id: int | None
+    special_tokens: dict[str, str]  # by their names in templates
+
+
+NONE = KeptTokenizer(np.empty(0, np.uint8), None, None, {})
+
+
+class LightTokenizer:
+    """Looks like the whole tokenizer, class included."""
+
+    def __init__(self, kept: KeptTokenizer, load: Callable[[], Any]) -> None:
+        from tokenizers import Tokenizer
+
+        own = vars(self)
+        own["_backend"] = Tokenizer.from_str(kept.words.tobytes().decode())
+        own["_special_tokens"] = kept.special_tokens
+        own["_template"] = None if kept.chat_template is None else _compiled(kept.chat_template)
+        own["_load"], own["_whole"] = load, None
+        own["chat_template"], own["eos_token_id"] = kept.chat_template, kept.eos_token_id
+
+    def encode(self, text: Any, *arguments: Any, **options: Any) -> list[int]:
+        is_usual = not arguments and not options.keys() - {"add_special_tokens"}
+        if self._whole is None and is_usual and isinstance(text, str):
+            return list(self._backend.encode(text, **options).ids)
+        return list(self._all.encode(text, *arguments, **options))
+
+    def decode(self, tokens: Any, *arguments: Any, **options: Any) -> Any:
+        is_usual = not arguments and not options.keys() - {"skip_special_tokens"}
+        if self._whole is None and is_usual and isinstance(tokens, list):
+            return self._backend.decode(tokens, **{"skip_special_tokens": False, **options})
+        return self._all.decode(tokens, *arguments, **options)
+
+    def apply_chat_template(self, conversation: Any, *arguments: Any, **options: Any) -> Any:
+        is_usual = not arguments and options.get("tokenize") is False
+        is_usual = is_usual and not options.keys() - {"tokenize", "add_generation_prompt"}
+        if self._whole is None and is_usual and self._template is not None and _plain(conversation):
+            prompts = bool(options.get("add_generation_prompt"))
+            messages = [dict(message) for message in conversation]
+            told = {"messages": messages, "tools": None, "documents": None}
+            return self._template.render(
+                **told, add_generation_prompt=prompts, **self._special_tokens
+            )
+        return self._all.apply_chat_template(conversation, *arguments, **options)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._all(*arguments, **options)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return repr(self._all)
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are of the whole tokenizer."""
+        return _itself, (self._all,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._all, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """From then on the whole tokenizer answers."""
+        setattr(self._all, name, value)
+        vars(self).pop(name, None)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For those who ask whether this is a tokenizer of transformers."""
+        return type(self._all)
+
+    @property
+    def _all(self) -> Any:
+        own = vars(self)
+        if own["_whole"] is None:
+            own["_whole"] = own["_load"]()
+        return own["_whole"]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def of(tokenizer: Any) -> KeptTokenizer:
+    """What makes a light tokenizer that does the same; `NONE` if that is not possible."""
+    try:
+        kept = KeptTokenizer(
+            words=np.frombuffer(tokenizer.backend_tokenizer.to_str().encode(), np.uint8),
+            chat_template=tokenizer.chat_template,
+            eos_token_id=tokenizer.eos_token_id,
+            special_tokens={
+                name: str(token)
+                for name, token in tokenizer.special_tokens_map.items()
+                if isinstance(token, str)
+            },
+        )
+        light = LightTokenizer(kept, lambda: tokenizer)
+        texts = (*TEXTS, "".join(kept.special_tokens.values()))
+        is_same = _answers(light, texts) == _answers(tokenizer, texts)
+        is_same = is_same and vars(light)["_whole"] is None
+    except Exception:  # a tokenizer of another kind, or a template that needs more
+        return NONE
+    return kept if is_same else NONE
+
+
+def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
+    """What a tokenizer says to texts and to chats of several kinds."""
+    told: list[Any] = []
+    for text in texts:
+        ids = tokenizer.encode(text)
+        told += [ids, tokenizer.encode(text, add_special_tokens=False)]
+        told += [tokenizer.decode(ids), tokenizer.decode(ids, skip_special_tokens=True)]
+    if tokenizer.chat_template is None:
+        return told
+    roles = (("user",), ("system", "user"), ("user", "assistant", "user"))
+    for chat in roles:
+        messages = [{"role": role, "content": f"{role} says"} for role in chat]
+        for prompts in (True, False):
+            options = {"tokenize": False, "add_generation_prompt": prompts}
+            told.append(tokenizer.apply_chat_template(messages, **options))
+    return told
+
+
+def _plain(conversation: Any) -> bool:
+    """Whether all messages are a role and a text."""
+    return isinstance(conversation, list) and all(
+        isinstance(message, Mapping)
+        and message.keys() == PLAIN
+        and all(isinstance(value, str) for value in message.values())
+        for message in conversation
+    )
+
+
+def _compiled(template: str) -> Any:
+    """A template in the sandbox that templates of strangers get, with the little it needs."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"], **options)
+    environment.globals = {
+        "range": environment.globals["range"],
+        "raise_exception": refuse,
+    }
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(template)

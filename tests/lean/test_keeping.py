@@ -1,0 +1,214 @@
+"""Packed models on disk: found again, never mistaken for others, and done without where need be."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, Architecture, random_tokens
+from words import save_tokenizer
+
+pytest.importorskip("numba")
+
+import forerun as fr
+from forerun.engine.intake import ending_tokens
+from forerun.lean import keeping, kept_file
+from forerun.lean.keeping import KeptModel
+from forerun.lean.model import LeanModel
+from forerun.lean.packed import Facts, Rotary
+from forerun.models import contents
+from forerun.models.light_tokenizer import NONE
+
+
+class Inner(NamedTuple):
+    number: Any
+    rotary: Rotary
+    facts: Facts
+
+
+TEXT = random_tokens(random.Random(1), 9)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache that also keeps what is tiny, and files that were made just now."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(keeping, "LEAST_BYTES", 0)
+    monkeypatch.setattr(contents, "JUST_NOW", -1.0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with a model and its tokenizer."""
+    folder = tmp_path / "model"
+    save(folder, seed=0)
+    save_tokenizer(folder)
+    return folder
+
+
+def save(folder: Path, seed: int) -> None:
+    options = {"intermediate_size": 64, "eos_token_id": 5}
+    model = Architecture("llama", "", options, dtype=torch.float32).build()
+    torch.manual_seed(seed)
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(folder)
+
+
+def logits_of(model: Any) -> Any:
+    return model.score(model.start(1, 16), [0], [TEXT], [len(TEXT)])
+
+
+def is_recalled(model: LeanModel) -> bool:
+    return model._model is None
+
+
+def test_a_second_start_has_the_same_bits(saved: Path) -> None:
+    first, second = fr.load(str(saved)), fr.load(str(saved))
+    assert not is_recalled(first)
+    assert is_recalled(second)
+    assert torch.equal(logits_of(second), logits_of(first))
+    assert repr(second) == repr(first)
+    assert second.max_context == first.max_context == 128
+    assert ending_tokens(second) == (5,)
+    assert is_recalled(second)  # nothing so far has asked for the transformers model
+    assert torch.equal(second.fresh(TEXT), first.fresh(TEXT))
+    assert not is_recalled(second)
+    assert ending_tokens(second) == (5,)
+
+
+def test_a_second_start_needs_no_torch(saved: Path) -> None:
+    """Nor does the answer."""
+    fr.load(str(saved))
+    code = f"""
+import sys
+import forerun as fr
+target = fr.load({str(saved)!r})
+out = fr.generate(target, "w3 w4 w5", drafter=fr.drafters.Suffix(), max_new_tokens=8)
+assert len(out.tokens) > 0
+assert not {{"torch", "transformers"}} & set(sys.modules)
+assert target.model.config.vocab_size == {VOCAB_SIZE}
+assert "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_options_do_not_get_mixed_up(saved: Path, quantize: Any) -> None:
+    fr.load(str(saved), dtype="bfloat16")
+    model = fr.load(str(saved), quantize=quantize)
+    assert not is_recalled(model)
+    again = fr.load(str(saved), quantize=quantize)
+    assert is_recalled(again)
+    assert again.name == model.name == str(saved) + (f"-{quantize}" if quantize else "")
+    assert torch.equal(logits_of(again), logits_of(model))
+    assert type(fr.load(str(saved), lean=False)).__name__ == "HuggingFaceModel"
+    assert not is_recalled(fr.load(str(saved), trust_remote_code=False))
+
+
+def test_other_weights_of_the_same_size_are_other_contents(saved: Path) -> None:
+    before = logits_of(fr.load(str(saved)))
+    old = (saved / "model.safetensors").stat()
+    save(saved, seed=1)
+    os.utime(saved / "model.safetensors", ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert (saved / "model.safetensors").stat().st_size == old.st_size
+    model = fr.load(str(saved))
+    assert not is_recalled(model)
+    assert not torch.equal(logits_of(model), before)
+
+
+def test_another_configuration_is_other_contents(saved: Path) -> None:
+    fr.load(str(saved))
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    model = fr.load(str(saved))
+    assert not is_recalled(model)
+    assert float(model.packed.weights.eps) == 0.5
+
+
+def test_other_code_packs_again(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fr.load(str(saved))
+    monkeypatch.setattr(keeping, "sources", lambda: 1)
+    assert not is_recalled(fr.load(str(saved)))
+
+
+@pytest.mark.parametrize("size", [0, 5, 300, -1])
+def test_a_torn_file_is_made_again(saved: Path, cache: Path, size: int) -> None:
+    first = fr.load(str(saved))
+    (file,) = (cache / "packed").iterdir()
+    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
+    second = fr.load(str(saved))
+    assert not is_recalled(second)
+    assert is_recalled(fr.load(str(saved)))
+    assert torch.equal(logits_of(second), logits_of(first))
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file" / "below"))
+    for _ in range(2):
+        assert not is_recalled(fr.load(str(saved)))
+
+
+def test_a_full_disk_is_done_without(
+    saved: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "SPARE", 1 << 60)
+    assert not is_recalled(fr.load(str(saved)))
+    assert list((cache / "packed").iterdir()) == []
+
+
+def test_several_may_write_at_once(saved: Path, cache: Path) -> None:
+    packed = fr.load(str(saved)).packed
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(16):
+            threads.submit(keeping.keep, saved, "auto", False, KeptModel(packed, NONE))
+        found = [threads.submit(keeping.recall, saved, "auto", False) for _ in range(16)]
+    weights = [result.result().packed.weights for result in found]
+    assert all(np.array_equal(w.embedding, packed.weights.embedding) for w in weights)
+    assert len(list((cache / "packed").iterdir())) == 1
+
+
+def test_what_was_left_behind_is_removed(saved: Path, cache: Path) -> None:
+    packed = fr.load(str(saved)).packed
+    place = cache / "packed"
+    (file,) = place.iterdir()
+    for name, age in (("a.unfinished", 7200), ("b.unfinished", 60), ("old", 40 * 86400)):
+        (place / name).write_text("")
+        os.utime(place / name, (0, file.stat().st_mtime - age))
+    keeping.keep(saved, "auto", False, KeptModel(packed, NONE))
+    assert {file.name for file in place.iterdir()} == {file.name, "b.unfinished"}
+
+
+def test_a_file_that_was_just_written_is_read_again(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be written again within the same tick of the clock."""
+    monkeypatch.setattr(contents, "JUST_NOW", 1e9)
+    assert len(contents.contents(saved)) == 64
+    assert contents.known_contents(saved) is None
+
+
+def test_every_field_comes_back(tmp_path: Path) -> None:
+    facts = Facts("llama", 3, 5, 7, 9, 1, [2, 3], True)
+    rotary = Rotary(np.arange(4, dtype=np.float32), np.float32(1.5))
+    tree = Inner(np.float32(2.5), rotary, facts)
+    kept_file.write(tmp_path / "file", tree)
+    back = kept_file.read(tmp_path / "file", Inner, frozenset({"rotary.frequencies"}))
+    assert back.facts == facts
+    assert back.number == np.float32(2.5)
+    assert type(back.rotary.factor) is np.float32
+    assert np.array_equal(back.rotary.frequencies, rotary.frequencies)
+    assert back.rotary.frequencies.flags.writeable  # read-only arrays would be compiled for again
+    assert type(back.rotary.frequencies) is np.ndarray
