@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from forerun.lean.crew import Crew
-from forerun.lean.linear import Floats
+from forerun.lean.rotary import rotary_of
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.lean.weights import take, unfit
@@ -43,6 +42,7 @@ class LeanModel:
         num_threads: int | None = None,
     ) -> None:
         self._weights = take(model, int8)
+        self._rotary = rotary_of(model)
         self._crew = Crew(num_threads)
         self.model = model
         self.tokenizer = tokenizer
@@ -64,7 +64,7 @@ class LeanModel:
         return "lean CPU pass, float32"
 
     def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
-        return LeanRows(self._weights, self._angles, self._crew, num_rows)
+        return LeanRows(self._weights, self._rotary.angles, self._crew, num_rows)
 
     def score(
         self,
@@ -125,11 +125,3 @@ class LeanModel:
         copied = LeanModel(self.model, self.tokenizer, int8=True, num_threads=self._crew.size)
         copied.name = f"{self.name}-int8"
         return copied
-
-    def _angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (end - begin, head size / 2), from the model's own rotary table."""
-        with torch.inference_mode():
-            both = self.model.model.rotary_emb(torch.zeros(1), torch.arange(begin, end)[None])
-        half = self._weights.heads.size // 2
-        cos, sin = (np.ascontiguousarray(part[0, :, :half].numpy()) for part in both)
-        return cos, sin
