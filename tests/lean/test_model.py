@@ -32,6 +32,17 @@ LLAMA3 = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
+GEMMA = {
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
 
 def tiny(kind: str = "llama", **options: Any) -> Any:
     return Architecture(kind, "", options, dtype=torch.float32).build()
@@ -50,6 +61,13 @@ ARCHITECTURES = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3, 12 queries a key": ("qwen3", {"num_attention_heads": 24, "head_dim": 8}),
+    "mistral, window": ("mistral", {"sliding_window": 8, "head_dim": 16}),
+    "qwen2, window in one layer": ("qwen2", WINDOWED),
+    "gemma3": ("gemma3_text", GEMMA),
+    "gemma3, untied, no sharing": (
+        "gemma3_text",
+        {**GEMMA, "tie_word_embeddings": False, "num_key_value_heads": 4, "sliding_window": 3},
+    ),
 }
 
 
@@ -57,10 +75,9 @@ ARCHITECTURES = {
 def test_ragged_rows_equal_fresh_passes(name: str) -> None:
     kind, options = ARCHITECTURES[name]
     model = tiny(kind, **options)
-    if hasattr(model.model.layers[0].self_attn, "q_norm"):
-        for layer in model.model.layers:  # ones would hide a forgotten multiplication
-            torch.nn.init.uniform_(layer.self_attn.q_norm.weight, 0.5, 1.5)
-            torch.nn.init.uniform_(layer.self_attn.k_norm.weight, 0.5, 1.5)
+    for name, weight in model.named_parameters():
+        if "norm" in name:  # ones would hide a forgotten multiplication
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
     for module in model.modules():
         if getattr(module, "bias", None) is not None:
             torch.nn.init.normal_(module.bias)
@@ -167,11 +184,11 @@ def hooked(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: tiny("mistral", sliding_window=8), "sliding window"),
-        (lambda: tiny("qwen2", **WINDOWED), "sliding window"),
         (lambda: tiny("gpt2"), "not one of"),
         (lambda: tiny("gemma2", head_dim=16), "not one of"),
         (lambda: tiny(hidden_act="gelu"), "activation is gelu"),
+        (lambda: tiny("gemma3_text", **GEMMA, final_logit_softcapping=30.0), "capped"),
+        (lambda: tiny("gemma3_text", **GEMMA, use_bidirectional_attention=True), "see later"),
         (lambda: tiny(rope_parameters=DYNAMIC), "rotary table"),
         (lambda: tiny().double(), "32 or 16 bits"),
         (lambda: adapted(tiny()), "replaced"),

@@ -27,7 +27,7 @@ ACTIONS = ("write", "write", "write", "share", "move", "cut", "copy out", "copy 
 
 
 def no_angles(begin: int, end: int) -> Any:
-    positions = np.arange(begin, end, dtype=np.float32)[:, None]
+    positions = np.arange(begin, end, dtype=np.float32)[None, :, None]
     return positions, -positions
 
 
@@ -39,7 +39,7 @@ def write(pages: Pages, row: int, slot: int, number: float) -> None:
     page = pages.of_row(row, slot + 1)[slot // PAGE]
     panel, lane = divmod(slot % PAGE, LANES)
     page.keys[:, :, panel, :, lane] = number
-    page.values[:, :, slot % PAGE, :SIZE] = -number
+    page.values[:, :, 0, slot % PAGE, :SIZE] = -number
 
 
 def read(held: list[Page], length: int) -> list[float]:
@@ -47,7 +47,7 @@ def read(held: list[Page], length: int) -> list[float]:
     if not held:
         return []
     keys = np.concatenate([page.keys.swapaxes(3, 4).reshape(-1, PAGE, SIZE) for page in held], 1)
-    values = np.concatenate([page.values.reshape(-1, PAGE, HEADS.wide) for page in held], 1)
+    values = np.concatenate([page.values[:, :, 0].reshape(-1, PAGE, LANES) for page in held], 1)
     numbers = keys[0, :length, 0]
     assert (keys[:, :length] == numbers[:, None]).all()
     assert (values[:, :length, :SIZE] == -numbers[:, None]).all()
@@ -105,12 +105,13 @@ def test_random_operations_against_plain_lists() -> None:
             addresses = pages.cache.pages[index, : len(held)].tolist() if held else []
             assert addresses == [page.numbers.ctypes.data for page in held]
         longest = max(map(len, lists))
-        assert len(pages.cache.cos) >= longest
+        assert pages.cache.cos.shape[1] >= longest
     assert num_shared > 1000
     assert num_moved > 300
     for held, known in outside:
         assert read(held, len(known)) == known
-    np.testing.assert_array_equal(pages.cache.cos[:, 0], np.arange(len(pages.cache.cos)))
+    cosines = pages.cache.cos[0, :, 0]
+    np.testing.assert_array_equal(cosines, np.arange(len(cosines)))
 
 
 def test_a_page_begins_with_a_cache_line() -> None:

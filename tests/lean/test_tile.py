@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, dequantize, quantize
 
 pytest.importorskip("numba")
 
@@ -85,6 +86,31 @@ def test_what_almost_fits_a_format_does_not() -> None:
     assert store(np.zeros((4, BLOCK), np.float32)).format is Format.BLOCK4
 
 
+@pytest.mark.parametrize(
+    ("kinds", "format"),
+    [
+        (["Q8_0"], Format.BLOCK8),
+        (["Q5_0"], Format.BLOCK8),
+        (["Q5_0", "Q8_0"], Format.BLOCK8),  # as queries and values may be
+        (["Q4_1"], Format.BLOCK4),
+        (["Q4_0"], Format.BLOCK4),
+        (["Q4_0", "Q4_1"], Format.BLOCK4),
+        (["Q5_1"], Format.FLOAT32),
+    ],
+)
+def test_what_was_read_from_gguf_is_kept_in_blocks(kinds: list[str], format: Format) -> None:
+    parts = [quantize(normal(LANES, DEPTH), GGMLQuantizationType[kind]) for kind in kinds]
+    named = zip(parts, kinds, strict=True)
+    matrix = np.concatenate([dequantize(part, GGMLQuantizationType[kind]) for part, kind in named])
+    matrix[0, :BLOCK] = 0
+    stored, x = store(matrix), normal(TOKENS, DEPTH)
+    assert stored.format is format
+    for number, own in enumerate(np.split(matrix, len(kinds))):
+        y = np.zeros((TOKENS, LANES), np.float32)
+        panel(matrices(stored, DEPTH), number, x, TOKENS, y)
+        assert np.allclose(y, x.astype(np.float64) @ own.T.astype(np.float64), atol=1e-4)
+
+
 @pytest.mark.parametrize("format", Format)
 def test_products_have_the_bits_of_float32(format: Format) -> None:
     matrix, x = example(format, 2 * LANES), normal(TOKENS, DEPTH)
@@ -128,6 +154,7 @@ def test_many_tokens_have_the_bits_of_few(format: Format, num_tokens: int) -> No
 def test_the_largest_products_of_a_block_fit(format: Format) -> None:
     q = np.full((LANES, DEPTH), 127 if format is Format.BLOCK8 else 15, np.float32)
     q[:, ::BLOCK] = 0
+    q[:, 1::BLOCK] -= 1  # or it would fit fewer bits
     matrix, x = q / 8, np.full((2, DEPTH), np.nextafter(np.float32(2), np.float32(0)))
     x[1] *= -1
     kept, y = matrices(store(matrix), DEPTH), np.zeros((2, LANES), np.float32)

@@ -28,6 +28,8 @@ def tiny(kind: str = "llama", **options: Any) -> Any:
         ("llama", {}),
         ("qwen3", {"num_attention_heads": 24, "head_dim": 8}),
         ("mistral", {"sliding_window": None, "num_key_value_heads": 1, "head_dim": 64}),
+        ("mistral", {"sliding_window": 3, "head_dim": 16}),  # shorter than some branches
+        ("gemma3_text", {"sliding_window": 6, "head_dim": 16, "num_hidden_layers": 7}),
     ],
 )
 def test_ragged_trees_and_what_follows_them(kind: str, options: dict[str, Any]) -> None:

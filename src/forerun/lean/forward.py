@@ -1,16 +1,27 @@
-"""A pass of a Llama-family model: one call per thread, from token ids to logits."""
+"""A pass of a Llama-family or Gemma 3 model: one call per thread, from token ids to logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from forerun.lean.attention import Cache, HeadShape, attend, make_scores, place
+from forerun.lean.attention import (
+    PAGE,
+    Cache,
+    HeadShape,
+    attend,
+    average,
+    make_scores,
+    place,
+    score_keys,
+    weigh,
+)
 from forerun.lean.crew import Board, share
 from forerun.lean.jit import compiled, entry, inner, sources
 from forerun.lean.linear import (
     Bytes,
     Floats,
+    Gate,
     Matrices,
     Work,
     cut,
@@ -21,13 +32,16 @@ from forerun.lean.linear import (
     project_onto,
 )
 from forerun.lean.plan import Ints, Plan
-from forerun.lean.scalar import copy, normalise
-from forerun.lean.shape import HAS_DOT_PRODUCTS
+from forerun.lean.scalar import add_normalised, copy, copy_scaled, normalise
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
 
-STAGES_PER_LAYER = 10  # the head is the first two of one layer more
-ENTER, PROJECT, PLACE, ATTEND, CUT_MIXED, OUT, NORM, GATED, CUT_INNER, DOWN = range(10)
+STAGES_PER_LAYER = 12  # the head is the first two of one layer more
+(
+    ENTER, PROJECT, PLACE, SCORE, WEIGH, ATTEND, CUT_MIXED, OUT, NORM, GATED, CUT_INNER, DOWN
+) = range(STAGES_PER_LAYER)  # fmt: skip
 MATRICES = 4  # of a layer: queries, keys and values; out; gate and up; down
-MATRIX_OF = (0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # by stage: the one it multiplies, or the next does
+MATRIX_OF = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # by stage: what it multiplies, or the next does
+SPLIT = 4 * PAGE  # slots that one item of SCORE takes
 
 
 class Weights(NamedTuple):
@@ -35,9 +49,14 @@ class Weights(NamedTuple):
 
     matrices: Matrices
     embedding: Floats  # (vocabulary, hidden)
-    norms: Floats  # (2 * layers + 1, hidden)
+    embedding_scale: Any  # float32
+    norms: Floats  # (2 * layers + 1, hidden): before attention, before the MLP, before the head
+    post_norms: Floats  # (2 * layers, hidden): after attention and after the MLP; or (0, hidden)
     head_norms: Floats  # (layers, 2, head size): of queries and keys
     heads: HeadShape
+    windows: Ints  # (layers,): how many tokens a token sees, itself included
+    tables: Ints  # (layers,): the rotary table
+    gate: Gate
     eps: Any  # float32
 
 
@@ -52,6 +71,7 @@ class Scratch(NamedTuple):
     """What the tokens of a pass carry from stage to stage."""
 
     x: Floats  # (tokens, hidden): the residual stream
+    added: Floats  # (tokens, hidden): what is added to it, where that is normed first
     normed: Floats  # (tokens, hidden)
     qkv: Floats  # (tokens, padded)
     queries: Floats  # (key heads, tokens * queries per key, head size)
@@ -66,12 +86,20 @@ def num_stages(num_layers: int) -> int:
 
 
 @inner
-def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats) -> Any:
+def num_items(
+    kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats, split: Floats
+) -> Any:
     """How many pieces of work the threads share in a stage."""
     if kind == PROJECT:
         return num_panels(logits) if is_head else num_panels(s.qkv)
+    if kind in (SCORE, WEIGH, ATTEND) and len(split) == 0:
+        return len(plan.tiles) if kind == ATTEND else 0
+    if kind == SCORE:
+        return len(plan.tiles) * num_splits(split)
+    if kind == WEIGH:
+        return len(plan.tiles) * TOKENS
     if kind == ATTEND:
-        return len(plan.tiles)
+        return len(plan.tiles) * w.heads.wide // LANES
     if kind == GATED:
         return num_panels(s.inner)
     if kind in (OUT, DOWN):
@@ -79,6 +107,34 @@ def num_items(kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logi
     if kind in (CUT_MIXED, CUT_INNER) and not HAS_DOT_PRODUCTS:
         return 0
     return len(plan.ids)
+
+
+@inner
+def num_splits(split: Floats) -> Any:
+    """How many items of SCORE a tile has at most."""
+    return (split.shape[1] + SPLIT - 1) // SPLIT
+
+
+@inner
+def attend_split(
+    kind: int, i: int, w: Weights, plan: Plan, cache: Cache, layer: int, s: Scratch, split: Floats
+) -> None:
+    """One item of the three stages of attention, where threads share tiles."""
+    window = w.windows[layer]
+    if kind == SCORE:
+        tile, part = divmod(i, num_splits(split))
+        begin, end = part * SPLIT, (part + 1) * SPLIT
+        score_keys(
+            w.heads, plan, cache, layer, window, tile, begin, end, s.queries, split, tile * TOKENS
+        )
+    elif kind == WEIGH:
+        tile, query = divmod(i, TOKENS)
+        if query < plan.tiles[tile, 1]:
+            weigh(w.heads, plan, window, tile, query, split[i])
+    else:
+        tile, panel = divmod(i, w.heads.wide // LANES)
+        column = panel * LANES
+        average(w.heads, plan, cache, layer, window, tile, column, split, tile * TOKENS, s.mixed)
 
 
 @inner
@@ -98,34 +154,47 @@ def watch(
 @inner
 def run_stages(
     board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
-    logits: Floats, work: Work, scores: Floats,
+    logits: Floats, split: Floats, work: Work, scores: Floats,
 ) -> None:  # fmt: skip
     """One loop over stages with one call of each kind in it: that compiles in half the time."""
     num_tokens, num_layers = len(plan.ids), len(w.head_norms)
     last = 2 * num_layers  # norm
+    has_post_norms = len(w.post_norms) > 0
     for stage in range(num_stages(num_layers)):
         layer, kind = divmod(stage, STAGES_PER_LAYER)
         is_head = layer == num_layers
         matrix = MATRICES * layer + MATRIX_OF[kind]
-        for i in share(board, stage, num_items(kind, is_head, plan, w, s, logits)):
+        for i in share(board, stage, num_items(kind, is_head, plan, w, s, logits, split)):
             if kind == ENTER:
                 if layer == 0:
-                    copy(w.embedding[plan.ids[i]], s.x[i])
+                    copy_scaled(w.embedding[plan.ids[i]], w.embedding_scale, s.x[i])
+                elif has_post_norms:
+                    add_normalised(s.added[i], w.post_norms[2 * layer - 1], w.eps, s.x[i])
                 watch(watched, layer, is_head, i, s.x[i], w.norms[last], w.eps)
-                if not is_head:
-                    normalise(s.x[i], w.norms[2 * layer], w.eps, s.normed[i])
-                    cut(w.matrices, matrix, s.normed[i], s.limbs[i])
-                elif i < len(plan.logit_tokens):
-                    normalise(s.x[plan.logit_tokens[i]], w.norms[last], w.eps, s.normed[i])
-                    cut(w.matrices, matrix, s.normed[i], s.limbs[i])
-            elif kind == PROJECT:
-                places, out = (plan.places, logits) if is_head else (plan.order, s.qkv)
-                project(w.matrices, matrix, i, s.normed, places, out, work)
+                at = plan.logit_of[i] if is_head else i
+                if at >= 0:
+                    normalise(s.x[i], w.norms[2 * layer], w.eps, s.normed[at])
+                    cut(w.matrices, matrix, s.normed[at], s.limbs[at])
+            elif kind == PROJECT or (has_post_norms and kind in (OUT, DOWN)):
+                inputs, places, out = s.normed, plan.order, s.qkv
+                if kind == OUT:
+                    inputs, out = s.mixed, s.added
+                elif kind == DOWN:
+                    inputs, out = s.inner, s.added
+                elif is_head:
+                    places, out = plan.places, logits
+                project(w.matrices, matrix, i, inputs, places, out, work)
             elif kind == PLACE:
-                place(w.heads, plan, cache, layer, i, w.head_norms[layer], s.qkv, s.queries)
-            elif kind == ATTEND:
-                attend(w.heads, plan, cache, layer, i, s.queries, scores, s.mixed)
+                norms, table = w.head_norms[layer], w.tables[layer]
+                place(w.heads, plan, cache, layer, table, i, norms, s.qkv, s.queries)
+            elif kind == ATTEND and len(split) == 0:
+                window = w.windows[layer]
+                attend(w.heads, plan, cache, layer, window, i, s.queries, scores, s.mixed)
+            elif kind in (SCORE, WEIGH, ATTEND):
+                attend_split(kind, i, w, plan, cache, layer, s, split)
             elif kind == NORM:
+                if has_post_norms:
+                    add_normalised(s.added[i], w.post_norms[2 * layer], w.eps, s.x[i])
                 normalise(s.x[i], w.norms[2 * layer + 1], w.eps, s.normed[i])
                 cut(w.matrices, matrix, s.normed[i], s.limbs[i])
             elif kind == CUT_MIXED:
@@ -133,7 +202,7 @@ def run_stages(
             elif kind == CUT_INNER:
                 cut(w.matrices, matrix, s.inner[i], s.limbs[i])
             elif kind == GATED:
-                project_gated(w.matrices, matrix, i, s.normed, num_tokens, s.inner, work)
+                project_gated(w.matrices, matrix, i, s.normed, num_tokens, w.gate, s.inner, work)
             else:
                 inputs = s.mixed if kind == OUT else s.inner
                 project_onto(w.matrices, matrix, i, inputs, num_tokens, s.x, work)
@@ -143,11 +212,16 @@ def build(revision: int) -> Callable[..., None]:
     @entry
     def forward(
         board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
-        logits: Floats,
+        logits: Floats, split: Floats,
     ) -> None:  # fmt: skip
-        """Logits (places, vocabulary); keys and values of the new tokens enter the cache."""
+        """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
+
+        split: memory (tiles * TOKENS, score_columns), where threads are to share tiles of
+        attention; (0, 0) where each takes whole tiles.
+        """
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)
-        run_stages(board, w, plan, cache, s, watched, logits, work, make_scores(w.heads, cache))
+        scores = make_scores(w.heads, cache)
+        run_stages(board, w, plan, cache, s, watched, logits, split, work, scores)
 
     return forward
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from forerun.lean.attention import Cache, HeadShape, attend, make_scores, place
+from forerun.lean.attention import UNLIMITED, Cache, HeadShape, attend, make_scores, place
 from forerun.lean.crew import Board, share
 from forerun.lean.jit import entry, inner, sources
 from forerun.lean.line import Line, go_on
 from forerun.lean.linear import (
+    SILU,
     Bytes,
     Floats,
     Matrices,
@@ -149,9 +150,9 @@ def run_levels(
                 normalise(embedding, w.norms[OF_EMBEDDING], w.eps, s.joined[i, size:])
                 cut(m, MATRIX_OF[stage], s.joined[i], s.limbs[i])
             elif stage == PLACE:
-                place(w.heads, plan, cache, 0, i, w.head_norms, s.qkv, s.queries)
+                place(w.heads, plan, cache, 0, 0, i, w.head_norms, s.qkv, s.queries)
             elif stage == ATTEND:
-                attend(w.heads, plan, cache, 0, i, s.queries, scores, s.mixed)
+                attend(w.heads, plan, cache, 0, UNLIMITED, i, s.queries, scores, s.mixed)
             elif stage == GATHER:
                 copy(s.features[plan.logit_tokens[i]], outputs[i])
                 copy(s.mixed[plan.logit_tokens[i]], s.gathered[i])
@@ -160,7 +161,7 @@ def run_levels(
                 normalise(outputs[i], w.norms[OF_MLP], w.eps, s.normed[i])
                 cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
             elif stage == GATED:
-                project_gated(m, MATRIX_OF[stage], i, s.normed, num_outputs, s.inner, work)
+                project_gated(m, MATRIX_OF[stage], i, s.normed, num_outputs, SILU, s.inner, work)
             elif stage == CUT_INNER:
                 cut(m, MATRIX_OF[stage], s.inner[i], s.limbs[i])
             elif stage == NORM_HEAD:

@@ -61,6 +61,18 @@ class Matrices(NamedTuple):
     output_at: NDArray[np.int64]  # (matrices,): where its biases begin
 
 
+class Gate(NamedTuple):
+    """The activation of an MLP's gate: g times the logistic function of g * (a + b * g**2)."""
+
+    a: Any  # float32
+    b: Any  # float32
+
+
+SILU = Gate(np.float32(1), np.float32(0))
+GELU_TANH = Gate(np.float32(1.5957691216057308), np.float32(0.071354816272))
+"""GELU with tanh: a is 2 * sqrt(2 / pi), b is 0.044715 times that."""
+
+
 class Work(NamedTuple):
     """Memory of one thread, and the limbs that all threads read."""
 
@@ -240,19 +252,22 @@ def project_onto(
 
 @inlined
 def project_gated(
-    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, y: Floats, work: Work
-) -> None:
-    """y (tokens, outputs) = silu(G x) * (U x), for one panel of each."""
+    m: Matrices, index: int, number: int, x: Floats, num_tokens: int, gate: Gate, y: Floats,
+    work: Work,
+) -> None:  # fmt: skip
+    """y (tokens, outputs) = activation(G x) * (U x), for one panel of each."""
     panel(m, index, 2 * number, x, num_tokens, work.gates, work)
     panel(m, index, 2 * number + 1, x, num_tokens, work.sums, work)
     begin, end = number * LANES, min((number + 1) * LANES, y.shape[1])
     gate_biases = biases_of(m, index, 2 * number)
     biases = biases_of(m, index, 2 * number + 1)
     for i in range(num_tokens):
-        out, own, gate = y[i, begin:end], work.sums[i], work.gates[i]
+        out, own, gates = y[i, begin:end], work.sums[i], work.gates[i]
         for j in range(end - begin):
-            g = gate[j] + gate_biases[j]
-            out[j] = (own[j] + biases[j]) * g / (np.float32(1) + exp(-g))
+            g = gates[j] + gate_biases[j]
+            out[j] = (
+                (own[j] + biases[j]) * g / (np.float32(1) + exp(-g * (gate.a + gate.b * g * g)))
+            )
 
 
 @inlined

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from forerun.lean.formats import Format
 from forerun.lean.forward import Weights
-from forerun.lean.linear import Floats, Matrices
+from forerun.lean.linear import Matrices
+from forerun.lean.rotary import Rotary
 
 WORDS = {
     Format.FLOAT32: "float32",
@@ -17,20 +18,6 @@ WORDS = {
     Format.BLOCK8: "8-bit",
     Format.BLOCK4: "4-bit",
 }
-
-
-class Rotary(NamedTuple):
-    """Angles that grow with the position: cosines and sines of them, times a factor."""
-
-    frequencies: Floats  # (head size / 2,)
-    factor: Any  # float32
-
-    def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (end - begin, head size / 2), each the nearest float32."""
-        turns = np.arange(begin, end, dtype=np.float32)[:, None] * self.frequencies
-        exact = turns.astype(np.float64)
-        cos, sin = np.cos(exact) * self.factor, np.sin(exact) * self.factor
-        return cos.astype(np.float32), sin.astype(np.float32)
 
 
 class Facts(NamedTuple):

@@ -29,6 +29,24 @@ def extremes(matrix: Floats, low: Floats, high: Floats) -> None:
 
 
 @exact_entry
+def fits(
+    matrix: Floats, d: Floats, m: Floats, least: int, most: int, out: NDArray[np.bool_]
+) -> None:
+    """Whether the weights of each block are d * q + m, q from `least` to `most`: (out, blocks)."""
+    size = matrix.shape[1] // d.shape[1]
+    for output in range(len(matrix)):
+        for block in range(d.shape[1]):
+            scale, offset = d[output, block], m[output, block]
+            inverse = np.float32(1) / scale if scale else np.float32(0)
+            weights = matrix[output, block * size : (block + 1) * size]
+            misfits = 0
+            for i in range(size):
+                q = np.rint((weights[i] - offset) * inverse)
+                misfits += not (least <= q <= most and q * scale + offset == weights[i])
+            out[output, block] = misfits == 0
+
+
+@exact_entry
 def pack8(
     matrix: Floats, d: Floats, lanes: int, side_by_side: int, blocks: NDArray[np.uint8], header: int
 ) -> bool:

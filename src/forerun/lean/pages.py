@@ -21,7 +21,7 @@ from forerun.lean.shape import LANES
 from forerun.models.base import room
 
 Rotary = Callable[[int, int], tuple[Floats, Floats]]
-"""Cosines and sines (end - begin, head size / 2) of the positions from `begin` to `end`."""
+"""Cosines and sines (tables, end - begin, head size / 2) of the positions `begin` to `end`."""
 
 LINE = 64  # bytes of a cache line
 CHUNK = 8  # pages that are allocated together
@@ -44,9 +44,9 @@ class Page:
 
     @property
     def values(self) -> Floats:
-        """(layers, heads, PAGE, padded head size)"""
+        """(layers, heads, padded head size / LANES, PAGE, LANES)"""
         numbers = self.numbers[:, :, PAGE * self.heads.size :]
-        return numbers.reshape(*numbers.shape[:2], PAGE, self.heads.wide)
+        return numbers.reshape(*numbers.shape[:2], self.heads.wide // LANES, PAGE, LANES)
 
 
 def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
@@ -128,7 +128,7 @@ class Pages:
             read, written = pages[index[0]], pages[index[1]]
             keys = read.keys[:, :, here // LANES, :, here % LANES]
             written.keys[:, :, there // LANES, :, there % LANES] = keys
-            written.values[:, :, there] = read.values[:, :, here]
+            written.values[:, :, :, there] = read.values[:, :, :, here]
 
     def _new_page(self) -> Page:
         if not self._free:
@@ -159,11 +159,12 @@ class Pages:
             table[row, index] = pages[index].numbers.ctypes.data
 
     def _extend_angles(self, end: int) -> None:
-        known = len(self.cache.cos)
+        known = self.cache.cos.shape[1]
         if end > known:
             cos, sin = self._rotary(known, -(-end // ANGLES) * ANGLES)
             self.cache = self.cache._replace(
-                cos=np.concatenate([self.cache.cos, cos]), sin=np.concatenate([self.cache.sin, sin])
+                cos=np.concatenate([self.cache.cos, cos], 1),
+                sin=np.concatenate([self.cache.sin, sin], 1),
             )
 
 

@@ -36,13 +36,14 @@ class Plan(NamedTuple):
     tiles: Ints  # (tiles, 3): first query, number of queries, key head; a tile is of one row
     logit_tokens: Ints  # (logits,): tokens whose logits are asked for
     places: Ints  # (logits,): where their logits go
+    logit_of: Ints  # (tokens,): which of the logits is a token's, or -1
 
 
 def no_plan() -> Plan:
     """A pass over nothing."""
     none = np.empty(0, np.int64)
     tiles = np.empty((0, 3), np.int64)
-    return Plan(none, none, none, none, none, none, none, none, tiles, none, none)
+    return Plan(none, none, none, none, none, none, none, none, tiles, none, none, none)
 
 
 class Lot(NamedTuple):
@@ -97,6 +98,8 @@ def passes(
         span = slice(begin, end)
         order, logit_tokens = np.arange(end - begin), np.flatnonzero(places[span] >= 0)
         queried = logit_tokens if logits_only else order
+        logit_of = np.full(end - begin, -1)
+        logit_of[logit_tokens] = np.arange(len(logit_tokens))
         yield Plan(
             order=order,
             ids=ids[span],
@@ -109,6 +112,7 @@ def passes(
             tiles=_tiles(rows[span], slots[span], queried, num_queries // num_keys, num_keys),
             logit_tokens=logit_tokens,
             places=places[span][logit_tokens],
+            logit_of=logit_of,
         )
 
 

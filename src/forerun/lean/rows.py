@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import tensor_if_loaded
+from forerun.lean.attention import score_columns
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.linear import Floats, make_limbs
@@ -18,6 +19,10 @@ from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds
 from forerun.models.history import History
 from forerun.models.path_rows import PathRows
+
+FEW_TILES = 8  # for each thread
+LONG = 256  # tokens
+NO_SPLIT = np.empty((0, 0), np.float32)
 
 
 class Beginning(NamedTuple):
@@ -43,6 +48,7 @@ class LeanRows(PathRows):
         self._crew = crew
         self._pages = Pages(len(weights.head_norms), num_rows, weights.heads, rotary)
         self._scratch = _scratch(weights, TOKENS)
+        self._split = NO_SPLIT
 
     def score(
         self,
@@ -133,9 +139,23 @@ class LeanRows(PathRows):
             layers=np.array(self.layers, np.int64),
             states=np.empty((count, self._width), np.float32),
         )
-        stages, cache = num_stages(len(weights.head_norms)), self._pages.cache
-        self._crew.run(stages, forward, weights, plan, cache, self._scratch, watched, logits)
+        self._crew.run(
+            num_stages(len(weights.head_norms)),
+            forward, weights, plan, self._pages.cache, self._scratch, watched, logits,
+            self._split_for(plan),
+        )  # fmt: skip
         return watched.states
+
+    def _split_for(self, plan: Plan) -> Floats:
+        """Memory for tiles of attention that threads share: where tiles are few and texts long."""
+        size = self._crew.size
+        if size == 1 or len(plan.tiles) > FEW_TILES * size or plan.slots.max() < LONG:
+            return NO_SPLIT
+        rows = TOKENS * len(plan.tiles)
+        columns = score_columns(self._pages.cache.pages.shape[1], self._weights.heads.wide)
+        if len(self._split) < rows or self._split.shape[1] != columns:
+            self._split = np.empty((rows, columns), np.float32)
+        return self._split
 
 
 def _scratch(weights: Weights, num_tokens: int) -> Scratch:
@@ -143,6 +163,7 @@ def _scratch(weights: Weights, num_tokens: int) -> Scratch:
     hidden, group = weights.embedding.shape[1], heads.queries // heads.keys
     return Scratch(
         x=np.empty((num_tokens, hidden), np.float32),
+        added=np.empty((num_tokens, hidden), np.float32),
         normed=np.empty((num_tokens, hidden), np.float32),
         qkv=np.empty((num_tokens, m.output_at[1]), np.float32),
         queries=np.empty((heads.keys, num_tokens * group, heads.size), np.float32),

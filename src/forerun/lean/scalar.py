@@ -90,6 +90,13 @@ def copy(x: Floats, out: Floats) -> None:
         out[i] = x[i]
 
 
+@compiled
+def copy_scaled(x: Floats, scale: Any, out: Floats) -> None:
+    """One vector times a number."""
+    for i in range(x.size):
+        out[i] = x[i] * scale
+
+
 @reordered
 def normalise(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
     """RMS norm of one vector; `out` may be `x`."""
@@ -99,6 +106,17 @@ def normalise(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
     scale = np.float32(1) / np.sqrt(total / np.float32(x.size) + eps)
     for i in range(x.size):
         out[i] = x[i] * scale * weight[i]
+
+
+@reordered
+def add_normalised(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
+    """Add the RMS norm of one vector to another."""
+    total = np.float32(0)
+    for i in range(x.size):
+        total += x[i] * x[i]
+    scale = np.float32(1) / np.sqrt(total / np.float32(x.size) + eps)
+    for i in range(x.size):
+        out[i] += x[i] * scale * weight[i]
 
 
 @reordered

@@ -33,5 +33,8 @@ def first_layers(weights: Weights, num_layers: int) -> Weights:
     return weights._replace(
         matrices=Matrices(m.panels, m.biases, *(table[used] for table in tables)),
         norms=np.concatenate([weights.norms[: 2 * num_layers], weights.norms[-1:]]),
+        post_norms=weights.post_norms[: 2 * num_layers],
         head_norms=weights.head_norms[:num_layers],
+        windows=weights.windows[:num_layers],
+        tables=weights.tables[:num_layers],
     )

@@ -6,8 +6,10 @@ what it was, and a weight becomes the same float32 again in a register, or is mu
 whole number and the scale that it is.  Nothing is rounded: a format is used only where every weight
 survives the way there and back.
 
-The block formats are those of GGUF's Q8_0 and Q4_1, whose exact scales can be told from the
-weights: the largest of a block is 127 or 15 times its scale, and the least of a Q4_1 its offset.
+The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales can be told from the
+weights of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
+least is the offset of a Q4_1, and the largest 15 scales more.  The largest is the offset of a Q4_0
+and -8 times its scale.  Matrices of several types that are used as one may have blocks of both.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from forerun.lean.formats import BLOCK, HEADER, INPUTS_PER_ROW, ROW, Format
 from forerun.lean.limb_tile import QUAD
-from forerun.lean.packing import extremes, pack4, pack8
+from forerun.lean.packing import extremes, fits, pack4, pack8
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
 Floats = NDArray[np.float32]
@@ -82,7 +84,9 @@ def float16(matrix: Floats) -> Stored | None:
 
 def block8(matrix: Floats) -> Stored | None:
     low, high = _extremes(matrix)
-    d = _half(np.maximum(high, -low) / 127)
+    size = np.maximum(high, -low)
+    guesses = [(_half(size / count), np.zeros_like(size)) for count in (127, 16)]
+    d, _ = _best(matrix, guesses, -127, 127)
     blocks = _with_headers(Format.BLOCK8, [d])
     header = HEADER[Format.BLOCK8] // LANES * BLOCK_LANES
     fits = pack8(matrix, d, BLOCK_LANES, SIDE_BY_SIDE, blocks, header)
@@ -90,10 +94,10 @@ def block8(matrix: Floats) -> Stored | None:
 
 
 def block4(matrix: Floats) -> Stored | None:
-    m, high = _extremes(matrix)
-    d = _half((high - m) / 15)
-    if not np.array_equal(_half(m), m):
-        return None
+    low, high = _extremes(matrix)
+    largest = np.where(high > -low, high, low)
+    guesses = [(_half((high - low) / 15), _half(low)), (_half(largest / -8), _half(largest))]
+    d, m = _best(matrix, guesses, 0, 15)
     blocks = _with_headers(Format.BLOCK4, [d, m])
     header = HEADER[Format.BLOCK4] // LANES * BLOCK_LANES
     fits = pack4(matrix, d, m, BLOCK_LANES, SIDE_BY_SIDE, APART, blocks, header)
@@ -107,6 +111,21 @@ def rounded(matrix: Floats) -> Floats:
     q = np.clip(np.rint(blocks / _divisor(d)), -127, 127)
     nearest: Floats = (d[..., None] * q).reshape(matrix.shape)
     return nearest
+
+
+def _best(
+    matrix: Floats, guesses: list[tuple[Floats, Floats]], least: int, most: int
+) -> tuple[Floats, Floats]:
+    """For each block the first guess (d, m) that its weights are whole multiples of, or the last:
+    two arrays (out, blocks)."""
+    (d, m), *others = guesses
+    is_fit = np.empty(d.shape, np.bool_)
+    for other_d, other_m in others:
+        fits(matrix, d, m, least, most, is_fit)
+        if is_fit.all():
+            break
+        d, m = np.where(is_fit, d, other_d), np.where(is_fit, m, other_m)
+    return d, m
 
 
 def _extremes(matrix: Floats) -> tuple[Floats, Floats]:

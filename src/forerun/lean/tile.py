@@ -36,6 +36,7 @@ from forerun.lean.formats import (
 from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES, TOKENS
 
+LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes from what is multiplied to what is fetched: hardware alone falls behind
 
 
@@ -83,6 +84,24 @@ multiply_bfloat16 = multiply_by(Format.BFLOAT16)
 multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
 multiply_block4 = multiply_by(Format.BLOCK4)
+
+
+@intrinsic
+def fetch_bytes(context: Any, place: Any, count: Any) -> Any:
+    """Ask for `count` bytes from an address on, which will be needed a little later."""
+    signature = types.void(types.intp, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place, count = builder.inttoptr(values[0], BYTE), values[1]
+
+        def line(index: Any, _: list[Any]) -> list[Any]:
+            fetch(builder, builder.gep(place, [builder.mul(index, I64(LINE))]), 0, LINE)
+            return []
+
+        repeat(builder, builder.sdiv(count, I64(LINE)), [], line)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:

@@ -8,11 +8,21 @@ import numpy as np
 import torch
 
 from forerun.errors import UnsupportedError, explain
+from forerun.lean.architecture import (
+    embedding_scale,
+    gate,
+    norm_eps,
+    norm_weight,
+    norms,
+    post_norms,
+    windows,
+)
 from forerun.lean.attention import HeadShape
 from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Floats, Matrices, alternate, join
-from forerun.lean.packed import Facts, Packed, Rotary
+from forerun.lean.packed import Facts, Packed
+from forerun.lean.rotary import rotary_of, tables
 from forerun.lean.storage import padded, rounded
 from forerun.models.base import endings_of
 from forerun.models.llama_family import linear_layers, why_other_shape
@@ -23,10 +33,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def pack(model: Any, int8: bool = False) -> Packed:
     """All that the pass needs of a transformers model."""
     weights, config = take(model, int8), model.config
-    rotary = model.model.rotary_emb
     return Packed(
         weights=weights,
-        rotary=Rotary(as_array(rotary.inv_freq), np.float32(rotary.attention_scaling)),
+        rotary=rotary_of(model),
         facts=Facts(
             kind=config.model_type,
             num_parameters=model.num_parameters(),
@@ -61,19 +70,23 @@ def take(model: Any, int8: bool = False) -> Weights:
         wide=padded(size),
         scale=np.float32(attention.scaling),
         has_norms=has_norms,
-        eps=np.float32(attention.q_norm.variance_epsilon if has_norms else 0),
+        eps=norm_eps(attention.q_norm) if has_norms else np.float32(0),
     )
-    norms = [n for x in layers for n in (x.input_layernorm, x.post_attention_layernorm)]
     pairs = [(x.self_attn.q_norm, x.self_attn.k_norm) if has_norms else () for x in layers]
     return Weights(
         matrices=_matrices(model, int8),
         embedding=as_array(model.model.embed_tokens.weight),
-        norms=np.stack([as_array(n.weight) for n in (*norms, model.model.norm)]),
+        embedding_scale=embedding_scale(model),
+        norms=norms(model),
+        post_norms=post_norms(model),
         head_norms=np.stack(
-            [[as_array(n.weight) for n in pair] or np.ones((2, size), np.float32) for pair in pairs]
+            [[norm_weight(n) for n in pair] or np.ones((2, size), np.float32) for pair in pairs]
         ),
         heads=heads,
-        eps=np.float32(model.model.norm.variance_epsilon),
+        windows=windows(model),
+        tables=tables(model),
+        gate=gate(model),
+        eps=norm_eps(model.model.norm),
     )
 
 

@@ -10,12 +10,8 @@ from forerun.drafters.base import Drafter
 from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.errors import InputError, explain
 from forerun.measure.pricing import Forecast, forecast
-<<<<<<< HEAD
-from forerun.measure.probe import DrafterProbe, look_at, try_out
-from forerun.models.named import model_of
-=======
 from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
->>>>>>> h-lean
+from forerun.models.named import model_of
 from forerun.renamed import renamed
 
 RULES = ("match", "ratio", "block")
@@ -97,13 +93,8 @@ def plan(
         seed=seed,
         report=report,
     )
-<<<<<<< HEAD
-    probes = {name: try_out(subject, drafter) for name, drafter in named.items()}
-    return choose(probes, named, batch=batch, temperature=temperature, rules=rules)
-=======
     probes = {name: try_out(subject, one, report=report) for name, one in named.items()}
-    return choose(probes, dict(named), batch=batch, temperature=temperature, rules=rules)
->>>>>>> h-lean
+    return choose(probes, named, batch=batch, temperature=temperature, rules=rules)
 
 
 def choose(

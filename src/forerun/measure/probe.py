@@ -117,16 +117,11 @@ def look_at(
     seed: int = 0,
     report: Report = lambda what: None,
 ) -> Subject:
-<<<<<<< HEAD
-    """The target's part of a probe: its texts and costs, which several drafters may share."""
-    model = model_of(target)
-=======
     """The target's part of a probe: its texts and costs, which several drafters may share.
 
     report: is told what each of the steps that `num_steps` counts is about.
     """
-    model = wrap(target)
->>>>>>> h-lean
+    model = model_of(target)
     as_count("max_draft_length", max_draft_length, minimum=1)
     sizes = tuple(sorted({as_count("batch", batch, minimum=1) for batch in batches}))
     asked, _ = prompts_of(prompts)

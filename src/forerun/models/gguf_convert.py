@@ -1,0 +1,152 @@
+"""A GGUF file, rewritten as a folder that transformers loads in a moment.
+
+transformers can read some of these files itself, but takes half a minute every time, wants
+accelerate, and splits numbers unlike the models' own tokenizers.  De-quantising to float32 loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM
+
+from forerun.arrays import HostArray
+from forerun.errors import InputError, explain
+from forerun.models.gguf_config import architecture, config_of
+from forerun.models.gguf_file import GgufFile, Tensor, read_gguf
+from forerun.models.gguf_tokenizer import tokenizer_of
+
+BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
+SHARD = 2 << 30  # bytes that are held in memory and written at once
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""What llama.cpp calls the parts of a model, and what transformers calls them."""
+GEMMA_NAMES = {
+    **NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+TABLES = ("rope_freqs.weight",)  # read with the configuration
+
+
+def convert(source: Path, folder: Path, title: str) -> None:
+    """Write the configuration, tokenizer and weights of `source` into `folder`."""
+    file = read_gguf(source)
+    config = config_of(file)
+    tensors = {
+        _name(file, name): tensor for name, tensor in file.tensors.items() if name not in TABLES
+    }
+    _check(file, config, tensors)
+    needed = sum(map(_num_bytes, tensors.values()))
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise OSError(f"it needs {needed >> 20:,} MB, and {free >> 20:,} MB are free")
+    config.save_pretrained(folder)
+    tokenizer = tokenizer_of(file, config.max_position_embeddings)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    total = sum(len(tensor.data) for tensor in tensors.values())
+    with tqdm(desc=title, total=total, bar_format=BAR, disable=None) as bar:
+        places = {}
+        for number, names in enumerate(_shards(tensors)):
+            weights = {}
+            for name in names:
+                weights[name] = np.ascontiguousarray(_values(file, config, tensors[name]))
+                bar.update(len(tensors[name].data))
+            shard = f"model-{number + 1}.safetensors"
+            save_file(weights, folder / shard, metadata={"format": "pt"})
+            places.update(dict.fromkeys(names, shard))
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _shards(tensors: dict[str, Tensor]) -> Iterator[list[str]]:
+    """The names of tensors, in lots of SHARD bytes or one tensor."""
+    names: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if names and size + _num_bytes(tensor) > SHARD:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += _num_bytes(tensor)
+    yield names
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    """As float32."""
+    return 4 * math.prod(tensor.shape)
+
+
+def _name(file: GgufFile, name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    names = GEMMA_NAMES if architecture(file) == "gemma3" else NAMES
+    *layer, part, kind = name.split(".")
+    place = f"model.layers.{layer[1]}." if len(layer) == 2 else ""
+    return f"{place}{names.get(part, part)}.{kind}"
+
+
+def _check(file: GgufFile, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Refuse a file whose tensors are not those of its architecture."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes == expected:
+        return
+    differing = sorted(
+        name for name in {**shapes, **expected} if shapes.get(name) != expected.get(name)
+    )
+    first = differing[0]
+    wrong = f"The tensors of the GGUF file are not those of a {type(model).__name__}."
+    received = (
+        f"{len(differing)} that differ in {str(file.path)!r}, of which the first is {first}: "
+        f"{shapes.get(first, 'missing')} where {expected.get(first, 'none')} was expected"
+    )
+    cure = "Convert the model anew, or load its original checkpoint."
+    raise InputError(explain(wrong, received, cure))
+
+
+def _values(file: GgufFile, config: Any, tensor: Tensor) -> HostArray:
+    """A tensor as transformers wants it."""
+    values, kind = tensor.values(), architecture(file)
+    if kind == "gemma3" and "_norm." in tensor.name:
+        return values - np.float32(1)  # transformers adds it
+    if kind == "llama" and ".attn_q." in tensor.name:
+        return _halved(values, config.num_attention_heads)
+    if kind == "llama" and ".attn_k." in tensor.name:
+        return _halved(values, config.num_key_value_heads)
+    return values
+
+
+def _halved(weight: HostArray, num_heads: int) -> HostArray:
+    """Rows of each head from rotary pairs side by side, llama.cpp's order, to two halves."""
+    pairs = weight.reshape(num_heads, len(weight) // num_heads // 2, 2, -1)
+    return pairs.swapaxes(1, 2).reshape(weight.shape)

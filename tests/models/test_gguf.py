@@ -1,0 +1,303 @@
+"""GGUF files by path: what they hold is what transformers computes with, or they are refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors import safe_open
+from tiny_gguf import write
+from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_tokens
+
+import forerun as fr
+from forerun.errors import InputError, UnsupportedError
+from forerun.models.bundled import cache_folder, local_copy
+from forerun.models.gguf_config import config_of
+from forerun.models.gguf_file import SERVED, GgufFile, read_gguf
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama, untied, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "num_hidden_layers": 7, "sliding_window": 6, "query_pre_attn_scalar": 16},
+    ),
+}
+# Rows of 256 weights, as the K types need.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
+
+
+def tiny(kind: str = "llama", **options: Any) -> Any:
+    model = Architecture(kind, "", options, dtype=torch.float32).build()
+    for name, weight in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):  # ones and zeros would hide a mistake
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_computes_what_its_model_does(name: str, tmp_path: Path) -> None:
+    kind, options = FAMILIES[name]
+    model, path = tiny(kind, **options), tmp_path / "tiny.gguf"
+    write(path, model)
+    loaded: Any = fr.load(str(path))
+    assert loaded.pass_name.startswith("lean CPU pass") or not _has_numba()
+    text = random_tokens(random.Random(0), 40)
+    expected = fresh_logits(model, text)
+    logits = loaded.score(loaded.start(1), [0], [text], [40])[0]
+    assert largest(torch.as_tensor(logits) - expected) < 1e-4 * largest(expected)
+    assert loaded.tokenizer.convert_ids_to_tokens(loaded.tokenizer.encode("hello a12")) == [
+        "hello", "Ġa", "1", "2"
+    ]  # fmt: skip
+
+
+def _has_numba() -> bool:
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_every_type_of_tensor_is_read_exactly(kind: str, tmp_path: Path) -> None:
+    model, path = tiny(**WIDE), tmp_path / "tiny.gguf"
+    write(path, model, Kind[kind])
+    folder = local_copy(str(path))
+    assert folder is not None
+    with safe_open(folder / "model-1.safetensors", "np") as weights:
+        for name, expected in model.state_dict().items():
+            np.testing.assert_array_equal(weights.get_tensor(name), expected.numpy(), name)
+
+
+def test_it_is_converted_once_and_again_if_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tiny [1].gguf"
+    write(path, tiny())
+    folder = local_copy(str(path))
+    assert folder is not None
+    made = (folder / "config.json").stat().st_mtime_ns
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere" / path.name)
+    assert local_copy(str(moved)) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == made
+    write(path, tiny(rms_norm_eps=0.5))
+    assert local_copy(str(path)) != folder
+
+
+def test_a_file_of_another_architecture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    finish(writer)
+    with pytest.raises(UnsupportedError, match=r"llama, qwen2, qwen3, gemma3.*'mamba'.*original"):
+        fr.load(str(path))
+
+
+def finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_type_that_is_not_served_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    data = np.zeros((4, gguf.GGML_QUANT_SIZES[Kind.IQ4_XS][1]), np.uint8)
+    writer.add_tensor("token_embd.weight", data, raw_dtype=Kind.IQ4_XS)
+    finish(writer)
+    with pytest.raises(UnsupportedError, match=r"IQ4_XS are not served; F32.*token_embd.*Q8_0"):
+        fr.load(str(path))
+
+
+def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.gguf", tmp_path / "cut.gguf"
+    write(whole, tiny(num_hidden_layers=1))
+    contents = whole.read_bytes()
+    generator = random.Random(0)
+    ends = [
+        4,
+        8,
+        20,
+        23,
+        len(contents) - 1,
+        *(generator.randrange(24, len(contents)) for _ in range(60)),
+    ]
+    for end in ends:
+        path.write_bytes(contents[:end])
+        with pytest.raises(InputError, match=r"cut off.*Download the file again"):
+            read_gguf(path)
+    path.write_bytes(contents[:3])
+    with pytest.raises(InputError, match="no GGUF file"):
+        fr.load(str(path))
+
+
+def test_damage_is_refused(tmp_path: Path) -> None:
+    """Random bytes in the header raise our errors, and nothing else."""
+    whole, path = tmp_path / "whole.gguf", tmp_path / "damaged.gguf"
+    write(whole, tiny(num_hidden_layers=1))
+    contents = whole.read_bytes()
+    generator = random.Random(1)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(contents)
+        for _ in range(4):
+            damaged[generator.randrange(4, 3000)] = generator.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read_gguf(path)
+        except (InputError, UnsupportedError):
+            refused += 1
+    assert refused > 30
+
+
+def test_other_versions_and_byte_orders_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    for version in (struct.pack("<I", 1), struct.pack(">I", 3)):
+        path.write_bytes(b"GGUF" + version + bytes(64))
+        with pytest.raises(UnsupportedError, match="version"):
+            fr.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["nowhere.gguf", "~/nowhere.gguf"])
+def test_a_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(InputError, match=r"cannot be read \(No such file.*nowhere\.gguf"):
+        fr.load(name)
+
+
+def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
+    path, model = tmp_path / "tiny.gguf", tiny(num_hidden_layers=1)
+    model.model.layers[0].mlp.up_proj.weight.data = torch.zeros(48, 16)
+    write(path, model)
+    with pytest.raises(InputError, match=r"1 that differ.*up_proj.*\(48, 16\) where \(48, 32\)"):
+        fr.load(str(path))
+
+
+@pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="every folder can be written to")
+def test_a_read_only_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o500)
+    monkeypatch.setenv("FORERUN_CACHE", str(folder))
+    path = tmp_path / "tiny.gguf"
+    write(path, tiny())
+    with pytest.raises(InputError, match=r"cannot be converted.*read-only.*FORERUN_CACHE"):
+        fr.load(str(path))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, tiny())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 10})())
+    with pytest.raises(InputError, match=r"needs 0 MB, and 0 MB are free.*FORERUN_CACHE"):
+        fr.load(str(path))
+    assert list(cache_folder().iterdir()) == []
+
+
+def test_without_a_tokenizer_token_ids_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, tiny(), fields={})
+    folder = local_copy(str(path))
+    assert folder is not None
+    assert not list(folder.glob("tokenizer*"))
+
+
+def file_of(arch: str, tensors: Any = None, **fields: Any) -> GgufFile:
+    sizes = {"embedding_length": 8, "feed_forward_length": 8, "block_count": 2,
+             "context_length": 64, "attention.head_count": 2,
+             "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
+    named = {f"{arch}.{name}": value for name, value in {**sizes, **fields}.items()}
+    embedding = gguf_tensor("token_embd.weight", np.zeros((VOCAB_SIZE, 8), np.float32))
+    return GgufFile(
+        Path("f.gguf"),
+        {"general.architecture": arch, **named},
+        {"token_embd.weight": embedding, **(tensors or {})},
+    )
+
+
+def gguf_tensor(name: str, values: Any) -> Any:
+    from forerun.models.gguf_file import Tensor
+
+    return Tensor(name, values.shape, Kind.F32, values.reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"expert_count": 8}, "experts"),
+        ({"attention.head_count_kv": [1, 2]}, "numbers of heads"),
+        ({"attention.value_length": 2}, "value_length"),
+        ({"rope.dimension_count": 2}, "rope.dimension_count"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "'yarn'"),
+    ],
+)
+def test_variants_that_are_not_computed_are_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        config_of(file_of("llama", **fields))
+
+
+def test_a_missing_field_is_named() -> None:
+    file = file_of("llama")
+    del file.fields["llama.block_count"]
+    with pytest.raises(UnsupportedError, match="block_count"):
+        config_of(file)
+
+
+def test_rotary_tables() -> None:
+    assert config_of(file_of("qwen3")).rope_parameters["rope_theta"] == 10000.0
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+    gemma = config_of(file_of("gemma3", **{"attention.sliding_window": 5}, **linear))
+    assert gemma.rope_parameters["full_attention"] == {
+        "rope_type": "linear", "rope_theta": 1e6, "factor": 8.0
+    }  # fmt: skip
+    assert gemma.rope_parameters["sliding_attention"]["rope_theta"] == 10000.0
+    assert gemma.layer_types == ["sliding_attention"] * 2
+
+
+def test_llama_3_stretches_its_slow_rotations() -> None:
+    """The table of a file is the one transformers computes for Llama 3.2."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = LlamaConfig(head_dim=64, rope_parameters=rope, max_position_embeddings=131072)
+    theirs = LlamaRotaryEmbedding(config).inv_freq
+    plain = 500000.0 ** -(torch.arange(32) / 32)
+    stretches = (plain / theirs).numpy().astype(np.float32)
+    sizes = {"embedding_length": 128, "rope.freq_base": 500000.0, "context_length": 131072}
+
+    def ours(values: Any) -> Any:
+        return config_of(file_of("llama", {"rope_freqs.weight": gguf_tensor("", values)}, **sizes))
+
+    assert ours(stretches).rope_parameters == rope
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight"):
+        ours(stretches[::-1].copy())
+
+
+def test_endings() -> None:
+    file = file_of("llama")
+    assert config_of(file).eos_token_id is None
+    file.fields["tokenizer.ggml.eos_token_id"] = 3
+    assert config_of(file).eos_token_id == 3
+    file.fields["tokenizer.ggml.eot_token_id"] = 7
+    assert config_of(file).eos_token_id == [3, 7]
