@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ from small import relative, target
 import forerun as fr
 from forerun.errors import InputError
 from forerun.measure import round_costs
-from forerun.measure.exports import exports, for_forerun, for_sglang, for_vllm
+from forerun.measure.exports import exports, for_forerun, for_sglang, for_vllm, script
 from forerun.measure.planner import SpeculationPlan, choose
 from forerun.measure.pricing import forecast
 from forerun.measure.probe import DrafterProbe, Subject
@@ -227,14 +229,22 @@ def test_exports_speak_each_engine_s_language() -> None:
     assert lookup.choice is not None
     length = lookup.choice.draft_length
     assert for_forerun(lookup).arguments == f"--drafter ngram --draft-length {length}"
-    assert for_vllm(lookup).arguments == (
-        f'--speculative-config \'{{"num_speculative_tokens": {length}, "method": "ngram", '
-        '"prompt_lookup_max": 3, "prompt_lookup_min": 2}\''
-    )
+    assert for_vllm(lookup).config == {
+        "speculative_config": {
+            "num_speculative_tokens": length,
+            "method": "custom_class",
+            "model": "forerun.integrations.vllm.Proposer",
+            "rejection_sample_method": "standard",
+        },
+        "additional_config": {
+            "forerun": {"drafter": "ngram", "ngram": {"max_n": 3, "min_n": 2}},
+        },
+    }
     assert for_sglang(lookup).arguments == (
         f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {length + 1} "
         "--speculative-ngram-min-match-window-size 2 "
-        "--speculative-ngram-max-match-window-size 3 --speculative-ngram-max-bfs-breadth 1"
+        "--speculative-ngram-max-match-window-size 3 --speculative-ngram-max-bfs-breadth 1 "
+        "--speculative-accept-threshold-single 1.0 --speculative-accept-threshold-acc 1.0"
     )
     choice = replace(lookup.choice, rule="block", temperature=0.8)
     model = replace(
@@ -247,7 +257,7 @@ def test_exports_speak_each_engine_s_language() -> None:
     assert for_vllm(model).arguments == (
         f'--speculative-config \'{{"num_speculative_tokens": {length}, '
         '"method": "draft_model", "model": "org/small", "draft_sample_method": "probabilistic", '
-        '"rejection_sample_method": "block"}\''
+        '"rejection_sample_method": "standard"}\''
     )
     assert "--rule block" in str(for_forerun(model).arguments)
     assert "--speculative-algorithm STANDALONE" in str(for_sglang(model).arguments)
@@ -256,6 +266,29 @@ def test_exports_speak_each_engine_s_language() -> None:
     for export in (for_vllm(other), for_sglang(other)):
         assert export.arguments is None
         assert "no drafter like crystal ball" in export.notes[0]
+
+
+def test_scripts_for_other_engines_run_in_a_shell_and_say_what_is_lossless() -> None:
+    mixed = fr.drafters.Mixed(fr.drafters.Suffix(), fr.drafters.NGram(max_n=4))
+    found = replace(planned(ngram=made(0.8, 0.05, 0.02)), drafter=mixed, target="org/it's big")
+    text = script(for_vllm(found), found)
+    *comments, command = text.splitlines()
+    assert all(line.startswith("#") for line in comments)
+    assert 'Lossless: rejection_sample_method "standard"' in text
+    words = shlex.split(command)
+    assert words[:4] == ["exec", "vllm", "serve", "org/it's big"]
+    flags = {words[i]: json.loads(words[i + 1]) for i in range(4, len(words), 2)}
+    assert flags["--additional-config"]["forerun"] == {
+        "drafter": "suffix+ngram",
+        "suffix": {"max_match": 16, "worth": 0.15},
+        "ngram": {"max_n": 4, "min_n": 2},
+    }
+    assert flags["--speculative-config"]["method"] == "custom_class"
+    lookup = planned(ngram=made(0.8, 0.05, 0.02))
+    assert "thresholds 1.0" in script(for_sglang(lookup), lookup)
+    nothing = planned(bad=made(0.3, 0.4, 0.2))
+    last = script(for_vllm(nothing), nothing).splitlines()[-1]
+    assert shlex.split(last) == ["exec", "vllm", "serve", nothing.target]
 
 
 def test_the_median_and_its_interval() -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 from forerun import rules
 from forerun.cli.lists import tree
-from forerun.cli.loading import DRAFTERS, DTYPES, load_drafter, load_target
+from forerun.cli.loading import (
+    DRAFTERS,
+    DTYPES,
+    add_ranks,
+    follow,
+    is_follower,
+    load_drafter,
+    load_target,
+)
 from forerun.cli.paint import legend
 from forerun.cli.prompts import read_prompts
 from forerun.cli.screen import Screen
@@ -34,6 +42,7 @@ EXAMPLES = """examples:
   forerun generate "Name ten rivers." --tree 3,1,1 --rule traversal --temperature 0.8
   forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
   forerun generate --prompts questions.jsonl --json > answers.jsonl
+  forerun generate "Explain KV caches." --target Qwen/Qwen3-32B --tensor-parallel 2
 
 Under the rule match the same seed gives the same text, whatever the drafter and draft length.
 On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
@@ -104,6 +113,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument(
         "--quantize", choices=("int8",), help="round the target's weights: another model"
     )
+    add_ranks(models)
 
     sampling = parser.add_argument_group("sampling")
     for name, (kind, text) in OPTIONS.items():
@@ -120,12 +130,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_follower(args.tensor_parallel):
+        return follow()
     sampling, rule = _checked(args)
     shape = tree("--tree", args.tree)
     prompts = read_prompts(args)
     drafter = load_drafter(args.drafter, args.device, args.dtype)
     lean: Lean = False if args.no_lean else "auto"
-    target = load_target(args.target, args.device, args.dtype, lean, args.quantize)
+    target = load_target(
+        args.target, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
+    )
     pieces = stream(
         target,
         [_chat(target, prompt, args) for prompt in prompts],

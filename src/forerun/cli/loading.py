@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from forerun.models.base import LanguageModel
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from forerun.models.lean_pass import Lean, Quantize
-from forerun.models.load import load
+from forerun.models.load import huggingface_model, load
 
 
 def load_target(
@@ -24,12 +25,15 @@ def load_target(
     dtype: str | None = None,
     lean: Lean = "auto",
     quantize: Quantize | None = None,
+    num_ranks: int | None = None,
 ) -> Any:
-    """The model of that name, or the default one."""
+    """The model of that name, or the default one; num_ranks: spread over so many processes."""
     # Threads that spin while they wait starve each other on a machine with anything else to do:
     # passes then take ten times as long.  OpenMP reads this when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting_for(f"Loading {name or NAME}"):
+        if num_ranks is not None:
+            return _spread(name or NAME, num_ranks, device, dtype, quantize)
         try:
             if name is None:
                 return default_model(device, dtype, lean=lean, quantize=quantize)
@@ -43,6 +47,47 @@ def load_target(
 
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def _spread(
+    name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
+) -> Any:
+    huggingface_model()  # a missing extra is told before anything is imported from it
+    from forerun.scale import tensor_parallel
+
+    if quantize is not None:
+        wrong = "A model with rounded weights runs in one process."
+        cure = "Leave out --quantize or --tensor-parallel."
+        raise InputError(explain(wrong, f"--quantize {quantize}, {num_ranks} ranks", cure))
+    return tensor_parallel.load(name, num_ranks, device, dtype)
+
+
+def add_ranks(group: argparse._ArgumentGroup) -> None:
+    """The flag for models larger than one GPU."""
+    group.add_argument(
+        "--tensor-parallel",
+        metavar="N",
+        type=int,
+        help="spread the target over N processes, one a GPU; also under torchrun",
+    )
+
+
+def is_follower(num_ranks: int | None) -> bool:
+    """Whether torchrun started this process to hold a part of the target and no more."""
+    if num_ranks is None:
+        return False
+    huggingface_model()
+    from forerun.scale import tensor_parallel
+
+    return tensor_parallel.is_follower(num_ranks)
+
+
+def follow() -> int:
+    """Be such a process until rank 0 ends."""
+    from forerun.scale import tensor_parallel
+
+    return tensor_parallel.follow()
+
 
 DRAFTERS = (
     f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "

@@ -10,8 +10,8 @@ from typing import Any
 from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts
 from forerun.cli.loading import load_drafter, load_target
-from forerun.errors import InputError, explain
-from forerun.measure.exports import exports
+from forerun.errors import InputError, UnsupportedError, explain
+from forerun.measure.exports import Export, exports, for_sglang, for_vllm, script
 from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
 from forerun.measure.probe import num_steps
@@ -22,7 +22,10 @@ EXAMPLES = """examples:
   forerun plan
   forerun plan Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B ngram --prompts mine.jsonl --device cuda
   forerun plan ./my-model --drafter ngram --batch 8 --temperature 0.8 --json
+  forerun plan Qwen/Qwen3-8B --drafter suffix ngram --for vllm > serve.sh
 """
+
+ENGINES = {"vllm": for_vllm, "sglang": for_sglang}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,6 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--max-draft-length", metavar="K", type=int, default=8, help="(default: 8)")
     parser.add_argument(
         "--tree", metavar="N", default="", help="also trees of so many nodes: 16 or 8,16"
+    )
+    parser.add_argument(
+        "--for",
+        dest="engine",
+        choices=ENGINES,
+        help="print the configuration of another engine, as a shell script with comments",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
@@ -80,8 +89,22 @@ def run(args: argparse.Namespace) -> int:
     source = "of our own" if args.prompts is None else f"of {args.prompts}"
     report = as_dict(advice) | {"num_prompts": len(prompts)}
     about = f"{len(prompts)} prompts {source}"
-    print(json.dumps(report) if args.json else render(advice, about))
+    if args.json:
+        print(json.dumps(report))
+    elif args.engine is not None:
+        print(script(_export(args.engine, advice), advice))
+    else:
+        print(render(advice, about))
     return 0
+
+
+def _export(engine: str, advice: SpeculationPlan) -> Export:
+    """The plan for an engine; raises if that has no counterpart of what was chosen."""
+    export = ENGINES[engine](advice)
+    if export.arguments is None:
+        cure = "Plan with drafters that it has, for example --drafter ngram."
+        raise UnsupportedError(explain(" ".join(export.notes), str(advice), cure))
+    return export
 
 
 def render(advice: SpeculationPlan, about: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import json
+import os
 import re
 import socket
 import sys
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from forerun import rules
 from forerun.cli.generate import draft_length
-from forerun.cli.loading import DRAFTERS, load_drafter, load_target, settled
+from forerun.cli.loading import (
+    DRAFTERS,
+    add_ranks,
+    follow,
+    is_follower,
+    load_drafter,
+    load_target,
+    settled,
+)
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME
 from forerun.serve.offer import Limits
@@ -78,6 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
     )
     models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+    add_ranks(models)
     models.add_argument(
         "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
     )
@@ -125,6 +135,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     check_extra()
+    if is_follower(args.tensor_parallel):
+        return follow()
     chosen = check_rules(args.rule, args.rules)
     _check_counts(args)
     check_origins(args.cors_origin)
@@ -143,7 +155,11 @@ def run(args: argparse.Namespace) -> int:
         drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
         drafters.setdefault("none", None)
         lean: Any = False if args.no_lean else "auto"
-        target = load_target(args.model, args.device, args.dtype, lean, args.quantize)
+        target = load_target(
+            args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
+        )
+        if args.tensor_parallel is not None:
+            target.ranks.on_failure = end_at_once
         _serve(args, bound, target, settled(drafters, target), chosen, keys, bounds)
     return 0
 
@@ -182,6 +198,12 @@ def _serve(
     Server(
         app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
     ).run(sockets=[bound])
+
+
+def end_at_once(reason: str) -> None:
+    """A rank is lost, and with it every engine: end, so that whoever watches starts it again."""
+    print(f"forerun serve: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def limits_for(max_tokens: int | None, num_places: int) -> Limits:

@@ -85,7 +85,7 @@ def load(
     if device is not None:
         model = model.to(device)
     elif (
-        "device_map" not in given
+        not {"device_map", "distributed_config"} & given.keys()
         and quantize is None
         and not (
             lean is True and model.dtype is torch.float32  # the lean pass for float32 is the CPU's

@@ -70,12 +70,13 @@ def _model_parts(offer: Offer) -> Iterator[str]:
     yield f"endings {ending_tokens(target)}"
     yield _tokenizer(getattr(target, "tokenizer", None))
     model: Any = getattr(target, "model", None)
-    if not hasattr(model, "state_dict"):  # a function: nothing can be known of it
+    weights = getattr(target, "fingerprint", None)  # where they lie in several processes
+    if weights is None and not hasattr(model, "state_dict"):  # a function: nothing is known of it
         yield secrets.token_hex(16)
         return
     config = model.config.to_dict()
     yield json.dumps({k: v for k, v in config.items() if k not in UNTOLD}, default=str)
-    yield from _weights(model)
+    yield from _weights(model) if weights is None else [weights]
     yield from arithmetic(target)
 
 
@@ -103,7 +104,7 @@ def arithmetic(target: LanguageModel) -> list[str]:
 def _device(target: LanguageModel) -> str:
     import torch
 
-    device = next(target.model.parameters()).device  # type: ignore[attr-defined]
+    device = target.model.device  # type: ignore[attr-defined]
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"

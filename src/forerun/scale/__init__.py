@@ -1,0 +1,1 @@
+"""Past one process: models spread over ranks."""

@@ -1,0 +1,61 @@
+"""Lines of JSON between rank 0 and another rank, over a connection that also tells who is alive.
+
+When a process ends, however it ends, its connections close.  So the end of the stream is the
+message that the other rank is gone, and no message has to be sent to say "still here".
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import suppress
+from typing import Any
+
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A host that has lost power closes nothing: after 10 + 3 * 5 seconds its connections fail."""
+
+
+class Wire:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+
+    def send(self, message: Any) -> None:
+        """Send a message; nothing happens if the other end is gone, which `receive` tells."""
+        with suppress(OSError):
+            self._connection.sendall(encoded(message))
+
+    def receive(self, seconds: float | None = None) -> Any:
+        """The next message; None when the other end is gone, or silent for too many seconds."""
+        self._connection.settimeout(seconds)
+        try:
+            line = self._lines.readline()
+        except (OSError, ValueError):  # lost, or closed at this end
+            return None
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def is_closed(self) -> bool:
+        """Whether the other end is gone and has left nothing to be received."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def encoded(message: Any) -> bytes:
+    """A message as a line; `None` is no message.  NumPy's integers are integers."""
+    return json.dumps(message, separators=(",", ":"), default=int).encode() + b"\n"
