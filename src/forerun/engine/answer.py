@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from forerun.engine.request import Request
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, Stats
 from forerun.errors import InputError, explain
 
 
@@ -37,6 +37,11 @@ class Answer(AsyncIterator[Piece]):
             self._end.result()  # raises what ended the request, if anything did
             raise StopAsyncIteration
         return piece
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far; the engine's thread may be adding to it."""
+        return self.request.stats
 
     def abort(self) -> bool:
         """End the request; its row is free in the next round.  False if it has ended already."""

@@ -35,13 +35,15 @@ UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
 class Fingerprint:
     """The fingerprint of each request's answer; weights are read once.
 
-    draft_length: the server's own.
+    draft_length: the server's own.  model: the `model_digest` of a target that is elsewhere.
     """
 
-    def __init__(self, offer: Offer, draft_length: DraftLength = "auto") -> None:
+    def __init__(
+        self, offer: Offer, draft_length: DraftLength = "auto", model: str | None = None
+    ) -> None:
         self._offer = offer
         self._draft_length = draft_length
-        self._model = _digest(_model_parts(offer.target))
+        self._model = model or model_digest(offer.target)
 
     def __call__(self, ask: Ask) -> str:
         return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
@@ -60,6 +62,11 @@ class Fingerprint:
         limit = asked.draft_length
         length = min(self._draft_length, limit) if isinstance(limit, int) else self._draft_length
         return [rule, drafter, str(length)]
+
+
+def model_digest(target: LanguageModel) -> str:
+    """Equal for targets that give the same text, by everything that is known of them."""
+    return _digest(_model_parts(target))
 
 
 def _model_parts(target: LanguageModel) -> Iterator[str]:
