@@ -152,10 +152,9 @@ async def kill_meanwhile(args: argparse.Namespace, port: int, prompts: list[str]
     async def killer() -> None:
         while time.monotonic() + args.every < end:
             await asyncio.sleep(args.every)
-            while not (pids := replica_pids(app)):
-                await asyncio.sleep(0.05)
-            os.kill(pids[0], signal.SIGKILL)
-            toll.num_killed += 1
+            if pids := replica_pids(app):  # of those that are ready
+                os.kill(pids[0], signal.SIGKILL)
+                toll.num_killed += 1
 
     await asyncio.gather(killer(), *(client() for _ in range(args.clients)))
     return toll
@@ -206,7 +205,8 @@ def replica_pids(app: str) -> list[int]:
             began = int((place / "stat").read_text().rpartition(")")[2].split()[19])
         except OSError:
             continue
-        if title.startswith(f"ray::ServeReplica:{app}".encode()) and b"ModelReplica" in title:
+        is_replica = title.startswith(f"ray::ServeReplica:{app}".encode())
+        if is_replica and b"ModelReplica" in title and b"initialize" not in title:
             found.append((began, int(place.name)))
     return [pid for _, pid in sorted(found)]
 

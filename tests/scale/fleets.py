@@ -45,6 +45,7 @@ class Mortals:
                     on_restart=lambda: None,
                 ),
                 digest,
+                message_seconds=0.0,
             )
             for number, (target, digest) in enumerate(zip(targets, digests, strict=True))
         ]

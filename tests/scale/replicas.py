@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replica_pids(app: str = "forerun") -> list[int]:
-    """The processes of replicas that hold a model, the oldest first.
+    """The processes of replicas that are ready, the oldest first.
 
     app: how the names of their applications begin.
     """
@@ -20,7 +20,8 @@ def replica_pids(app: str = "forerun") -> list[int]:
             began = int((place / "stat").read_text().rpartition(")")[2].split()[19])
         except OSError:
             continue
-        if title.startswith(f"ray::ServeReplica:{app}".encode()) and b"ModelReplica" in title:
+        is_replica = title.startswith(f"ray::ServeReplica:{app}".encode())
+        if is_replica and b"ModelReplica" in title and b"initialize" not in title:
             found.append((began, int(place.name)))
     return [pid for _, pid in sorted(found)]
 

@@ -123,6 +123,24 @@ def test_the_same_text_as_without_a_fleet() -> None:
     assert run(work())["choices"][0]["message"]["content"] == plain.text
 
 
+def test_pieces_that_wait_for_a_message_go_together() -> None:
+    """As replicas send them, where a message is costly."""
+
+    async def work() -> None:
+        async with fleet(Talker(), Talker()) as ask:
+            stream = {**SAMPLED, "max_tokens": 40, "stream": True}
+            undisturbed = merged((await ask(CHAT, stream)).events)
+            num_messages = ask.replicas.num_messages
+            for replica in ask.replicas.replicas:
+                replica._message_seconds = 0.05
+            answer = await ask(CHAT, stream, [3])
+            assert ask.replicas.num_deaths == 1
+            assert ask.replicas.num_messages < num_messages
+            assert merged(answer.events) == undisturbed
+
+    run(work())
+
+
 def test_responses_go_on_too() -> None:
     body = {"input": "the fox", "max_output_tokens": 12, "seed": 7, "stream": True}
 
@@ -152,6 +170,16 @@ def test_a_request_that_kills_is_given_up_and_the_others_go_on() -> None:
             assert answer.json()["error"]["code"] == "generation_failed"
             assert len(ask.replicas.works) == MOST_MYSTERIES + 1
             assert (await ask(CHAT, SAMPLED)).status == 200
+
+    run(work())
+
+
+def test_a_request_that_gains_a_token_in_between_is_no_killer() -> None:
+    async def work() -> None:
+        async with fleet(Talker(), Talker()) as ask:
+            answer = await ask(CHAT, SAMPLED, [*[1] * (MOST_MYSTERIES - 1), 3] * 3)
+            assert answer.status == 200
+            assert ask.replicas.num_deaths == 3 * MOST_MYSTERIES
 
     run(work())
 
@@ -266,7 +294,7 @@ def test_a_conversation_comes_back_to_the_replica_that_has_its_beginning() -> No
 def test_a_full_ingress_says_when_to_come_back() -> None:
     async def work() -> None:
         async with fleet(Talker(), max_queue=0) as ask:
-            body = {**SAMPLED, "max_tokens": 400}
+            body = {**SAMPLED, "max_tokens": 80}
             running = [asyncio.create_task(ask(CHAT, body)) for _ in range(8)]
             await until(lambda: ask.desk.num_open == 8)
             answer = await ask(CHAT, body)

@@ -48,8 +48,8 @@ class RemoteEngine:
 class NoTrial(Trial):
     """A replica that died cannot be asked who killed it, and no other is emptied to find out.
 
-    A death is held against a request if the replica gave it no token.  After a few of those the
-    request is not sent to another one, so that one that kills cannot go through all replicas.
+    A death is held against a request if the replica gave it no token.  After a few of those in a
+    row it is not sent to another one: a request that kills cannot go through all replicas.
     """
 
     def accuse(self, engine: PooledEngine) -> Death:
@@ -143,20 +143,20 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self.has_entered = True
             self._on_entry()
         grow(self.stats, message.growth)
-        if message.piece is not None:
-            self._engine.has_given |= bool(message.piece.tokens)
-            self.tokens += message.piece.tokens
-            self._fates += message.piece.fates
-            self._logprobs += message.piece.logprobs or ()
-            self._pieces.put_nowait(message.piece)
+        for piece in message.pieces:
+            self._engine.has_given |= bool(piece.tokens)
+            self.tokens += piece.tokens
+            self._fates += piece.fates
+            self._logprobs += piece.logprobs or ()
+            self._pieces.put_nowait(piece)
         if isinstance(message, Ending):
             self._conclude(message)
 
     def _conclude(self, ending: Ending) -> None:
-        assert ending.piece is not None
-        assert ending.piece.finish_reason is not None
+        reason = ending.pieces[-1].finish_reason
+        assert reason is not None
         self.stats.notes, self.stats.compared = list(ending.notes), ending.compared
-        answer = self._generation(ending.piece.finish_reason, ending.text, ending.seed)
+        answer = self._generation(reason, ending.text, ending.seed)
         if ending.error is None:
             self._finish(answer)
         else:

@@ -38,9 +38,9 @@ class Growth:
 
 @dataclass(frozen=True)
 class Message:
-    """A step of one answer.  The first has no piece: the answer has been given a row."""
+    """A step of one answer.  The first has no pieces: the answer has been given a row."""
 
-    piece: Piece | None
+    pieces: Sequence[Piece]
     growth: Growth
     replica: str = ""  # who sends it
 

@@ -28,7 +28,13 @@ class RayReplicas:
     """
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle.options(method_name="answer", stream=True)
+        self._handle = handle.options(
+            method_name="answer",
+            stream=True,
+            _by_reference=False,  # over gRPC: half of what Ray's object store costs per message
+            request_serialization="pickle",
+            response_serialization="pickle",
+        )
 
     async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
         response = self._handle.options(session_id=work.replica).remote(work)

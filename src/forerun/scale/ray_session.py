@@ -29,6 +29,7 @@ class Session:
 
     def __init__(self) -> None:
         self._app = f"forerun-{os.getpid()}"
+        self._has_started = False
 
     def __enter__(self) -> Session:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
@@ -47,7 +48,8 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        serve.delete(self._app)
+        if self._has_started:
+            serve.delete(self._app)
         ray.shutdown()
 
     def usual_cpus(self, most: int) -> float:
@@ -62,6 +64,7 @@ class Session:
         self._check_resources(scale)
         serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
         target = RunTarget(model_replicas(settings, scale), name=self._app, route_prefix=None)
+        self._has_started = True
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
         self._wait(seconds)
         return RayReplicas(handle), handle.card.remote().result()
@@ -74,7 +77,7 @@ class Session:
         for kind, each in (("GPU", scale.num_gpus), ("CPU", scale.num_cpus)):
             needed, present = scale.least * each, there.get(kind, 0)
             if needed > present:
-                received = f"{scale.least} replicas of {each:g}, and {present:g} in this machine"
+                received = f"{scale.least} times {each:g}, and {present:g} in this machine"
                 cure = f"Use fewer replicas, or --replica-{kind.lower()}s."
                 raise InputError(explain(f"There are too few {kind}s.", received, cure))
 
