@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-distributed test-gpu format bench clean
+.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,10 +35,10 @@ lint: setup
 	@$(BIN)/mypy
 
 test-fast: setup
-	@$(PYTEST) -m 'not slow and not jax and not gpu and not browser and not serve and not distributed'
+	@$(PYTEST) -m 'not slow and not jax and not gpu and not browser and not serve and not ray and not distributed'
 
 test-slow: setup  ## the long tests only
-	@$(PYTEST) -m 'slow and not gpu and not browser and not serve and not distributed'
+	@$(PYTEST) -m 'slow and not gpu and not browser and not serve and not ray and not distributed'
 
 test-jax: setup  ## the rules with JAX's arrays, a minute and a half; installs JAX
 	@$(INSTALL) --editable '.[jax]'
@@ -46,13 +46,17 @@ test-jax: setup  ## the rules with JAX's arrays, a minute and a half; installs J
 
 test-all: setup  ## everything but GPU and browser, JAX included
 	@$(INSTALL) --editable '.[jax]'
-	@$(PYTEST) -m 'not gpu and not browser and not serve and not distributed'
+	@$(PYTEST) -m 'not gpu and not browser and not serve and not ray and not distributed'
 
 test-browser: setup  ## the report in headless Chromium, which must be installed
 	@$(PYTEST) -n 0 -m browser
 
 test-serve: setup  ## the server in a process of its own: clients, load, faults, law
 	@$(PYTEST) -n 0 -m serve
+
+test-ray: setup  ## replicas on Ray: deaths, scaling, bad input; installs Ray
+	@$(INSTALL) --editable '.[ray]'
+	@$(PYTEST) -n 0 -m 'ray and not slow'
 
 test-distributed: setup  ## a model over two ranks on this machine, and ranks that are lost; installs accelerate
 	@$(INSTALL) --editable '.[parallel]'

@@ -152,9 +152,9 @@ def chat_body(content: str = "the quick brown fox", **options: Any) -> dict[str,
 
 
 @contextmanager
-def server(*words: str) -> Iterator[ServerProcess]:
-    """A server that is gone afterwards."""
-    process = ServerProcess("--port", "0", *words)
+def server(*words: str, seconds: float = 180.0) -> Iterator[ServerProcess]:
+    """A server that is gone afterwards.  seconds: to start in."""
+    process = ServerProcess("--port", "0", *words, seconds=seconds)
     try:
         yield process
     finally:

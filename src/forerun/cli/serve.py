@@ -10,10 +10,13 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
+from forerun.cli import serve_ray
 from forerun.cli.generate import draft_length
 from forerun.cli.loading import (
     DRAFTERS,
@@ -24,6 +27,7 @@ from forerun.cli.loading import (
     load_target,
     settled,
 )
+from forerun.cli.serve_ray import Loaded
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME
 from forerun.serve.offer import Limits
@@ -36,6 +40,7 @@ EXAMPLES = """examples:
   forerun serve Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B --drafter suffix
   forerun serve --host 0.0.0.0 --api-key-file keys.txt --max-batch 16
   forerun serve --rules match,ratio,typical
+  forerun serve --ray --replicas 2
 
 Any OpenAI client can talk to it.  A request's field "speculation" chooses among the drafters and
 rules named here, or is false; under the rule match none of that changes the text.
@@ -92,6 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
     )
 
+    serve_ray.add_flags(parser)
     place = parser.add_argument_group("address and access")
     place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
     place.add_argument("--port", type=int, default=8000, help="0: any (default: 8000)")
@@ -139,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
         return follow()
     chosen = check_rules(args.rule, args.rules)
     _check_counts(args)
+    serve_ray.check(args)
     check_origins(args.cors_origin)
     from forerun.serve.bounds import Bounds
     from forerun.serve.keys import Keys
@@ -149,44 +156,53 @@ def run(args: argparse.Namespace) -> int:
     keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
     bounds = Bounds(args.max_body_mib * 2**20, reader_seconds=args.reader_seconds)
     bound = bind(args.host, args.port, bounds)  # before a model is loaded for nothing
-    with bound:
+    with bound, ExitStack() as stack:
         names = args.drafter or ["auto"]
         say("loading", model=args.model or NAME, drafters=",".join(names))
-        drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
-        drafters.setdefault("none", None)
-        lean: Any = False if args.no_lean else "auto"
-        target = load_target(
-            args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
-        )
-        if args.tensor_parallel is not None:
-            target.ranks.on_failure = end_at_once
-        _serve(args, bound, target, settled(drafters, target), chosen, keys, bounds)
+        loaded = _load(args, names) if not args.ray else serve_ray.start(args, stack)
+        _serve(args, bound, loaded, chosen, keys, bounds)
     return 0
+
+
+def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
+    from forerun.serve.assembly import make_server
+
+    drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
+    drafters.setdefault("none", None)
+    lean: Any = False if args.no_lean else "auto"
+    target = load_target(
+        args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
+    )
+    if args.tensor_parallel is not None:
+        target.ranks.on_failure = end_at_once
+    by_name = settled(drafters, target)
+    make = partial(
+        make_server,
+        target,
+        by_name,
+        draft_length=args.draft_length,
+        max_batch=args.max_batch,
+    )
+    return Loaded(target.name, list(by_name), args.max_batch, make)
 
 
 def _serve(
     args: argparse.Namespace,
     bound: socket.socket,
-    target: Any,
-    drafters: Any,
+    loaded: Loaded,
     chosen: Sequence[str],
     keys: Keys | None,
     bounds: Any,
 ) -> None:
-    from forerun.serve.assembly import make_server
     from forerun.serve.lifecycle import Server
 
-    name = args.name or public_name(args.model, target.name)
-    app, desk = make_server(
-        target,
-        drafters,
+    name = args.name or public_name(args.model, loaded.name)
+    app, desk = loaded.make(
         rule=args.rule,
         rules=chosen,
-        draft_length=args.draft_length,
-        max_batch=args.max_batch,
         max_queue=args.max_queue,
         keys=keys,
-        limits=limits_for(args.max_tokens, args.max_batch + args.max_queue),
+        limits=limits_for(args.max_tokens, loaded.max_batch + args.max_queue),
         bounds=bounds,
         cors_origins=args.cors_origin,
         hosts=hosts_for(args.host, args.allowed_host, has_keys=keys is not None),
@@ -194,7 +210,7 @@ def _serve(
     )
     for note in warnings_for(args.host, chosen, has_keys=keys is not None):
         print(f"warning: {note}", file=sys.stderr)
-    text = welcome(name, list(drafters), desk.rule, address_of(bound), has_keys=keys is not None)
+    text = welcome(name, loaded.drafters, desk.rule, address_of(bound), has_keys=keys is not None)
     Server(
         app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
     ).run(sockets=[bound])

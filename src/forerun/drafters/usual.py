@@ -41,6 +41,8 @@ def _fits(trained: Fingerprint, target: Any) -> bool:
     """Whether a drafter was trained for this target, whose hidden states can be read."""
     if (trained.hidden_size, trained.num_layers) != (target.hidden_size, target.num_layers):
         return False
+    if type(target).__module__ == "forerun.lean.model":  # without loading its transformers model
+        return trained.fits(Fingerprint.of_lean(target))
     model = getattr(target, "model", None)
     if model is None or not trained.fits(Fingerprint.of(model, target.name)):
         return False

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from forerun.engine.request import Request
-from forerun.engine.results import Generation, Piece
+from forerun.engine.results import Generation, Piece, Stats
 from forerun.errors import InputError, explain
 
 
@@ -37,6 +37,25 @@ class Answer(AsyncIterator[Piece]):
             self._end.result()  # raises what ended the request, if anything did
             raise StopAsyncIteration
         return piece
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far; the engine's thread may be adding to it."""
+        return self.request.stats
+
+    @property
+    def end(self) -> asyncio.Future[None]:
+        """Done when the request has ended; to be waited for, not to be cancelled."""
+        return self._end
+
+    def take_ready(self) -> list[Piece]:
+        """The pieces that are there already, without waiting."""
+        pieces = []
+        while not self._pieces.empty() and (piece := self._pieces.get_nowait()) is not None:
+            pieces.append(piece)
+        if self._end.done():
+            self._pieces.put_nowait(None)
+        return pieces
 
     def abort(self) -> bool:
         """End the request; its row is free in the next round.  False if it has ended already."""

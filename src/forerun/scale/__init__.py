@@ -1,1 +1,4 @@
-"""Past one process: models spread over ranks."""
+"""Past one machine: replicas on Ray, batches, tensor parallel.
+
+Nothing is imported here; `forerun.scale.ray` needs the extra `ray` when it is used.
+"""

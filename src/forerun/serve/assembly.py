@@ -15,7 +15,9 @@ from forerun.serve.desk import Desk
 from forerun.serve.fingerprint import Fingerprint
 from forerun.serve.keys import Keys
 from forerun.serve.offer import Limits, Offer
+from forerun.serve.pool import Pool
 from forerun.serve.routes import queries, text_routes
+from forerun.serve.trial import Trial
 from forerun.serve.watching import make_watching
 from forerun.types import DraftLength
 
@@ -35,10 +37,13 @@ def make_server(
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
     name: str | None = None,
+    engines: Pool | None = None,
+    trial: Trial | None = None,
+    model_digest: str | None = None,
 ) -> tuple[Starlette, Desk]:
     """The application and its desk; options as for `Desk` and `make_app`.
 
-    name: the model's id for clients; its own if None.
+    name: the model's id for clients; its own if None.  model_digest: see `Fingerprint`.
     """
     name = target.name if name is None else name
     watcher = make_watching(model=name, drafter=next(iter(drafters)), rule=rule)
@@ -51,6 +56,8 @@ def make_server(
         max_batch=max_batch,
         max_queue=max_queue,
         watcher=watcher,
+        engines=engines,
+        trial=trial,
     )
     offer = Offer(
         desk.target,
@@ -65,7 +72,7 @@ def make_server(
         queries(offer, int(time.time()), has_keys=keys is not None),
         keys=keys,
         bounds=bounds,
-        fingerprint=Fingerprint(offer, draft_length),
+        fingerprint=Fingerprint(offer, draft_length, model_digest),
         cors_origins=cors_origins,
         hosts=hosts,
     )

@@ -21,8 +21,9 @@ from forerun.errors import ForerunError, InputError, explain
 from forerun.models.load import wrap
 from forerun.sampling import Sampling
 from forerun.serve.ask import Ask
-from forerun.serve.engines import Engines, Pair
+from forerun.serve.engines import Engines
 from forerun.serve.errors import ApiError
+from forerun.serve.pool import Pair, Pool
 from forerun.serve.row_budget import RowBudget
 from forerun.serve.service_times import ServiceTimes
 from forerun.serve.ticket import Ticket
@@ -41,6 +42,8 @@ class Desk:
     rule: the default.  rules: those a request may name; without it, every lossless one.
     max_queue: choices that may wait for a row; a request beyond that is refused, unless its owner
     has less than an even share of all places.
+    engines: those that run elsewhere; without, they are made here.  `target` need not be able to
+    score anything then.  trial: what happens to the requests of an engine that died.
     """
 
     def __init__(
@@ -54,10 +57,12 @@ class Desk:
         max_batch: int = 8,
         max_queue: int = 64,
         watcher: Watcher | None = None,
+        engines: Pool | None = None,
+        trial: Trial | None = None,
     ) -> None:
         if not drafters:
             raise InputError(explain("There is no drafter.", "none", 'Pass {"none": None}.'))
-        self.target = wrap(target)
+        self.target = wrap(target) if engines is None else target
         self.drafters = dict(drafters)
         self.rule = rules_by_name.get(rule).name
         allowed = rules_by_name.names(lossless=True) if rules is None else list(rules)
@@ -70,13 +75,16 @@ class Desk:
         self._is_draining = False
         self._open: Counter[str] = Counter()  # choices that wait or run, by owner
         self._times = ServiceTimes()
-        self._trial = Trial()
+        self._trial = trial or Trial()
         self._rows = RowBudget(max_batch)
-        self._engines = Engines(
+        self._engines: Pool = self._make_engines() if engines is None else engines
+
+    def _make_engines(self) -> Engines:
+        return Engines(
             self.target,
             self.drafters,
-            draft_length=draft_length,
-            max_batch=max_batch,
+            draft_length=self.draft_length,
+            max_batch=self.max_batch,
             on_restart=self.watcher.engine_restarted,
         )
 
@@ -167,10 +175,8 @@ class Desk:
 
     async def warm_up(self) -> None:
         """Answer a request that nobody asked: the first client need not wait for what is made
-        once, the usual engine and the code that is compiled for it.  A text that repeats itself
-        lets any drafter guess, so drafting is compiled too."""
-        length = 8 if self.target.max_context is None else min(8, self.target.max_context - 1)
-        prompt = [place % min(2, self.target.vocab_size) for place in range(length)]
+        once, the usual engine and the code that is compiled for it."""
+        prompt = warm_up_prompt(self.target)
         ask = Ask(prompts=[prompt], sampling=Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
         try:
             await self.enter(ask, owner="warm-up", request_id="warm-up").results()
@@ -230,6 +236,12 @@ class Desk:
                 message = f"This server has no {name} {value!r}; it has {', '.join(known)}."
                 raise ApiError(message, param=f"speculation.{name}", code=f"unknown_{name}")
         return drafter or next(iter(self.drafters)), rule or self.rule
+
+
+def warm_up_prompt(target: Any) -> list[int]:
+    """A text that repeats itself: any drafter guesses after it, so drafting is compiled too."""
+    length = 8 if target.max_context is None else min(8, target.max_context - 1)
+    return [place % min(2, target.vocab_size) for place in range(length)]
 
 
 def _stopping() -> ApiError:

@@ -12,6 +12,7 @@ from forerun.drafters.base import Drafter
 from forerun.engine.async_engine import AsyncEngine
 from forerun.errors import LOG, ForerunError
 from forerun.serve.errors import ApiError
+from forerun.serve.pool import Pair
 from forerun.types import DraftLength
 
 MOST_ENGINES = 4
@@ -22,9 +23,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 CLOSE_SECONDS = 5.0
 """How long a shutdown waits for the passes that engines are in."""
-
-Pair = tuple[str, str]
-"""The names of a drafter and a rule."""
 
 
 class Engines:

@@ -35,13 +35,16 @@ UNTOLD = ("_name_or_path", "name_or_path", "transformers_version")
 class Fingerprint:
     """The fingerprint of each request's answer; weights are read once.
 
-    draft_length: the server's own.
+    draft_length: the server's own.  model: the `model_digest` of a target that is elsewhere.
     """
 
-    def __init__(self, offer: Offer, draft_length: DraftLength = "auto") -> None:
+    def __init__(
+        self, offer: Offer, draft_length: DraftLength = "auto", model: str | None = None
+    ) -> None:
         self._offer = offer
         self._draft_length = draft_length
-        self._model = _digest(_model_parts(offer))
+        parts = [model or model_digest(offer.target), f"defaults {sorted(offer.defaults.items())}"]
+        self._model = _digest(parts)
 
     def __call__(self, ask: Ask) -> str:
         return f"fp_{_digest([self._model, *self._drafting(ask)])[:16]}"
@@ -62,10 +65,13 @@ class Fingerprint:
         return [rule, drafter, str(length)]
 
 
-def _model_parts(offer: Offer) -> Iterator[str]:
-    target = offer.target
+def model_digest(target: LanguageModel) -> str:
+    """Equal for targets that give the same text, by everything that is known of them."""
+    return _digest(_model_parts(target))
+
+
+def _model_parts(target: LanguageModel) -> Iterator[str]:
     yield f"noise {NOISE}"
-    yield f"defaults {sorted(offer.defaults.items())}"
     yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
     yield _tokenizer(getattr(target, "tokenizer", None))

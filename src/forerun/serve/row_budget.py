@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
-from forerun.serve.engines import Pair
+from forerun.serve.pool import Pair
 
 STANDBY_SHARE = 4
 """Where all rows belong to one engine, a quarter as many choices more wait in its own queue: when a

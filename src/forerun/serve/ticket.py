@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from forerun.clock import now
-from forerun.engine.answer import Answer
-from forerun.engine.async_engine import AsyncEngine
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.errors import LOG, ForerunError, GenerationError
 from forerun.noise import fold
 from forerun.serve.ask import Ask
-from forerun.serve.engines import Engines, Pair
 from forerun.serve.errors import ApiError
+from forerun.serve.pool import Pair, Pool, PooledEngine, Writing
 from forerun.serve.progress import Progress
 from forerun.serve.row_budget import RowBudget
 from forerun.serve.trial import Trial
@@ -38,7 +36,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         request_id: str,
         *,
         pair: Pair,
-        engines: Engines,
+        engines: Pool,
         rows: RowBudget,
         trial: Trial,
         watcher: Watcher,
@@ -57,7 +55,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._on_end = on_end
         self._deadline = None if ask.timeout is None else now() + ask.timeout
         self._pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
-        self._answers: dict[int, Answer] = {}  # by choice, in the present engine
+        self._answers: dict[int, Writing] = {}  # by choice, in the present engine
         self._num_submitted = 0
         self._submitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_aborted = False
@@ -190,8 +188,9 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             progress.leave(error.results)
             if choice in self._answers and not self._answers[choice].has_entered:
                 return None  # it only waited there
-            progress.deaths.append(self._trial.accuse(engine))
-            progress.is_suspect = True
+            death = self._trial.accuse(engine)
+            progress.deaths.append(death)
+            progress.is_suspect = death.num_untried > 0
             return None
         finally:
             self._answers.pop(choice, None)
@@ -216,7 +215,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         progress.leave(answer)
         return None
 
-    async def _answered(self, engine: AsyncEngine, choice: int, progress: Progress) -> Generation:
+    async def _answered(self, engine: PooledEngine, choice: int, progress: Progress) -> Generation:
         """The answer of one engine; a `GenerationError` if that died.
 
         A suspect is done there as soon as it has gained a token: it ends as aborted.
@@ -230,7 +229,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 ):
                     continue  # its text may still go on in another engine
                 progress.add(piece)
-                self._tell(choice, piece, answer.request.stats)
+                self._tell(choice, piece, answer.stats)
                 if progress.is_suspect and progress.has_gained:
                     answer.abort()
             last = await answer
@@ -240,7 +239,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         is_over = not progress.is_suspect or last.finish_reason != "aborted" or self._is_aborted
         return progress.complete(last) if is_over else last
 
-    def _submit(self, engine: AsyncEngine, choice: int, progress: Progress) -> Answer:
+    def _submit(self, engine: PooledEngine, choice: int, progress: Progress) -> Writing:
         ask, speculation = self.ask, self.ask.speculation
         prompt, sample = divmod(choice, ask.n)
         seed = ask.sampling.seed

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from forerun.engine.async_engine import AsyncEngine
+from forerun.serve.pool import PooledEngine
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Trial:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        self._deaths: WeakKeyDictionary[AsyncEngine, Death] = WeakKeyDictionary()
+        self._deaths: WeakKeyDictionary[PooledEngine, Death] = WeakKeyDictionary()
 
-    def accuse(self, engine: AsyncEngine) -> Death:
+    def accuse(self, engine: PooledEngine) -> Death:
         """One more was in an engine that died."""
         death = self._deaths.setdefault(engine, Death())
         death.num_untried += 1

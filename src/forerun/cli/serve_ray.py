@@ -1,0 +1,122 @@
+"""`forerun serve --ray`: the flags, and what replicas on Ray are for the command."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from forerun.errors import InputError, explain
+
+FLAGS = ("replicas", "autoscale", "replica_cpus", "replica_gpus", "ready_seconds")
+READY_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be served, here or elsewhere.
+
+    make: the application and its desk, from the rest of `make_server`'s options.
+    """
+
+    name: str
+    drafters: Sequence[str]
+    max_batch: int  # of all replicas
+    make: Callable[..., Any]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("replicas on Ray (extra `ray`)")
+    group.add_argument(
+        "--ray", action="store_true", help="replicas on Ray: this machine, or the cluster it is in"
+    )
+    group.add_argument("--replicas", metavar="N", type=int, help="how many (default: 1)")
+    group.add_argument(
+        "--autoscale", metavar="A:B", help="from A to B replicas, by the answers they have"
+    )
+    group.add_argument(
+        "--replica-cpus",
+        metavar="N",
+        type=float,
+        help="cores of a replica (default: an even share of this machine's)",
+    )
+    group.add_argument("--replica-gpus", metavar="N", type=float, help="(default: 0)")
+    group.add_argument(
+        "--ready-seconds",
+        metavar="N",
+        type=int,
+        help=f"for the first replica to be ready (default: {READY_SECONDS})",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse flags that mean nothing, before anything is started."""
+    if not args.ray:
+        for name in FLAGS:
+            if getattr(args, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                cure = "Add --ray, or leave it out."
+                raise InputError(explain(f"{flag} is about replicas on Ray.", "no --ray", cure))
+        return
+    if args.tensor_parallel is not None:
+        cure = "Leave out one of the two."
+        received = "--ray and --tensor-parallel"
+        raise InputError(explain("A replica is one process here.", received, cure))
+    numbers_of(args)
+    if args.ready_seconds is not None and args.ready_seconds < 1:
+        cure = "Use 1 or more."
+        raise InputError(explain("--ready-seconds is too small.", args.ready_seconds, cure))
+    from forerun.scale.ray import check_ray
+
+    check_ray()
+
+
+def numbers_of(args: argparse.Namespace) -> tuple[int, int]:
+    """The least and the largest number of replicas."""
+    if args.replicas is not None and args.autoscale is not None:
+        cure = "Use one of the two."
+        received = "--replicas and --autoscale"
+        raise InputError(explain("A fixed number does not change.", received, cure))
+    if args.autoscale is None:
+        number = 1 if args.replicas is None else args.replicas
+        least, most = number, number
+    else:
+        match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", args.autoscale)
+        if match is None:
+            cure = "Write the least and the largest number, as 1:8."
+            raise InputError(explain("--autoscale has no such form.", args.autoscale, cure))
+        least, most = int(match[1]), int(match[2])
+    if not 1 <= least <= most:
+        cure = "Use 1 replica or more, and the smaller number first."
+        received = args.autoscale or args.replicas
+        raise InputError(explain("There is no such number of replicas.", received, cure))
+    return least, most
+
+
+def start(args: argparse.Namespace, stack: ExitStack) -> Loaded:
+    """Replicas on Ray, which end with the stack."""
+    from forerun.scale.ingress import make_ingress
+    from forerun.scale.ray_session import Session
+    from forerun.scale.settings import ModelSettings, Scale
+
+    least, most = numbers_of(args)
+    session = stack.enter_context(Session())
+    cpus = session.usual_cpus(most) if args.replica_cpus is None else args.replica_cpus
+    scale = Scale(least, most, cpus, args.replica_gpus or 0.0)
+    settings = ModelSettings(
+        args.model,
+        tuple(args.drafter or ()),
+        args.draft_length,
+        args.max_batch,
+        args.device,
+        args.dtype,
+        lean=False if args.no_lean else "auto",
+        quantize=args.quantize,
+    )
+    replicas, card = session.start(settings, scale, args.ready_seconds or READY_SECONDS)
+    make = partial(make_ingress, replicas, card, settings, scale)
+    return Loaded(card.name, settings.drafter_names, most * args.max_batch, make)

@@ -1,0 +1,235 @@
+"""Exact failover: an answer whose replica dies goes on in another one, with the same text.
+
+The ingress keeps the tokens that have arrived.  The text is a function of prompt, options, seed and
+the tokens so far, so work that is sent again with them goes on as if nothing had happened: nothing
+is lost, because what did not arrive is written again, and nothing comes twice, because a replica
+begins after what did.  To the desk a replica is an engine that may fail: what it does for an
+engine of its own, `serve/ticket.py`, it does for one elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Protocol
+
+from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
+from forerun.engine.text import TextStream
+from forerun.errors import LOG, GenerationError
+from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work, grow
+from forerun.serve.errors import ApiError
+from forerun.serve.pool import PooledEngine
+from forerun.serve.trial import Death, Trial
+
+
+class Replicas(Protocol):
+    """Whoever brings work to a replica and its messages back."""
+
+    def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
+        """The messages of one answer, from any replica; closing the iterator ends the answer.
+
+        Raises `ReplicaLostError` where the replica is gone before its `Ending` has arrived.
+        """
+        ...
+
+
+class RemoteEngine:
+    """A replica as an engine: for one answer, in one replica."""
+
+    def __init__(self, start: Callable[..., RemoteAnswer]) -> None:
+        self._start = start
+        self.failure: Exception | None = None
+        self.has_given = False  # any token
+
+    def submit(self, prompt: list[int], **options: Any) -> RemoteAnswer:
+        return self._start(self, prompt, options)
+
+
+class NoTrial(Trial):
+    """A replica that died cannot be asked who killed it, and no other is emptied to find out.
+
+    A death is held against a request if the replica gave it no token.  After a few of those in a
+    row it is not sent to another one: a request that kills cannot go through all replicas.
+    """
+
+    def accuse(self, engine: PooledEngine) -> Death:
+        return Death(is_explained=getattr(engine, "has_given", False))
+
+
+class RemoteAnswer(AsyncIterator[Piece]):
+    """One answer that a replica writes; what `Answer` is for an engine in this process."""
+
+    def __init__(
+        self,
+        engine: RemoteEngine,
+        work: Work,
+        messages: AsyncIterator[Message | Refusal],
+        tokenizer: Any,
+    ) -> None:
+        self.work = work
+        self.stats = Stats()
+        self.has_entered = False
+        self.replica = ""  # who writes it
+        self.tokens: list[int] = [*work.options.get("resume", ())]  # the output so far
+        self._fates = [Fate.GIVEN] * len(self.tokens)
+        self._logprobs: list[TokenLogprob] = []
+        self._engine = engine
+        self._messages = messages
+        self._tokenizer = tokenizer
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._end: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._on_entry: Callable[[], None] = lambda: None
+        self._reading = asyncio.create_task(self._read())
+        self._alarm = self._set_alarm(work.options.get("timeout"))
+
+    def __await__(self) -> Generator[Any, None, Generation]:
+        return asyncio.shield(self._end).__await__()
+
+    async def __anext__(self) -> Piece:
+        piece = await self._pieces.get()
+        if piece is None:
+            self._pieces.put_nowait(None)
+            self._end.result()  # raises what ended the answer, if anything did
+            raise StopAsyncIteration
+        return piece
+
+    @property
+    def is_running(self) -> bool:
+        return self.has_entered and not self._end.done()
+
+    def when_entered(self, listener: Callable[[], None]) -> None:
+        self._on_entry = listener
+
+    def when_ended(self, listener: Callable[[], None]) -> None:
+        self._end.add_done_callback(lambda _: listener())
+
+    def abort(self) -> bool:
+        return self._cut("aborted")
+
+    def _set_alarm(self, seconds: float | None) -> asyncio.TimerHandle | None:
+        """A replica ends an answer in time; here that is done for one that waits for a replica."""
+        if seconds is None:
+            return None
+
+        def ring() -> None:
+            if not self.has_entered:
+                self._cut("deadline")
+
+        return asyncio.get_running_loop().call_later(seconds, ring)
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._messages:
+                if self._end.done():
+                    return
+                self._take(message)
+                if self._end.done():
+                    return
+            raise ReplicaLostError("The messages end before the answer does.")
+        except Exception as error:  # of whatever kind: the answer can go on elsewhere
+            if not self._end.done():
+                self._lose(error)
+        finally:
+            close = getattr(self._messages, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _take(self, message: Message | Refusal) -> None:
+        if isinstance(message, Refusal):
+            self._refuse(message)
+            return
+        self.replica = message.replica
+        if not self.has_entered:
+            self.has_entered = True
+            self._on_entry()
+        grow(self.stats, message.growth)
+        for piece in message.pieces:
+            self._engine.has_given |= bool(piece.tokens)
+            self.tokens += piece.tokens
+            self._fates += piece.fates
+            self._logprobs += piece.logprobs or ()
+            self._pieces.put_nowait(piece)
+        if isinstance(message, Ending):
+            self._conclude(message)
+
+    def _conclude(self, ending: Ending) -> None:
+        reason = ending.pieces[-1].finish_reason
+        assert reason is not None
+        self.stats.notes, self.stats.compared = list(ending.notes), ending.compared
+        answer = self._generation(reason, ending.text, ending.seed)
+        if ending.error is None:
+            self._finish(answer)
+        else:
+            answer.error = ending.error
+            self._finish(GenerationError(ending.error, answer))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal.status < 409:
+            self._finish(ApiError(refusal.reason, param=refusal.param))
+            return
+        self.has_entered |= refusal.status == 409  # which counts: there may be no other kind
+        raise ReplicaLostError(refusal.reason)
+
+    def _lose(self, error: Exception) -> None:
+        LOG.warning(
+            "A replica was lost; an answer goes on after %d tokens.",
+            len(self.tokens),
+            exc_info=error,
+        )
+        self._engine.failure = error
+        partial = self._generation("error", None, 0)
+        failure = GenerationError(f"The replica was lost: {error}", partial)
+        failure.__cause__ = error
+        self._finish(failure)
+
+    def _cut(self, reason: str) -> bool:
+        """End the answer here; its last piece releases what is held back, as an engine's does."""
+        if self._end.done():
+            return False
+        text = self._text_so_far()
+        parts = [(part, self._fates[token]) for token, part in text.release_parts(final=True)]
+        logprobs: list[TokenLogprob] | None = None if self._num_logprobs is None else []
+        self._pieces.put_nowait(Piece(parts, [], [], 0, 0, reason, logprobs))
+        self._finish(self._generation(reason, text.shown, self._seed))
+        self._reading.cancel()
+        return True
+
+    def _text_so_far(self) -> TextStream:
+        """The text as a replica would have it, of which everything sure has been shown."""
+        options = self.work.options
+        text = TextStream(self._tokenizer, options["stop"], options["sampling"].min_tokens)
+        for token in self.tokens:
+            text.push(token)
+        text.release()
+        return text
+
+    def _finish(self, outcome: Generation | Exception) -> None:
+        if isinstance(outcome, Generation):
+            self._end.set_result(outcome)
+        else:
+            self._end.set_exception(outcome)
+            self._end.exception()  # an answer nobody awaits is no unhandled error
+        self._pieces.put_nowait(None)
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    @property
+    def _num_logprobs(self) -> int | None:
+        num_logprobs: int | None = self.work.options["logprobs"]
+        return num_logprobs
+
+    @property
+    def _seed(self) -> int:
+        return int(self.work.options["sampling"].seed)
+
+    def _generation(self, reason: str, text: str | None, seed: int) -> Generation:
+        return Generation(
+            prompt_tokens=list(self.work.prompt),
+            tokens=self.tokens,
+            text=text,
+            finish_reason=reason,
+            seed=seed,
+            stats=self.stats,
+            fates=self._fates,
+            logprobs=None if self._num_logprobs is None else self._logprobs,
+        )

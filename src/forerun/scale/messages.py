@@ -1,0 +1,118 @@
+"""What travels between an ingress and a replica: one answer's work there, its pieces back.
+
+Work is a prompt in token ids, the options of `AsyncEngine.submit` with a seed among them, and the
+output so far.  That is all there is to an answer, so any replica of the same model goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import add
+from typing import Any
+
+from forerun.engine.results import Piece, Seconds, Stats
+from forerun.serve.pool import Pair
+
+
+@dataclass(frozen=True)
+class Work:
+    """One answer to write, or to go on with."""
+
+    pair: Pair  # names of the drafter and the rule
+    prompt: Sequence[int]
+    options: Mapping[str, Any]  # of `AsyncEngine.submit`; `resume` holds the output so far
+    model_digest: str  # of the model that wrote the output so far
+    replica: str = ""  # the one that holds the prompt's beginning, as far as is known
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What was counted since the last message: rounds one by one, positions in total."""
+
+    rounds: Sequence[tuple[int, int, int, Seconds]] = ()  # drafted, accepted, emitted, seconds
+    reached: Sequence[int] = ()
+    accepted: Sequence[int] = ()
+    num_reused: int = 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """A step of one answer.  The first has no pieces: the answer has been given a row."""
+
+    pieces: Sequence[Piece]
+    growth: Growth
+    replica: str = ""  # who sends it
+
+
+@dataclass(frozen=True)
+class Ending(Message):
+    """The last message, with the last piece in it: where it arrives the answer is complete.
+
+    error: of a request that failed by itself.
+    """
+
+    text: str | None = None
+    seed: int = 0
+    error: str | None = None
+    notes: Sequence[str] = ()
+    compared: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The last message of work that this replica cannot do, and perhaps no other.
+
+    status: 400 for work that has no meaning, 409 for a replica whose model is another one, 503 for
+    one whose engine has failed.
+    """
+
+    reason: str
+    param: str | None = None  # the field that is wrong
+    status: int = 400
+
+
+class ReplicaLostError(Exception):
+    """A replica cannot go on with an answer; another one can."""
+
+
+@dataclass
+class Odometer:
+    """Reads the growth of an answer's stats, which its engine's thread adds to."""
+
+    stats: Stats
+    num_told: int = field(default=0)  # rounds
+
+    def growth(self) -> Growth:
+        stats, begin = self.stats, self.num_told
+        self.num_told = end = len(stats.seconds_by_round)  # which a round adds to last
+        rounds = zip(
+            stats.drafted_by_round[begin:end],
+            stats.accepted_by_round[begin:end],
+            stats.emitted_by_round[begin:end],
+            stats.seconds_by_round[begin:end],
+            strict=True,
+        )
+        return Growth(
+            tuple(rounds),
+            tuple(stats.reached_by_position),
+            tuple(stats.accepted_by_position),
+            stats.num_reused,
+        )
+
+
+def grow(stats: Stats, growth: Growth) -> None:
+    """Add what a message has counted."""
+    for drafted, accepted, emitted, seconds in growth.rounds:
+        stats.rounds += 1
+        stats.drafted += drafted
+        stats.accepted += accepted
+        stats.emitted += emitted
+        stats.drafted_by_round.append(drafted)
+        stats.accepted_by_round.append(accepted)
+        stats.emitted_by_round.append(emitted)
+        stats.seconds = Seconds(*map(add, vars(stats.seconds).values(), vars(seconds).values()))
+        stats.seconds_by_round.append(seconds)
+    stats.reached_by_position = list(growth.reached)
+    stats.accepted_by_position = list(growth.accepted)
+    stats.num_reused = growth.num_reused

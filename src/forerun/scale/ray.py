@@ -1,0 +1,101 @@
+"""The server on Ray Serve: replicas of a model behind an ingress that survives their deaths.
+
+    # my_app.py, for `serve run my_app:app`
+    from forerun.scale.ray import deployment
+    app = deployment("Qwen/Qwen3-8B", drafters=["suffix"], autoscale=(1, 8), num_gpus=1)
+
+A Serve config file names `forerun.scale.ray:application` instead, with the same options as `args`.
+The ingress reads requests and words answers, fixes seeds and keeps what was written; replicas hold
+the model.  See `docs/scale.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from forerun.errors import InputError, MissingExtraError, explain
+from forerun.scale.settings import ModelSettings, Scale
+from forerun.serve.bounds import Bounds
+from forerun.serve.keys import Keys
+from forerun.serve.offer import Limits
+from forerun.types import DraftLength
+
+OLDEST = (2, 60)
+"""The first version of Ray with all that is used here."""
+
+
+def deployment(
+    model: str | None = None,
+    *,
+    drafters: Sequence[str] = (),
+    rule: str = "match",
+    rules: Sequence[str] | None = None,
+    draft_length: DraftLength = "auto",
+    max_batch: int = 8,
+    max_queue: int = 64,
+    replicas: int = 1,
+    autoscale: tuple[int, int] | None = None,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    device: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    name: str | None = None,
+    api_key_file: str | None = None,
+    cors_origins: Sequence[str] = (),
+    num_ingresses: int = 1,
+) -> Any:
+    """An application for Ray Serve: `serve.run(deployment(...))`.
+
+    model, drafters: by the names that `forerun serve` takes; every machine must find them.
+    replicas: how many; or autoscale=(least, most), by the answers that wait or are written.
+    num_cpus, num_gpus: what a replica takes of its machine.  max_queue: answers that may wait; a
+    request beyond that gets 429.  num_ingresses: each has its own queue, keys' limits and metrics.
+    """
+    check_ray()
+    from forerun.scale.ray_parts import ingress_over, model_replicas
+
+    least, most = (replicas, replicas) if autoscale is None else autoscale
+    settings = ModelSettings(
+        model, tuple(drafters), draft_length, max_batch, device, dtype, quantize=quantize
+    )
+    scale = Scale(least, most, num_cpus, num_gpus)
+    options = {
+        "rule": rule,
+        "rules": rules,
+        "max_queue": max_queue,
+        "keys": None if api_key_file is None else Keys.from_file(api_key_file),
+        "limits": Limits(max_choices=min(Limits.max_choices, most * max_batch + max_queue)),
+        "bounds": Bounds(),
+        "cors_origins": tuple(cors_origins),
+        "name": name,
+    }
+    return ingress_over(model_replicas(settings, scale), settings, scale, num_ingresses, options)
+
+
+def application(args: Mapping[str, Any]) -> Any:
+    """For a Serve config file: `args` are the options of `deployment`."""
+    options = dict(args)
+    if isinstance(options.get("autoscale"), Sequence):
+        options["autoscale"] = tuple(options["autoscale"])
+    try:
+        return deployment(**options)
+    except TypeError as error:
+        cure = "Use the options of forerun.scale.ray.deployment."
+        raise InputError(explain(f"{error}.", sorted(options), cure)) from error
+
+
+def check_ray() -> None:
+    """Whether Ray is there, in a version that has what is used."""
+    try:
+        installed = version("ray")
+    except PackageNotFoundError as error:
+        cure = 'Install it with: pip install "forerun[ray]"'
+        raise MissingExtraError(explain("Ray is an extra.", "no Ray", cure)) from error
+    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        cure = f'Install {least} or newer: pip install -U "forerun[ray]"'
+        raise MissingExtraError(explain("Ray is too old.", f"ray {installed}", cure))

@@ -1,0 +1,112 @@
+"""Replicas on Ray for a command: started, waited for, and ended with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import RunTarget
+
+from forerun.errors import InputError, explain
+from forerun.scale.card import ModelCard
+from forerun.scale.ray_parts import RayReplicas, model_replicas
+from forerun.scale.settings import ModelSettings, Scale
+
+POLL_SECONDS = 0.25
+
+
+class Session:
+    """A connection to Ray: to the cluster this machine is in, or to one of its own.
+
+    Replicas are an application of Ray Serve, without Ray's HTTP proxies: the ingress is in this
+    process.
+    """
+
+    def __init__(self) -> None:
+        self._app = f"forerun-{os.getpid()}"
+        self._has_started = False
+
+    def __enter__(self) -> Session:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
+        ray.init(
+            ignore_reinit_error=True,
+            include_dashboard=False,
+            log_to_driver=False,  # they are in Ray's own folder of logs
+            logging_level=logging.WARNING,
+        )
+        self._is_alone = len(ray.nodes()) == 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._has_started:
+            serve.delete(self._app)
+        ray.shutdown()
+
+    def usual_cpus(self, most: int) -> float:
+        """An even share of one machine's cores, and one at least."""
+        cores = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes())
+        return float(max(1, cores // most)) if self._is_alone else 1.0
+
+    def start(
+        self, settings: ModelSettings, scale: Scale, seconds: float
+    ) -> tuple[RayReplicas, ModelCard]:
+        """Replicas, of which the first is ready, and the card of their model."""
+        self._check_resources(scale)
+        serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+        target = RunTarget(model_replicas(settings, scale), name=self._app, route_prefix=None)
+        self._has_started = True
+        (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        self._wait(seconds)
+        return RayReplicas(handle), handle.card.remote().result()
+
+    def _check_resources(self, scale: Scale) -> None:
+        """On one machine nothing will be added; a cluster may grow."""
+        if not self._is_alone:
+            return
+        there = ray.cluster_resources()
+        for kind, each in (("GPU", scale.num_gpus), ("CPU", scale.num_cpus)):
+            needed, present = scale.least * each, there.get(kind, 0)
+            if needed > present:
+                received = f"{scale.least} times {each:g}, and {present:g} in this machine"
+                cure = f"Use fewer replicas, or --replica-{kind.lower()}s."
+                raise InputError(explain(f"There are too few {kind}s.", received, cure))
+
+    def _wait(self, seconds: float) -> None:
+        """Until all replicas are there, or the first failure says why they are not."""
+        deadline = time.monotonic() + seconds
+        while True:
+            overview = serve.status().applications.get(self._app)
+            state = "" if overview is None else str(overview.status.value)
+            if state == "RUNNING":
+                return
+            is_late = time.monotonic() > deadline
+            if is_late or state in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise _not_ready(overview, seconds if is_late else None)
+            time.sleep(POLL_SECONDS)
+
+
+def _not_ready(overview: Any, seconds: float | None) -> InputError:
+    told = [] if overview is None else [overview.message]
+    if overview is not None:
+        told += [part.message for part in overview.deployments.values()]
+    reason = next((_last_line(text) for text in reversed(told) if text), "no reason given")
+    if seconds is None:
+        wrong, cure = "No replica could be started.", "Correct that, and start again."
+    else:
+        wrong = f"The replicas are not ready after {seconds:g} seconds."
+        cure = "Raise --ready-seconds, or lower --replica-cpus or --replica-gpus."
+    return InputError(explain(wrong, reason, cure))
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1][:500]

@@ -1,0 +1,149 @@
+"""One replica: a model with its engines, which writes answers for an ingress.
+
+It keeps nothing of an answer that the ingress does not have, so it may die at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from forerun.engine.answer import Answer
+from forerun.engine.async_engine import AsyncEngine
+from forerun.engine.results import Piece
+from forerun.errors import LOG, ForerunError, GenerationError, InputError
+from forerun.scale.messages import (
+    Ending,
+    Growth,
+    Message,
+    Odometer,
+    Refusal,
+    Work,
+)
+from forerun.serve.engines import Engines
+from forerun.serve.errors import ApiError
+from forerun.serve.pool import Pair
+
+MESSAGE_SECONDS = 0.002
+"""A message costs a replica 0.3 ms of its interpreter: with 500 a second a sixth of a core."""
+
+FAILED = Refusal("The engine has failed.", status=503)
+
+
+class Replica:
+    """Writes answers.
+
+    name: told in messages, so that a conversation comes back to where its beginning is stored.
+    model_digest: of its model; work that another model has begun is not gone on with.
+    message_seconds: between two messages, of all answers together; pieces that come meanwhile go
+    together.  0: every piece is a message of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engines: Engines,
+        model_digest: str,
+        message_seconds: float = MESSAGE_SECONDS,
+    ) -> None:
+        self.name = name
+        self._message_seconds = message_seconds
+        self._num_open = 0  # answers
+        self._engines = engines
+        self._model_digest = model_digest
+
+    @property
+    def is_sound(self) -> bool:
+        return self._engines.is_sound
+
+    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
+        """The messages of one answer, which is aborted when nobody reads on."""
+        if work.model_digest != self._model_digest:
+            yield Refusal(
+                f"Replica {self.name} would give other texts: its weights, versions or processor "
+                "are not those of the replica that the ingress met first. Use equal machines.",
+                status=409,
+            )
+            return
+        try:
+            engine = await self._engines.get(work.pair)
+            answer = engine.submit(list(work.prompt), **work.options)
+        except GenerationError:
+            yield FAILED
+            return
+        except ApiError as error:
+            yield Refusal(error.message, error.param, error.status)
+            return
+        except ForerunError as error:
+            yield Refusal(str(error))
+            return
+        self._num_open += 1
+        try:
+            async for message in self._messages(answer, engine):
+                yield message
+        finally:
+            self._num_open -= 1
+            answer.abort()
+            if engine.failure is not None:
+                self._engines.replace(work.pair, engine)
+
+    async def warm_up(self, pair: Pair, prompt: Sequence[int]) -> None:
+        """Answer once what nobody asked, so that what is made and compiled once is there."""
+        options = {"max_new_tokens": 16, "ignore_eos": True}
+        async for message in self.answer(Work(pair, prompt, options, self._model_digest)):
+            if isinstance(message, Refusal):
+                raise InputError(message.reason)
+
+    async def close(self) -> None:
+        await self._engines.close()
+
+    async def _messages(
+        self, answer: Answer, engine: AsyncEngine
+    ) -> AsyncIterator[Message | Refusal]:
+        odometer = Odometer(answer.stats)
+        if await _entered(answer):
+            yield Message((), Growth(), self.name)
+        async for first in answer:
+            pieces = [first, *(answer.take_ready() if self._message_seconds else ())]
+            reason = pieces[-1].finish_reason
+            if reason == "error" and engine.failure is not None:
+                yield Message(pieces[:-1], odometer.growth(), self.name)
+                yield FAILED
+                return
+            if reason is not None:
+                yield await self._ending(answer, pieces, odometer)
+                return
+            yield Message(pieces, odometer.growth(), self.name)
+            await asyncio.sleep(self._num_open * self._message_seconds)
+
+    async def _ending(self, answer: Answer, pieces: list[Piece], odometer: Odometer) -> Ending:
+        error = None
+        try:
+            last = await answer
+        except GenerationError as failure:
+            LOG.error("A request failed.", exc_info=failure)
+            last, error = failure.results, str(failure)
+        return Ending(
+            pieces,
+            odometer.growth(),
+            self.name,
+            text=last.text,
+            seed=last.seed,
+            error=error,
+            notes=tuple(last.stats.notes),
+            compared=last.stats.compared,
+        )
+
+
+async def _entered(answer: Answer) -> bool:
+    """Wait until an answer is given a row, or ends without."""
+    entered = asyncio.Event()
+    answer.when_entered(entered.set)
+    entry = asyncio.create_task(entered.wait())
+    try:
+        either: set[asyncio.Future[Any]] = {entry, answer.end}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        entry.cancel()
+    return entered.is_set()

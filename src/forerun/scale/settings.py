@@ -1,0 +1,74 @@
+"""What replicas load and how an ingress serves it; travels to wherever they run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.drafters.base import Drafter
+from forerun.drafters.registry import make_drafter
+from forerun.errors import InputError, explain
+from forerun.models.base import LanguageModel
+from forerun.models.bundled import NAME
+from forerun.models.default import default_model
+from forerun.models.load import load
+from forerun.types import DraftLength
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What each replica loads.
+
+    model: a hub name or a folder that every machine has; None for the default model.
+    drafters: by their command-line names, the default one first; none for the usual one.
+    max_batch: answers in one pass of a replica.
+    """
+
+    model: str | None = None
+    drafters: Sequence[str] = ()
+    draft_length: DraftLength = "auto"
+    max_batch: int = 8
+    device: str | None = None
+    dtype: str | None = None
+    lean: Any = "auto"
+    quantize: Any = None
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """All that requests may name; "none" drafts nothing."""
+        usual = "heads+suffix" if self.model in (None, NAME) else "suffix"
+        return list(dict.fromkeys([*(self.drafters or [usual]), "none"]))
+
+    def load(self) -> tuple[LanguageModel, dict[str, Drafter | None]]:
+        """The model, and the drafters by name."""
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other
+        drafters = {name: make_drafter(name, self._load) for name in self.drafter_names}
+        if self.model is None:
+            place, kind = self.device, self.dtype
+            return default_model(place, kind, lean=self.lean, quantize=self.quantize), drafters
+        return self._load(self.model, lean=self.lean, quantize=self.quantize), drafters
+
+    def _load(self, model: str, **options: Any) -> LanguageModel:
+        return load(model, self.device, self.dtype, **options)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many replicas there are, and what each takes of its machine."""
+
+    least: int = 1
+    most: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            cure = "Use --replicas 2, or --autoscale 1:8 with at least one replica."
+            received = f"{self.least} to {self.most}"
+            raise InputError(explain("There is no such number of replicas.", received, cure))
+        if self.num_cpus < 0 or self.num_gpus < 0:
+            received = f"{self.num_cpus:g} CPUs and {self.num_gpus:g} GPUs"
+            cure = "Use 0 or more of both."
+            raise InputError(explain("A replica cannot take less than nothing.", received, cure))

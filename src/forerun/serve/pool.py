@@ -1,0 +1,49 @@
+"""What a desk asks of engines, whether they run in this process or in replicas elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from forerun.engine.results import Generation, Piece, Stats
+
+Pair = tuple[str, str]
+"""The names of a drafter and a rule."""
+
+
+class Writing(Protocol):
+    """One answer on its way; see `engine.answer.Answer`."""
+
+    @property
+    def has_entered(self) -> bool: ...
+    @property
+    def stats(self) -> Stats: ...
+
+    def abort(self) -> bool: ...
+    def when_entered(self, listener: Callable[[], None]) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+    def __await__(self) -> Generator[Any, None, Generation]: ...
+
+
+class PooledEngine(Protocol):
+    """Takes requests until it fails; see `AsyncEngine`."""
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    def submit(self, *prompt: Any, **options: Any) -> Writing: ...
+
+
+class Pool(Protocol):
+    """Engines by drafter and rule; see `serve.engines.Engines`."""
+
+    @property
+    def is_sound(self) -> bool: ...
+    @property
+    def num_running(self) -> int: ...
+
+    async def get(self, pair: Pair) -> PooledEngine: ...
+    def alone(self, pair: Pair) -> AbstractAsyncContextManager[PooledEngine]: ...
+    def replace(self, pair: Pair, dead: Any) -> None: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,36 @@
+"""What the tests on Ray share: replicas' processes, which can be found and killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def replica_pids(app: str = "forerun") -> list[int]:
+    """The processes of replicas that are ready, the oldest first.
+
+    app: how the names of their applications begin.
+    """
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (place / "cmdline").read_bytes()
+            began = int((place / "stat").read_text().rpartition(")")[2].split()[19])
+        except OSError:
+            continue
+        is_replica = title.startswith(f"ray::ServeReplica:{app}".encode())
+        if is_replica and b"ModelReplica" in title and b"initialize" not in title:
+            found.append((began, int(place.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+def kill_one(app: str = "forerun", seconds: float = 60.0) -> int:
+    """Kill the oldest replica with -9, when there is one."""
+    deadline = time.monotonic() + seconds
+    while not (pids := replica_pids(app)):
+        assert time.monotonic() < deadline, "no replica"
+        time.sleep(0.05)
+    os.kill(pids[0], signal.SIGKILL)
+    return pids[0]

@@ -1,0 +1,180 @@
+"""Replicas on Ray in processes of their own: texts, deaths, full queues, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ServerProcess, chat_body, save_tiny, server
+from replicas import kill_one, replica_pids
+from serving import tiny_llama
+
+import forerun as fr
+
+pytestmark = pytest.mark.ray
+pytest.importorskip("ray")
+
+LENGTH = 300
+DRAFTERS = ["ngram", "suffix", "none"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def two(tiny: str) -> Iterator[ServerProcess]:
+    words = ["--ray", "--replicas", "2", "--replica-cpus", "0.5", "--no-lean", "--max-queue", "4"]
+    drafters = ["--drafter", "ngram", "--drafter", "suffix"]
+    with server(tiny, *words, *drafters, seconds=600) as process:
+        yield process
+        assert process.stop() == 0
+        assert replica_pids() == []
+
+
+def text_of(seed: int, max_tokens: int = LENGTH) -> str:
+    """What `generate` says without a server."""
+    messages = chat_body()["messages"]
+    sampling = fr.Sampling(temperature=0.8, seed=seed)
+    (answer,) = fr.generate(tiny_llama(), [messages], sampling=sampling, max_new_tokens=max_tokens)
+    assert answer.text is not None
+    return answer.text
+
+
+def options(seed: int, **more: Any) -> dict[str, Any]:
+    drafter = DRAFTERS[seed % len(DRAFTERS)]
+    return {"seed": seed, "max_tokens": LENGTH, "speculation": {"drafter": drafter}, **more}
+
+
+def test_texts_are_those_of_generate(two: ServerProcess) -> None:
+    for seed in range(6):
+        assert two.text(**options(seed)) == text_of(seed)
+
+
+def test_replicas_die_under_streams_and_texts_go_on(two: ServerProcess) -> None:
+    seeds = range(8)
+    expected = [text_of(seed) for seed in seeds]
+    texts: dict[int, str] = {}
+    killed: list[int] = []
+
+    def client(seed: int) -> None:
+        texts[seed] = two.stream(**options(seed)).read_all()
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        time.sleep(0.7)
+        killed.append(kill_one())
+    for thread in threads:
+        thread.join(120)
+    assert len(set(killed)) == 2
+    assert [texts.get(seed) for seed in seeds] == expected
+    metrics = urllib.request.urlopen(f"http://127.0.0.1:{two.port}/metrics").read().decode()
+    lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    assert float(lines["forerun:engine_restarts_total"]) >= 1
+    assert float(lines["forerun:num_requests_running"]) == 0
+    assert float(lines['forerun:generation_tokens_total{owner=""}']) > 8 * 10
+
+
+def test_a_client_that_leaves_frees_its_row(two: ServerProcess) -> None:
+    stream = two.stream(**options(0, ignore_eos=True, max_tokens=400))
+    stream.read_events(3)
+    stream.leave()
+    two.wait_until_idle()
+
+
+def test_too_many_requests_are_told_when_to_come_back(two: ServerProcess) -> None:
+    """Two replicas with eight rows each, and four places to wait."""
+    streams = [two.stream(**options(0, ignore_eos=True, max_tokens=400, n=10)) for _ in range(2)]
+    for stream in streams:
+        stream.read_events(1)
+    status, headers, answer = two.ask(body=chat_body())
+    for stream in streams:
+        stream.leave()
+    assert status == 429
+    assert answer["error"]["code"] == "queue_full"
+    assert int(headers["retry-after"]) >= 1
+    two.wait_until_idle()
+
+
+def test_an_application_for_ones_own_cluster(tiny: str, tmp_path: Path) -> None:
+    """`deployment` behind Ray's own HTTP proxies, as a config file makes it."""
+    args = {"model": tiny, "drafters": ["ngram"], "replicas": 2, "num_cpus": 0.5, "name": "tiny"}
+    script = tmp_path / "own.py"
+    script.write_text(OWN.format(args=args, seeds=[1, 2, 3], length=LENGTH))
+    done = run([sys.executable, str(script)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    texts = json.loads(done.stdout.splitlines()[-1])
+    assert texts == [text_of(seed) for seed in (1, 2, 3)]
+
+
+OWN = """
+import json, socket, urllib.request
+import ray
+from ray import serve
+from forerun.scale.ray import application
+from replicas import kill_one
+
+ray.init(include_dashboard=False)
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+serve.start(http_options={{"host": "127.0.0.1", "port": port}})
+serve.run(application({args!r}), name="forerun", route_prefix="/")
+texts = []
+for seed in {seeds}:
+    body = {{"messages": [{{"role": "user", "content": "the quick brown fox"}}], "seed": seed,
+            "max_tokens": {length}, "temperature": 0.8, "stream": True}}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{{port}}/v1/chat/completions", json.dumps(body).encode(),
+        {{"Content-Type": "application/json"}})
+    text, count = "", 0
+    with urllib.request.urlopen(request, timeout=120) as response:
+        for line in response:
+            if line.startswith(b"data: {{"):
+                delta = json.loads(line[6:])["choices"][0]["delta"]
+                text += delta.get("content") or ""
+                count += 1
+                if count == 5 and seed > 1:
+                    kill_one()
+    texts.append(text)
+print(json.dumps(texts))
+serve.shutdown()
+"""
+
+
+def run(command: list[str], seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
+    source = str(Path(fr.__file__).parents[1])
+    shared = str(Path(__file__).parent)
+    path = os.pathsep.join([source, shared])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["no/such/model"], "could be loaded"),
+        (["--replica-gpus", "64"], "too few GPUs"),
+        (["--ready-seconds", "1"], "not ready after 1 seconds"),
+    ],
+)
+def test_replicas_that_cannot_be(tiny: str, words: list[str], told: str) -> None:
+    model = [] if not words[0].startswith("--") else [tiny]
+    command = [sys.executable, "-m", "forerun.cli", "serve", *model, *words, "--port", "0", "--ray"]
+    done = run(command)
+    assert done.returncode == 2, done.stderr[-3000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("forerun serve: ")
+    assert told in last
