@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from forerun.cli import (
     audit,
+    batch,
     certify,
     demo,
     doctor,
@@ -25,11 +26,25 @@ from forerun.engine.drafting import HARMLESS
 from forerun.errors import ForerunError
 from forerun.version import __version__
 
-COMMANDS = (generate, serve, audit, doctor, certify, simulate, plan, sweep, plot, train, demo)
+COMMANDS = (
+    generate,
+    serve,
+    batch,
+    audit,
+    doctor,
+    certify,
+    simulate,
+    plan,
+    sweep,
+    plot,
+    train,
+    demo,
+)
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
   forerun serve
+  forerun batch questions.jsonl --out answers
   forerun doctor --temperature 0.8
   forerun certify
   forerun certify --rule block

@@ -1,0 +1,1 @@
+"""Past one machine: batch jobs, Ray, several GPUs."""
