@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from forerun.cli import (
     audit,
+    batch,
     certify,
     completion,
     demo,
@@ -31,6 +32,7 @@ from forerun.version import __version__
 COMMANDS = (
     generate,
     serve,
+    batch,
     audit,
     doctor,
     certify,
@@ -47,6 +49,7 @@ COMMANDS = (
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
   forerun serve
+  forerun batch questions.jsonl --out answers
   forerun doctor --temperature 0.8
   forerun certify
   forerun certify --rule block

@@ -1,4 +1,7 @@
-"""`forerun simulate`: does speculation pay here, and with which draft length?"""
+"""`forerun simulate`: does speculation pay here, and with which draft length?
+
+With `--replicas` it simulates a fleet instead: see `cli/replicas.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from forerun.cli import replicas
 from forerun.cli.lists import counts, numbers
 from forerun.cli.terminal import wants_colour
 from forerun.errors import InputError, explain
@@ -25,6 +29,9 @@ EXAMPLES = """examples:
   forerun simulate --weights-gb 140 --bandwidth 21 --tflops 4700 --kv-kib 320 --batch 1,8,64,512
   forerun simulate --plot speculation.svg
   forerun simulate --json | python -m json.tool
+  forerun simulate --replicas 1,10,100 --rows 32 --token-ms 1:8,32:20
+  forerun simulate --replicas 8 --failover again --mtbf-hours 1
+  forerun simulate --replicas --autoscale 2:16 --surge 4
 """
 
 MACHINE = {  # an 8B model in bf16 on one H200, at 80% of its bandwidth and 60% of its arithmetic
@@ -115,10 +122,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="(default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--plot", metavar="FILE", help="also draw a picture, .svg or .png")
-    parser.set_defaults(run=run)
+    speculation = ("acceptance", "spread", "draft_length", "draft_cost", "target_cost", "overhead")
+    others = (*speculation, "batch", "rounds", "plot", *(m for m in MACHINE if m != "weights_gb"))
+    usual = {name: parser.get_default(name) for name in others}
+    replicas.add_arguments(parser)
+    parser.set_defaults(run=run, usual=usual)
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_kind(args)
+    if args.replicas is not None:
+        return replicas.run(args)
     rates = numbers("--acceptance", args.acceptance)
     costs, longest = _costs(args)
     asked = args.draft_length
@@ -146,6 +160,18 @@ def run(args: argparse.Namespace) -> int:
         save(result, in_seconds=in_seconds)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    """Refuse flags of a fleet without one, and flags of a single machine for a fleet."""
+    if args.replicas is None:
+        idle, cure = replicas.given(args), "Add --replicas, or drop these."
+        wrong = "Some flags are for a fleet of replicas."
+    else:
+        idle = [name for name, value in args.usual.items() if getattr(args, name) != value]
+        wrong, cure = "A fleet's times are measured ones: --token-ms.", "Drop these."
+    if idle:
+        raise InputError(explain(wrong, ", ".join(map(_flag, idle)), cure))
 
 
 def _costs(args: argparse.Namespace) -> tuple[CostModel, int]:

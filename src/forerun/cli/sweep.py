@@ -6,13 +6,16 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import rules
 from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts, numbers
 from forerun.cli.loading import load_drafter, load_target
+from forerun.drafters import Drafter
+from forerun.drafters.choosing import drafters_for
 from forerun.errors import InputError, explain
 from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches, repeats_of
@@ -23,6 +26,9 @@ from forerun.measure.summary import in_words, summarise
 from forerun.measure.sweep import sweep
 from forerun.sampling import Sampling
 from forerun.types import DraftLength
+
+if TYPE_CHECKING:
+    from forerun.scale.ray_sweep import Load, SpreadOnRay
 
 EXAMPLES = """examples:
   forerun sweep --out sweep
@@ -81,6 +87,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "on the lean CPU pass only",
     )
     parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="spread the runs over the machines of a Ray cluster, which must be equal",
+    )
+    parser.add_argument(
         "--skip-corrupt", action="store_true", help="go on without lines that cannot be read"
     )
     parser.set_defaults(run=run)
@@ -99,12 +110,13 @@ def run(args: argparse.Namespace) -> int:
     log = Log(args.out, skip_corrupt=args.skip_corrupt)
     for number, reason in log.records.skipped.items():
         print(f"note: line {number} is corrupt and skipped: {reason}", file=sys.stderr)
-    drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
-    target = load_target(args.target, args.device, args.dtype)
+    load = partial(load_all, args.target, tuple(names), args.device, args.dtype)
+    spread = _spread(args, load) if args.ray else None
+    target, drafters = load()
     try:
         records = sweep(
             target,
-            {name: drafter for name, drafter in drafters.items() if drafter is not None},
+            drafters,
             prompts,
             log,
             draft_lengths=lengths,
@@ -119,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
             predict=not args.no_predict,
             read_prompts_once=args.read_prompts_once,
             command=_command(),
+            spread=spread,
         )
     except KeyboardInterrupt:
         count = len(log.records.runs)
@@ -130,6 +143,25 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(["", *words]))
     print(f"\nwrote {log.path}; look at it with: forerun plot {shlex.quote(args.out)}")
     return 0
+
+
+def load_all(
+    target: str | None, names: Sequence[str], device: str | None, dtype: str | None
+) -> tuple[Any, dict[str, Drafter]]:
+    """The target, and the drafters by name."""
+    drafters = {name: load_drafter(name, device, dtype) for name in names}
+    model = load_target(target, device, dtype)
+    return model, drafters_for(model, drafters)
+
+
+def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
+    from forerun.scale.ray_data import start_ray
+    from forerun.scale.ray_sweep import SpreadOnRay
+
+    start_ray()  # if it cannot, before a model is loaded
+    return SpreadOnRay(
+        load, max_new_tokens=args.max_new_tokens, read_prompts_once=args.read_prompts_once
+    )
 
 
 def draft_lengths(text: str) -> list[DraftLength]:

@@ -7,8 +7,7 @@ begins, and finished runs are not repeated.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,23 @@ from forerun.drafters.choosing import Drafters, drafters_for
 from forerun.engine.prompts import encode
 from forerun.measure.figures import figures
 from forerun.measure.grid import Job, cells_of, jobs_of, repeats_of
+from forerun.measure.job_runner import JobRunner
 from forerun.measure.log import Log
-from forerun.measure.machine import this_machine
-from forerun.measure.peers import check_peer, run_transformers
+from forerun.measure.machine import Machine, this_machine
+from forerun.measure.peers import check_peer
 from forerun.measure.pricing import forecast
 from forerun.measure.probe import look_at, num_steps, try_out
 from forerun.measure.progress import Progress
-from forerun.measure.read_once import ReadOnce
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
-from forerun.measure.running import Question, run_cell, sample_cell
+from forerun.measure.running import Question, sample_cell
 from forerun.models.base import LanguageModel
 from forerun.models.named import model_of
 from forerun.noise import fold
 from forerun.prompts import Prompt
 from forerun.types import DraftLength
 
-WARM_UP_TOKENS = 4
+Spread = Callable[[Sequence[Job], Machine], Iterable[Run]]
+"""Runs jobs on other machines; the machine is the one that the sweep was started on."""
 
 
 def sweep(
@@ -53,6 +53,7 @@ def sweep(
     predict: bool = True,
     read_prompts_once: bool = False,
     command: str = "",
+    spread: Spread | None = None,
 ) -> Records:
     """Run all cells and return all records of the file.
 
@@ -63,13 +64,14 @@ def sweep(
     predict: probe first, and record a prediction for each cell.
     read_prompts_once: later runs of a prompt start from a copy of its state; lean CPU pass only.
         Text, counts and speed do not change; the speed with the prompt is then unknown.
+    spread: runs the jobs elsewhere, on machines like this one, and gives back their runs.
     """
     log = out if isinstance(out, Log) else Log(out)
     model = model_of(target)
     named = drafters_for(model, drafters)
     if against:
         check_peer(model)
-    memory = ReadOnce(model) if read_prompts_once else None
+    runner = _Runner(model, named, log, max_new_tokens, read_prompts_once=read_prompts_once)
     questions = [_question(model, prompt, index, seed) for index, prompt in enumerate(prompts)]
     cells = cells_of(
         model.name,
@@ -82,6 +84,7 @@ def sweep(
         peers=against,
     )
     jobs = list(jobs_of(cells, questions, repeats_of(batches, repeats)))
+    machine = this_machine(model, command=command)
     log.begin(
         Header(
             target=model.name,
@@ -89,25 +92,29 @@ def sweep(
             seed=seed,
             prompts=[prompt.id for prompt in prompts],
             prompts_digest=_digest(prompts),
-            machine=this_machine(model, command=command),
+            machine=machine,
         )
     )
-    runner = _Runner(model, named, log, max_new_tokens, memory)
     done = {(run.cell, run.repeat, _ids(run)) for run in log.records.runs}
     left = [job for job in jobs if job.key not in done]
     if predict:
         runner.predict(cells, questions, seed)
     with Progress("run", len(jobs), done=len(jobs) - len(left)) as progress:
-        for job in left:
-            progress.begin(_title(job.cell))
-            runner.run(job)
+        if spread is None:
+            for job in left:
+                progress.begin(_title(job.cell))
+                log.add(runner.run(job))
+        else:
+            for run in spread(left, machine):
+                progress.begin(f"{_title(run.cell)} has come")
+                log.add(run)
         progress.note("recording samples")
         runner.sample(cells, questions)
     return log.records
 
 
-class _Runner:
-    """Runs jobs on one target; each kind of cell is warmed up before its first run."""
+class _Runner(JobRunner):
+    """Runs jobs, and records what the probe predicts and a sample of each drafter."""
 
     def __init__(
         self,
@@ -115,39 +122,11 @@ class _Runner:
         drafters: Mapping[str, Drafter],
         log: Log,
         max_new_tokens: int,
-        memory: ReadOnce | None,
+        *,
+        read_prompts_once: bool,
     ) -> None:
-        self.target: LanguageModel = target if memory is None else memory.target
-        self.memory = memory
-        self.drafters = drafters
+        super().__init__(target, drafters, max_new_tokens, read_prompts_once=read_prompts_once)
         self.log = log
-        self.max_new_tokens = max_new_tokens
-        self._warm: set[tuple[str | None, int | None, int, str | None]] = set()
-
-    def run(self, job: Job) -> None:
-        cell = job.cell
-        kind = (cell.drafter, cell.tree, cell.batch, cell.peer)
-        if kind not in self._warm:
-            self._answer(job, WARM_UP_TOKENS)
-            self._warm.add(kind)
-        self.log.add(self._answer(job, self.max_new_tokens))
-
-    def _answer(self, job: Job, max_new_tokens: int) -> Run:
-        answer = run_cell if job.cell.peer is None else run_transformers
-        recalled = self._num_recalled
-        run = answer(
-            self.target,
-            self._drafter(job.cell),
-            job.cell,
-            job.questions,
-            repeat=job.repeat,
-            max_new_tokens=max_new_tokens,
-        )
-        return replace(run, read_prompts=self._num_recalled == recalled)
-
-    @property
-    def _num_recalled(self) -> int:
-        return 0 if self.memory is None else self.memory.num_recalled
 
     def predict(self, cells: Sequence[Cell], questions: Sequence[Question], seed: int) -> None:
         """Probe the drafters of all cells that have no prediction yet."""
@@ -210,15 +189,12 @@ class _Runner:
                 self.log.add(
                     sample_cell(
                         self.target,
-                        self._drafter(cell),
+                        self.drafter_of(cell),
                         cell,
                         questions[0],
                         max_new_tokens=self.max_new_tokens,
                     )
                 )
-
-    def _drafter(self, cell: Cell) -> Drafter | None:
-        return None if cell.drafter is None else self.drafters[cell.drafter]
 
 
 def _is_predictable(cell: Cell) -> bool:

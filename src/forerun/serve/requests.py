@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING, Any
 
 from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
+
+if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
+    from starlette.requests import Request
 
 MOST_DISCARDED = 128 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still

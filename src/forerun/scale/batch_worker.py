@@ -1,0 +1,89 @@
+"""A worker process of a batch job: `python -m forerun.scale.batch_worker`.
+
+Lines of JSON come in on standard input: the settings first, then requests.  Lines of JSON go out
+on standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
+finished.  When its input ends the worker does too, at once: whoever started it has all the
+answers, or is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, TextIO
+
+from forerun.errors import ForerunError
+from forerun.scale.answerer import Answerer, Settings
+from forerun.scale.lines import Request
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def main() -> int:
+    tell = _teller(_answer_output())
+    first = json.loads(sys.stdin.readline())
+    settings = _placed(Settings(**first["settings"]), first["place"])
+    try:
+        answerer = Answerer.load(settings)
+        asyncio.run(_work(answerer, tell))
+    except ForerunError as error:
+        tell({"refused": str(error)})
+        return 2
+    return 0
+
+
+async def _work(answerer: Answerer, tell: Tell) -> None:
+    await answerer.warm_up()
+    tell({"ready": answerer.fingerprint})
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(request: Request) -> None:
+        tell({"answer": asdict(await answerer.answer(request))})
+
+    def start(request: Request) -> None:
+        task = loop.create_task(answer(request))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def listen() -> None:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(start, Request(**json.loads(line)))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    await loop.create_future()  # until its input ends
+
+
+def _answer_output() -> TextIO:
+    """Standard output for answers alone: what libraries print goes to standard error."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
+
+
+def _teller(output: TextIO) -> Tell:
+    def tell(message: dict[str, Any]) -> None:
+        output.write(json.dumps(message) + "\n")
+        output.flush()
+
+    return tell
+
+
+def _placed(settings: Settings, place: int) -> Settings:
+    """Settings for the worker at a place: on a machine with several GPUs they take turns."""
+    if settings.device not in (None, "cuda"):
+        return settings
+    from torch import cuda
+
+    count = cuda.device_count() if cuda.is_available() else 0
+    return replace(settings, device=f"cuda:{place % count}") if count > 1 else settings
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""One line of a batch job: a request, or the reason why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line to answer.  url None: a bare prompt or messages, whose route the model decides."""
+
+    index: int  # its place among the inputs, from 0
+    number: int  # its line in the file, from 1
+    custom_id: str
+    url: str | None
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """One line that cannot be answered, and why."""
+
+    index: int
+    number: int
+    custom_id: str | None
+    code: str
+    message: str
+
+
+def seed_of(seed: int, custom_id: str) -> int:
+    """The seed of one line of a job."""
+    digest = blake2b(f"{seed}\0{custom_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,197 @@
+"""Ray Data: a model as a step of one's own pipeline, and batch jobs on a cluster.
+
+    from forerun.scale import ray_data
+    answered = ray_data.map_batches(ray.data.read_json("questions.json"), workers=4, max_tokens=64)
+
+Texts are the same on any number of workers: a row's seed is made of its `custom_id`, and if it has
+none of its prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+from forerun.errors import ForerunError, InputError, MissingExtraError, explain
+from forerun.scale.answerer import Answered, Answerer, Counts, Settings
+from forerun.scale.batch_output import first_text, why_failed
+from forerun.scale.lines import Request, seed_of
+
+REQUESTS_PER_ROW = 4
+"""Requests that an actor gets at once, as a multiple of its rows; the last ones run alone."""
+
+
+def map_batches(
+    dataset: Any,
+    model: str | None = None,
+    *,
+    workers: int = 1,
+    seed: int = 0,
+    drafter: str = "ngram",
+    settings: Settings | None = None,
+    **options: Any,
+) -> Any:
+    """A dataset with two more columns: `text`, and `error` for rows that could not be answered.
+
+    dataset: rows with a `prompt` or with `messages`, and perhaps a `custom_id`; other columns are
+    kept.  model: hub name or folder, the default model if None.  workers: actors, each with the
+    model loaded.  settings: further settings of the actors.  options: what each request asks for,
+    in OpenAI's words: max_tokens, temperature, stop, ...
+    """
+    settings = replace(settings or Settings(), model=model, drafter=drafter)
+    return dataset.map_batches(
+        _Rows,
+        fn_constructor_args=(settings, seed, options),
+        batch_size=REQUESTS_PER_ROW * settings.max_batch,
+        **_actors(workers, settings),
+    )
+
+
+def answers_on_ray(
+    requests: Iterator[Request],
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    *,
+    num_workers: int,
+) -> Iterator[Answered]:
+    """The answers to the requests of a batch job, from actors, as they are finished."""
+    ray = start_ray()
+    import pyarrow
+
+    actors = _actors(num_workers, settings)
+    size = REQUESTS_PER_ROW * settings.max_batch
+    refs = []
+    while block := [json.dumps(asdict(request)) for request in islice(requests, size)]:
+        refs.append(ray.put(pyarrow.table({"request": block})))
+    dataset = ray.data.from_arrow_refs(refs).map_batches(
+        _Lines, fn_constructor_args=(settings,), batch_size=size, **actors
+    )
+    known: set[str] = set()
+    try:
+        for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0):
+            for fingerprint in sorted(set(batch["fingerprint"]) - known):
+                on_ready(str(fingerprint))
+                known.add(fingerprint)
+            for text in batch["answer"]:
+                answer = json.loads(text)
+                yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1][:300]
+        cure = "Look above for the reason; started again, the job goes on where it was."
+        raise ForerunError(explain("Ray could not run the workers.", reason, cure)) from error
+
+
+def start_ray() -> Any:
+    """The module `ray`, connected: to RAY_ADDRESS if that is set, and else to this machine."""
+    try:
+        import pandas  # noqa: F401
+        import pyarrow  # noqa: F401
+        import ray
+        import ray.data
+    except ImportError as error:
+        cure = 'Install it with: pip install "forerun[ray]"'
+        wrong = "This needs Ray with Ray Data."
+        raise MissingExtraError(explain(wrong, f"no {error.name}", cure)) from error
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=True)
+    return ray
+
+
+def share_of_nodes(num_workers: int, cores: Sequence[float]) -> int:
+    """Cores of each worker, so that all of them fit; cores: of each node."""
+    workers_per_node = -(-num_workers // len(cores))
+    return max(1, int(min(cores)) // workers_per_node)
+
+
+class _Actor:
+    """A loaded model that answers several requests together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._answerer = Answerer.load(settings)
+        self._loop.run_until_complete(self._answerer.warm_up())
+        self.fingerprint = self._answerer.fingerprint
+
+    def answer_all(self, requests: Sequence[Request]) -> list[Answered]:
+        async def gathered() -> list[Answered]:
+            return await asyncio.gather(*map(self._answerer.answer, requests))
+
+        return self._loop.run_until_complete(gathered())
+
+
+class _Lines(_Actor):
+    """Requests of a batch job as JSON texts, and answers likewise."""
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+        requests = [Request(**json.loads(text)) for text in batch["request"]]
+        answers = [json.dumps(asdict(answer)) for answer in self.answer_all(requests)]
+        return {"answer": answers, "fingerprint": [self.fingerprint] * len(answers)}
+
+
+class _Rows(_Actor):
+    """Rows of somebody's dataset."""
+
+    def __init__(self, settings: Settings, seed: int, options: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self._seed, self._options = seed, options
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        requests = requests_of(batch, self._seed, self._options)
+        lines = [answer.line for answer in self.answer_all(requests)]
+        texts = [first_text(line["response"]["body"]) for line in lines]
+        return {**batch, "text": texts, "error": [why_failed(line) for line in lines]}
+
+
+def requests_of(batch: Mapping[str, Any], seed: int, options: Mapping[str, Any]) -> list[Request]:
+    """The rows of a batch as requests; what a row's seed is made of is the row's alone."""
+    column = next((name for name in ("messages", "prompt") if name in batch), None)
+    if column is None:
+        cure = "Rename the column that holds them: dataset.rename_columns({...})."
+        wrong = "The rows have neither a prompt nor messages."
+        raise InputError(explain(wrong, f"columns {sorted(batch)}", cure))
+    requests = []
+    for index, value in enumerate(batch[column]):
+        given = _plain(value)
+        key = batch["custom_id"][index] if "custom_id" in batch else json.dumps(given)
+        body = {"seed": seed_of(seed, str(key)), **options, column: given}
+        requests.append(Request(index, index + 1, str(key), None, body))
+    return requests
+
+
+def _plain(value: Any) -> Any:
+    """A value of a column as JSON has it: NumPy's arrays as lists, without empty fields."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    return value
+
+
+def _actors(num_workers: int, settings: Settings) -> dict[str, Any]:
+    """How many actors there are and what each gets; more than there is are refused here."""
+    ray = start_ray()
+    if num_workers < 1:
+        raise InputError(explain("There are too few workers.", num_workers, "Use 1 or more."))
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cores = [node["CPU"] for node in nodes if node.get("CPU")]
+    num_gpus = int(sum(node.get("GPU", 0) for node in nodes))
+    takes_gpu = num_gpus > 0 and settings.device in (None, "cuda")
+    if settings.device == "cuda" or takes_gpu:
+        available, what = num_gpus, "GPUs"
+    else:
+        available, what = int(sum(cores)), "cores"
+    if num_workers > available:
+        cure = f"Use --workers {max(available, 1)} or fewer, or a larger cluster."
+        received = f"{num_workers} workers for {available} {what}"
+        raise InputError(explain("The cluster is too small.", received, cure))
+    return {
+        "compute": ray.data.ActorPoolStrategy(size=num_workers),
+        "num_cpus": share_of_nodes(num_workers, cores),
+        "num_gpus": 1 if takes_gpu else 0,
+    }

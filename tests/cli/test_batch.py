@@ -1,0 +1,140 @@
+"""`forerun batch` end to end, killed and resumed, and what is typed wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cli import main
+
+Capture = pytest.CaptureFixture[str]
+FLAGS = ("--max-tokens", "8", "--temperature", "0.8", "--max-batch", "4")
+
+
+def write(path: Path, *lines: Any) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def prompts(path: Path, count: int) -> Path:
+    return write(path, *({"prompt": f"the cat sat on mat {i}, the cat"} for i in range(count)))
+
+
+def bodies(out: Path) -> list[Any]:
+    """The bodies of an output, without the job's start."""
+    lines = [json.loads(line) for line in (out / "output.jsonl").open()]
+    for line in lines:
+        del line["response"]["body"]["created"]
+    return lines
+
+
+def test_a_dry_run_reads_and_loads_nothing(tmp_path: Path, capsys: Capture) -> None:
+    source = write(tmp_path / "in.jsonl", {"prompt": "a"}, "{", {"messages": []}, {})
+    assert main(["batch", str(source), "--out", str(tmp_path / "out"), "--dry-run"]) == 1
+    told = capsys.readouterr()
+    assert "4 lines, 2 bad" in told.out
+    assert "failed: Line 2 is not a valid JSON object" in told.err
+    assert "failed: Line 4 must have either 'prompt' or 'messages'" in told.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workers", "0"], "--workers is too small"),
+        (["--max-tokens", "0"], "--max-tokens is too small"),
+        (["--limit", "0"], "--limit is too small"),
+        (["--draft-length", "-1"], "--draft-length is too small"),
+        (["--temperature", "-1"], "temperature"),
+    ],
+)
+def test_wrong_flags_are_told_first(
+    tmp_path: Path, capsys: Capture, flags: list[str], message: str
+) -> None:
+    source = prompts(tmp_path / "in.jsonl", 1)
+    assert main(["batch", str(source), "--out", str(tmp_path / "out"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_files_and_folders_are_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    source = prompts(tmp_path / "in.jsonl", 1)
+    (tmp_path / "empty.jsonl").write_text("")
+    for file, out, message in (
+        ("none.jsonl", "out", "The input cannot be read (No such file or directory)"),
+        ("empty.jsonl", "out", "The input holds no line"),
+        ("in.jsonl", "in.jsonl", "The output folder cannot be written (File exists)"),
+        ("in.jsonl", ".", "The output folder holds files and no batch job"),
+    ):
+        assert main(["batch", str(tmp_path / file), "--out", str(tmp_path / out)]) == 2
+        assert message in capsys.readouterr().err
+    assert source.exists()
+
+
+def test_answers_in_order_and_bad_lines_by_number(
+    tmp_path: Path, tiny_model: str, capfd: Capture
+) -> None:
+    good = {"custom_id": "x", "method": "POST", "url": "/v1/completions"}
+    source = write(
+        tmp_path / "in.jsonl",
+        {"prompt": "the cat"},
+        "{",
+        {**good, "body": {"prompt": "the mat", "max_tokens": 4}},
+        {**good, "body": {"prompt": "the mat"}},
+        {"prompt": "the cat", "temperature": 9},
+    )
+    out = tmp_path / "out"
+    words = ["batch", str(source), "--out", str(out), "--model", tiny_model, *FLAGS]
+    assert main(words) == 1
+    told = capfd.readouterr()
+    assert told.out.strip().splitlines()[-1] == str(out / "output.jsonl")
+    for number in (2, 4, 5):
+        assert f"failed: Line {number}" in told.err
+    assert "3 failed in all" in told.err
+    lines = [json.loads(line) for line in (out / "output.jsonl").open()]
+    assert [line["custom_id"] for line in lines] == ["line-1", None, "x", "x", "line-5"]
+    answered = [line["response"] is not None and line["response"]["status_code"] for line in lines]
+    assert answered == [200, False, 200, False, 400]
+    before = (out / "output.jsonl").read_bytes()
+    assert main(words) == 1  # again: nothing is left to do, and nothing changes
+    assert (out / "output.jsonl").read_bytes() == before
+    assert main([*words, "--seed", "1"]) == 2
+    assert "another seed" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_killed_three_times_and_resumed_it_is_the_undisturbed_run(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    """Also with another drafter and other numbers of workers each time."""
+    source = prompts(tmp_path / "in.jsonl", 60)
+    command = [sys.executable, "-m", "forerun.cli", "batch", str(source), "--model", tiny_model]
+    command += [*FLAGS, "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    out = tmp_path / "out"
+    journal = out / "journal.jsonl"
+    settings = (["--drafter", "none"], ["--workers", "2"], ["--drafter", "suffix"], [])
+    for kill, flags in enumerate(settings):
+        # a process group of its own, so that its workers could be found if they outlived it
+        process = subprocess.Popen([*command, str(out), *flags], stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 120
+        while kill < 3 and time.monotonic() < deadline and process.poll() is None:
+            if journal.exists() and len(journal.read_bytes().splitlines()) >= 15 * (kill + 1):
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.005)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == (-signal.SIGKILL if kill < 3 else 0), errors.decode()
+    indexes = [json.loads(line)["index"] for line in journal.open()]
+    assert sorted(indexes) == list(range(60))  # none twice, none lost
+    assert bodies(out) == bodies(tmp_path / "whole")
