@@ -31,8 +31,9 @@ def load(
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments go to
-    `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
-    that is installed; naming a `revision` asks for the hub's.
+    `AutoModelForCausalLM.from_pretrained`. The default model, SmolLM2-135M-Instruct, comes from
+    its pip package where that is installed: its weights are then the 4-bit numbers of a GGUF file,
+    written out as float32, and not the hub's bfloat16 ones.  Naming a `revision` asks for those.
 
     `device=None` takes the GPU where there is one.  On a CPU in float32, and on a GPU in bfloat16
     or float16, `lean="auto"` takes the lean pass where it fits the model and reproduces it; True
@@ -90,11 +91,11 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Any kind of model as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
-    callable is taken for a function from token ids to laws. A model is tried out the first time,
-    and again only if it is run in another way since (device, dtype, attention, adapters). On a GPU
-    it is run by the lean pass where that fits and reproduces it: the linear layers become views of
-    larger matrices. The lean CPU pass copies the weights, so it is not taken here:
-    `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
+    callable is taken for a function from token ids to distributions. A model is tried out the
+    first time, and again only if it is run in another way since (device, dtype, attention,
+    adapters). On a GPU it is run by the lean pass where that fits and reproduces it: the linear
+    layers become views of larger matrices. The lean CPU pass copies the weights, so it is not taken
+    here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
     if isinstance(model, LanguageModel):
         return model
