@@ -94,7 +94,7 @@ def _rule(name: str, sampling: Sampling) -> rules.Rule:
     if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
         wrong = "This rule does not promise the text of plain decoding."
         received = f"{rule.name} at temperature {sampling.temperature:g}"
-        cure = "Use match, or temperature 0; `forerun certify` judges distributions."
+        cure = "Use match, or a lossless rule at temperature 0; `forerun certify` judges laws."
         raise UnsupportedError(explain(wrong, received, cure))
     return rule
 

@@ -91,11 +91,11 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Any kind of model as a `LanguageModel`.
 
     A `LanguageModel` is returned unchanged, a transformers model is adapted, and any other
-    callable is taken for a function from token ids to distributions. A model is tried out the
-    first time, and again only if it is run in another way since (device, dtype, attention,
-    adapters). On a GPU it is run by the lean pass where that fits and reproduces it: the linear
-    layers become views of larger matrices. The lean CPU pass copies the weights, so it is not taken
-    here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
+    callable is taken for a function from token ids to laws. A model is tried out the first time,
+    and again only if it is run in another way since (device, dtype, attention, adapters). On a GPU
+    it is run by the lean pass where that fits and reproduces it: the linear layers become views of
+    larger matrices. The lean CPU pass copies the weights, so it is not taken here:
+    `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
     """
     if isinstance(model, LanguageModel):
         return model

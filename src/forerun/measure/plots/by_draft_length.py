@@ -51,8 +51,8 @@ def _title(results: Results, setting: Setting) -> str:
     if gain.answer is Answer.NO:
         return f"Do not speculate: even {what} is slower than plain decoding"
     if gain.answer is Answer.NOT_CLEAR:
-        return f"Not clear whether {what}, the fastest cell, pays on other prompts"
-    return f"Fastest: {what}; expect {gain.speedup.mean:.2f}× plain decoding"
+        return f"Not clear whether {what}, the fastest, pays"
+    return f"Fastest: {what}; expect {gain.speedup.mean:.2f}× plain"
 
 
 def _panel(
