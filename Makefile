@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench clean
+.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench docs picture wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -72,5 +72,15 @@ format: setup  ## let ruff rewrite what it can
 bench: setup  ## the CPU benchmarks; each writes its JSON beside itself
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
+docs: setup  ## the pages and the API reference, into build/pages; installs mkdocs
+	@$(INSTALL) --editable '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+picture: setup  ## the README's picture of a terminal, from a new run
+	@$(BIN)/python scripts/terminal.py record
+
+wheel:  ## build the wheel, and try it in an empty environment with each extra
+	@$(PYTHON) scripts/wheel.py
+
 clean:  ## remove .venv and caches
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -16,7 +16,7 @@ def impossible(row: int, slot: int, token: int) -> InputError:
     """A token that its own law calls impossible was not drawn from that law."""
     wrong = f"A drafted token has draft probability 0 (row {row}, slot {slot})."
     cure = (
-        "Pass the law the token was really drawn from, after its temperature and top-k; "
+        "Pass the distribution the token was really drawn from, after its temperature and top-k; "
         "if that is unknown use Draft.point, which is exact for any draft."
     )
     return InputError(explain(wrong, f"token {token}", cure))

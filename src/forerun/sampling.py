@@ -43,7 +43,7 @@ nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.  The defaults sample the model's own law; temperature 0 is greedy.
+    """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
 
     The order is: bias, penalties, bans, grammar, processors, temperature, top_k, top_p, min_p.
     Before min_tokens tokens neither an ending token nor a stop string ends the text.

@@ -107,12 +107,17 @@ class Witness(PassingOn):
         if guess.drawn is Drawn.SAMPLED and count:
             probs = np.asarray(guess.probs, dtype=np.float64)
             shape = (count, self.vocab_size)
-            _promise(probs.shape == shape, "gives the law of each token", probs.shape, shape)
+            _promise(
+                probs.shape == shape, "gives the distribution of each token", probs.shape, shape
+            )
             is_law = (probs >= 0).all() and (abs(probs.sum(axis=1) - 1) < 1e-3).all()
-            _promise(bool(is_law), "gives laws that sum to 1", probs.sum(axis=1), 1)
+            _promise(bool(is_law), "gives distributions that sum to 1", probs.sum(axis=1), 1)
             token_probs = probs[range(count), guess.tokens]
             _promise(
-                bool((token_probs > 0).all()), "draws what its law allows", token_probs, "above 0"
+                bool((token_probs > 0).all()),
+                "draws what its distribution allows",
+                token_probs,
+                "above 0",
             )
 
 
@@ -218,7 +223,7 @@ class _Court:
                 if record.text in alone:
                     _promise(
                         record.answer == alone[record.text],
-                        "keeps requests apart under a rule that needs the draft's law",
+                        "keeps requests apart under a rule that needs the draft's distribution",
                         record.answer,
                         alone[record.text],
                     )
@@ -255,7 +260,9 @@ class _Court:
         _, seen = self._run(prompts, rule="ratio", **how)
         first = [record for record in seen if record.turn.position == 0 and record.guess.tokens]
         points = {record.answer for record in first if record.guess.drawn is Drawn.POINT}
-        _promise(len(points) <= 1, "guesses by the text alone if not by a law", points, "one")
+        _promise(
+            len(points) <= 1, "guesses by the text alone if not by a distribution", points, "one"
+        )
         sampled = [record for record in first if record.guess.drawn is Drawn.SAMPLED]
         if not sampled:
             return
@@ -268,7 +275,9 @@ class _Court:
         sigmas = abs(counts - chances)[often] / np.maximum(spread[often], 1e-9)
         is_certain = spread[often] < 1e-9
         worst = float(np.where(is_certain, 0.0, sigmas).max(initial=0.0))
-        _promise(worst < MOST_SIGMAS, "draws from the law it claims", f"{worst:.1f} sigmas", "5")
+        _promise(
+            worst < MOST_SIGMAS, "draws from the distribution it claims", f"{worst:.1f} sigmas", "5"
+        )
         key = seed_key(XP, [record.turn.seed for record in sampled], None)
         targets = race(XP, laws, key, np.zeros(len(sampled), dtype=np.int64))
         agreed = laws[range(len(sampled)), targets]

@@ -66,7 +66,7 @@ class Draft:
 
     @classmethod
     def point(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
-        """Tokens of a deterministic drafter, or of one whose law is not known."""
+        """Tokens of a deterministic drafter, or of one whose distribution is not known."""
         tokens, lengths = _padded(tokens, lengths)
         return cls(tokens, Drawn.POINT, lengths=lengths, tree=tree)
 
@@ -81,16 +81,16 @@ class Draft:
         tree: Tree | None = None,
         pruned: bool = False,
     ) -> Draft:
-        """Tokens drawn from probs (B, K, V), from a `Sparse` law, or from softmax(logits).
+        """Tokens drawn from probs (B, K, V), from a `Sparse` one, or from softmax(logits).
 
-        Row i is the law that token i was really drawn from.  In a tree that law is the one given
+        Row i is the distribution that token i was really drawn from, in a tree the one given
         its earlier siblings (see `forerun.children`): without replacement they have no mass in it.
         pruned: some tokens were dropped, or the tree was chosen, after the tokens had been seen.
-        Such a draft no longer follows its law, and only rules that need none can judge it.
+        Such a draft no longer follows probs, and only rules that do not need them can judge it.
         """
         if (probs is None) == (logits is None):
             received = "neither" if probs is None else "both"
-            cure = "Pass one of them; for a draft of unknown law use Draft.point(tokens)."
+            cure = "Pass one of them; for a draft of unknown distribution use Draft.point(tokens)."
             raise InputError(
                 explain("A sampled draft needs its probs or its logits.", received, cure)
             )
@@ -100,7 +100,7 @@ class Draft:
 
     @classmethod
     def shared(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
-        """Tokens that won the race of the drafter's law under the target's own noise."""
+        """Tokens that the drafter's distribution chose under the target's own noise."""
         tokens, lengths = _padded(tokens, lengths)
         return cls(tokens, Drawn.SHARED, lengths=lengths, tree=tree)
 

@@ -86,8 +86,8 @@ def verify(
     """Decide how many draft tokens to keep, and the one token that follows them.
 
     target_probs: (B, K + 1, V), or (K + 1, V) for one sequence; or target_logits of that shape.
-        Row i is the target's law after i draft tokens; the last one is for the bonus token.
-        For a draft with a tree, row 0 is the law after the text and row i + 1 that after token i.
+        Row i is the target's distribution after i draft tokens, the last one for the bonus token.
+        For a draft with a tree, row 0 is that after the text and row i + 1 that after token i.
     temperature: divides target_logits (and draft logits); 0 is greedy, for probabilities too.
     seed: None draws a fresh one for this call, kept as `verdict.seed` so that the call can be
         repeated.  One whole number serves all rows, folded with the number of each, so that rows

@@ -367,7 +367,7 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
         (["--drafter", "suffix+"], "nothing to mix"),
         (["--tree", "0"], "--tree is too small"),
         (["--tree", "8", "--rule", "block"], "This rule judges chains only"),
-        (["--tree", "8", "--rule", "traversal"], "cannot be judged by a rule that needs their law"),
+        (["--tree", "8", "--rule", "traversal"], "cannot judge a tree of any shape"),
     ],
 )
 def test_drafters_and_trees_that_cannot_be(

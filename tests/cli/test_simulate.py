@@ -35,6 +35,20 @@ def test_no_flags_give_tables_a_curve_and_advice(capsys: pytest.CaptureFixture[s
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_defaults_are_labelled_as_a_datacentre_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = {
+        (): "these are the defaults: a datacentre GPU",
+        ("--bandwidth", "0.1"): "what you did not give is a datacentre GPU",
+    }
+    for flags, expected in words.items():
+        run(*flags, "--batch", "1", "--rounds", "50")
+        assert expected in capsys.readouterr().out
+    whole = ("--weights-gb", "1", "--bandwidth", "1", "--tflops", "1", "--kv-kib", "1")
+    for flags in (("--target-cost", "1"), (*whole, "--context", "1", "--batch", "1")):
+        run(*flags, "--rounds", "50")
+        assert "datacentre" not in capsys.readouterr().out
+
+
 def test_colour_only_on_a_terminal_that_wants_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "lawless": (
         lambda: Saying(lambda t: Guess([1][: t.budget], Drawn.SAMPLED)),
-        "gives the law of each token",
+        "gives the distribution of each token",
     ),
     "seedy": (
         lambda: Saying(lambda t: Guess([t.seed % 7][: t.budget])),
@@ -254,7 +254,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "counting": (Counting, "keeps requests apart"),
     "forgetless": (Forgetless, "keeps requests apart"),
     "gossiping": (Gossiping, "guesses nothing from another owner's texts"),
-    "lying": (lambda: Lying(OTHER), "draws from the law it claims"),
+    "lying": (lambda: Lying(OTHER), "draws from the distribution it claims"),
     "peeping": (lambda: Peeping(OTHER), "draws with noise of its own"),
     "certain": (Certain, "does not fail"),
     "failing": (lambda: Saying(lambda t: 1 / 0), "does not fail"),  # type: ignore[arg-type, return-value]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -26,6 +27,7 @@ from numpy import unique
 
 from forerun.measure.naming import Setting
 from forerun.measure.plots import Plot, Results, draw, save_plots
+from forerun.measure.plots.by_batch import by_batch
 from forerun.measure.plots.by_draft_length import by_draft_length
 from forerun.measure.plots.by_position import by_position
 from forerun.measure.plots.plot import spread
@@ -110,11 +112,19 @@ def test_time_shares_add_up(results: Results) -> None:
 
 
 def test_plain_decoding_that_wins_is_said_to_win() -> None:
-    lines = sweep(**SMALL, repeats=1, drafters=("ngram",), peer=False)  # type: ignore[arg-type]
-    results = Results(as_records(map(_slower, lines)))
+    options: dict[str, Any] = {**SMALL, "per_group": 2, "drafters": ("ngram",), "peer": False}
+    results = Results(as_records(map(_slower, sweep(**options, repeats=1))))
     plot = by_draft_length(results, Setting(1, 0.0))
     assert plot is not None
     assert plot.title.startswith("Do not speculate")
+
+
+def test_too_few_prompts_make_no_promise_in_a_title(results: Results) -> None:
+    drawn = by_draft_length(results, Setting(1, 0.0)), by_batch(results, 0.0)
+    assert [plot is not None and plot.title.startswith("Not clear whether ") for plot in drawn] == [
+        True,
+        True,
+    ]
 
 
 def _slower(line: Record) -> Record:
@@ -134,7 +144,7 @@ def test_pictures_are_written_and_alike_each_time(results: Results, tmp_path: Pa
     assert written[0] == written[1]
     for path in paths[::2]:
         texts = [each.text or "" for each in ElementTree.parse(path).iter()]
-        assert any("Best: " in text or "predictions" in text for text in texts), texts
+        assert any("Not clear" in text or "predictions" in text for text in texts), texts
     for path in paths[1::2]:
         pixels = imread(path)[::7, ::7, :3].reshape(-1, 3)
         assert len(unique((255 * pixels).round(), axis=0)) > 30

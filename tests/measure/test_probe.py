@@ -201,6 +201,15 @@ def test_the_faster_drafter_and_its_best_length_are_chosen() -> None:
     assert str(found).startswith(f"Draft with made, K = {found.choice.draft_length}, under match")
 
 
+def test_an_interval_that_contains_1_is_not_clear() -> None:
+    found = planned(good=made(0.8, 0.05, 0.02))
+    assert found.choice is not None
+    interval = replace(found.choice.speedup, low=1.0)
+    unclear = replace(found, choice=replace(found.choice, speedup=interval))
+    assert str(unclear).startswith("Not clear whether speculation pays: the interval contains 1.")
+    assert "made, K = " in str(unclear)
+
+
 def test_where_nothing_pays_it_says_so() -> None:
     found = planned(bad=made(0.3, 0.4, 0.2))
     assert not found.speculates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from forerun.measure.log import Log
 from forerun.measure.machine import this_machine
 from forerun.measure.records import (
     FILE,
+    PACKED,
     Header,
     Interval,
     Prediction,
     Sample,
     Token,
     from_line,
+    parse,
     read_records,
     to_line,
 )
@@ -105,6 +108,20 @@ def test_a_corrupt_line_is_reported_by_number_and_skipped_on_request(tmp_path: P
     found = read_records(tmp_path, skip_corrupt=True)
     assert list(found.skipped) == [3]
     assert found.runs == [RECORDS[1], RECORDS[3]]
+
+
+def test_a_compressed_sweep_is_read_but_not_appended_to(tmp_path: Path) -> None:
+    data = "".join(to_line(record) for record in RECORDS).encode()  # type: ignore[arg-type]
+    packed = tmp_path / PACKED
+    packed.write_bytes(gzip.compress(data))
+    assert read_records(tmp_path) == parse(data, FILE)
+    with pytest.raises(InputError, match=r"compressed sweep.*gunzip .*sweep.jsonl.gz"):
+        Log(tmp_path)
+    assert not (tmp_path / FILE).exists()
+    for broken in (packed.read_bytes()[:-20], b"not gzip"):
+        packed.write_bytes(broken)
+        with pytest.raises(InputError, match="compressed sweep is corrupt"):
+            read_records(tmp_path)
 
 
 def test_a_line_that_was_being_written_is_dropped_and_the_log_goes_on(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from forerun.measure.plots import Results, draw
 from forerun.measure.report import report
 from forerun.measure.report.all_figures import all_figures
 from forerun.measure.report.checks import checks
-from forerun.measure.report.verdict import advice, headline
+from forerun.measure.report.leaderboard import leaderboard
+from forerun.measure.report.verdict import advice, headline, tiles
 
 HOSTILE = '<script>alert("&")</script>'
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
@@ -30,7 +31,7 @@ VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
 @pytest.fixture(scope="module")
 def results() -> Results:
     records = Records()
-    for line in sweep(lengths=(1, 3, "auto"), temperatures=(0.0,), per_group=1, repeats=1):
+    for line in sweep(lengths=(1, 3, "auto"), temperatures=(0.0,), per_group=2, repeats=1):
         if isinstance(line, Sample):
             line = replace(line, tokens=[*line.tokens, Token(HOSTILE, "accepted", 0.25)])
         records.add(line)
@@ -197,18 +198,80 @@ def test_texts_that_differ_are_counted(results: Results) -> None:
 
 def test_the_answer_is_no_where_plain_decoding_wins(results: Results) -> None:
     assert headline(results).startswith("Yes: ")
-    records = Records(headers=results.records.headers)
-    for run in results.records.runs:
-        factor = 4 if run.cell.drafter and run.cell.batch == 4 else 1
-        records.add(_slowed(run, factor))
-    some = Results(records)
-    assert headline(some).startswith("Sometimes: ")
-    assert headline(some).endswith("at batch 1, greedy; elsewhere it does not pay.")
+    some = Results(_slowed_at(results, 4, 4))
+    first, second = headline(some).splitlines()
+    assert first.startswith("Yes at batch 1, greedy: ")
+    assert second == "No at batch 4, greedy: plain decoding is faster."
     assert advice(some, some.settings[0]).startswith("Use heads")
-    assert advice(some, some.settings[1]).startswith("Do not speculate here.")
-    records = Records(runs=[_slowed(run, 4 if run.cell.drafter else 1) for run in records.runs])
-    assert headline(Results(records)).startswith("No: ")
+    assert advice(some, some.settings[1]).startswith(
+        "Do not speculate here. The fastest of 9 cells, "
+    )
+    assert headline(Results(_slowed_at(some, 1, 4))) == "No: plain decoding is faster."
+
+
+def test_what_is_not_clear_is_said_first(results: Results) -> None:
+    """Batch 4 is slowed by its own gain: the speed-up is about 1, and the interval contains it."""
+    gain = results.gain(results.settings[1])
+    assert gain is not None
+    records = _slowed_at(results, 4, gain.speedup.mean)
+    unclear = Results(records)
+    first, second = headline(unclear).splitlines()
+    assert first.startswith("Not clear at batch 4, greedy: 1.0")
+    assert first.endswith("the speed of plain decoding, and the interval contains 1.")
+    assert second.startswith("Yes at batch 1, greedy: ")
+    found = advice(unclear, unclear.settings[1])
+    assert found.startswith("Not clear: the interval contains 1. The fastest of 9 cells, ")
+    assert "not clear: " not in tiles(unclear)
+    assert "not clear: " in tiles(Results(_slowed_at(results, 1, gain.speedup.mean)))
+    known = {answer.prompt for run in results.records.runs for answer in run.answers}
+    kept = [run for run in records.runs if run.answers[0].prompt != min(known)]
+    few = Results(Records(runs=[run for run in kept if run.cell.batch == 1]))
+    assert headline(few) == "Not clear: fewer than 12 prompts were measured."
+    assert "11 prompts are too few" in advice(few, few.settings[0])
+
+
+def test_the_speed_up_is_that_on_prompts_the_cell_was_not_chosen_on(results: Results) -> None:
+    setting = results.settings[0]
+    gain, best = results.gain(setting), results.winner(setting)
+    assert gain is not None
+    assert best is not None
+    assert best.speedup is not None
+    assert f'<div class="value">{gain.speedup.mean:.2f}×</div>' in tiles(results)
+    assert f"Expect {gain.speedup.mean:.2f}× plain decoding" in advice(results, setting)
+    assert f"it has {best.speedup.mean:.2f}× on the prompts" in advice(results, setting)
+
+
+def test_the_leaderboard_colours_only_what_is_clear(results: Results) -> None:
+    """Two prompts of each group are never clear; all twelve together are."""
+    table = leaderboard(results, results.settings[0])
+    groups, overall = [], []
+    for row in re.findall(r"<tr><th scope=\"row\">(.*?)</tr>", table)[1:]:  # not plain itself
+        *first, last, _ = re.findall(r"<td.*?</td>", row)
+        groups += first
+        overall.append(last)
+    assert len(groups) == 6 * len(overall)
+    assert all('class="unclear"' in value for value in groups if "–" not in value)
+    assert all("over 2 prompts" in value for value in groups if "–" not in value)
+    assert any('class="heat"' in value for value in overall)
+    bold = [value for value in overall if "<b>" in value]
+    assert len(bold) == 1
+    assert "--blue" in bold[0]
+    assert "<b>" not in "".join(groups)
+
+
+def _slowed_at(results: Results, batch: int, factor: float) -> Records:
+    """The records, with all cells that draft at that batch slower by a factor."""
+    return Records(
+        runs=[
+            _slowed(run, factor if run.cell.drafter and run.cell.batch == batch else 1)
+            for run in results.records.runs
+        ]
+    )
 
 
 def _slowed(run: Run, factor: float) -> Run:
-    return replace(run, answers=[replace(a, seconds=factor * a.seconds) for a in run.answers])
+    answers = [
+        replace(a, seconds=factor * a.seconds, first_seconds=factor * a.first_seconds)
+        for a in run.answers
+    ]
+    return replace(run, answers=answers)

@@ -80,9 +80,9 @@ def test_in_words() -> None:
         "predictions: 1 of 2 cells within 15% of the measured speed-up",
         "  missed: ngram, K = 2, batch 1, greedy: predicted 1.00x, measured 0.80x",
         "auto: ngram, auto K, batch 1, greedy: 0.61x the best fixed one (K = 4); "
-        "over plain decoding at least 0.80x (chat)",
+        "over plain decoding 0.80x (chat, the lowest of 2 task groups)",
         "auto: suffix, auto K, batch 1, greedy: 0.50x the best fixed one (K = 0); "
-        "over plain decoding at least 0.50x (qa)",
+        "over plain decoding 0.50x (qa, the lowest of 2 task groups)",
         "replay: tokens per round within 14.3% in 2 cells; worst: ngram, K = 2, batch 1, greedy",
     ]
 

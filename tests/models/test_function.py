@@ -70,5 +70,5 @@ def test_results_of_no_meaning_are_refused() -> None:
     with pytest.raises(InputError, match="logits=True"):
         negative.score(negative.start(1, 4), [0], [[1]], [1])
     wide = FunctionModel(lambda ids: np.full(3, 1 / 3), vocab_size=2)
-    with pytest.raises(InputError, match="2 entries per law"):
+    with pytest.raises(InputError, match="2 numbers per token"):
         wide.score(wide.start(1, 4), [0], [[1]], [1])

@@ -51,7 +51,7 @@ def test_scores_are_the_logarithms_of_the_laws() -> None:
 
 
 def test_incomplete_and_unnormalised_tables_are_refused() -> None:
-    with pytest.raises(InputError, match=r"no law for the context \(1,\)"):
+    with pytest.raises(InputError, match=r"no distribution for the context \(1,\)"):
         TableModel(2, 1, {(): [0.5, 0.5], (0,): [0.5, 0.5]})
     with pytest.raises(InputError, match="sum 1"):
         TableModel(2, 0, {(): [0.5, 0.6]})

@@ -81,7 +81,7 @@ class LawCheck:
         except SpentError:
             pass
         if evidence is None or evidence.num_tokens == 0:
-            words = "No place was found where both the text and its law could be had."
+            words = "No place was found where both the text and its distribution are known."
             return Finding("law", Status.UNKNOWN, words)
         return self._finding(evidence)
 
@@ -207,7 +207,7 @@ class LawCheck:
             words += f"{odds}. Some default of the server bends them, so nothing is said about its "
             words += "speculation."
         elif is_wrong:
-            words = f"Text does not follow the law of one-token requests: {said}, {odds}."
+            words = f"Text does not follow the distribution of one-token requests: {said}, {odds}."
         else:
             words = f"No difference found: {said}, {odds}."
         if not self.endpoint.can_continue:

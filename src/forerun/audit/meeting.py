@@ -50,8 +50,7 @@ def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt:
     endpoint = Endpoint(journal, budget, dialect)
     has_logprobs = dialect.num_top > 0
     if not has_logprobs:
-        notes.append("no log-probabilities: laws and log-probabilities cannot be compared token by "
-                     "token")  # fmt: skip
+        notes.append("no log-probabilities, so distributions cannot be compared token by token")
     elif dialect.num_top < NUM_TOP:
         notes.append(f"only {dialect.num_top} likeliest tokens are told; the rest is one bin")
     if dialect.route == "chat":
@@ -142,7 +141,7 @@ def _continued(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> Endpoint
         counts = (start.num_prompt_tokens, answer.num_prompt_tokens)
         if counts[0] is not None and counts[1] == counts[0] + 1:
             return trial
-    notes.append("chats do not go on with an answer, so only the law of first tokens is known")
+    notes.append("chats cannot continue an answer: only the distribution of first tokens is known")
     return replace(endpoint, can_continue=False)
 
 

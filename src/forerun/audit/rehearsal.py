@@ -72,7 +72,7 @@ def rehearse(settings: Settings) -> str:
     prompt = prompts(settings.seed)[0].text
     examples = (
         ("a text", Question(prompt, TEXT_LENGTH, options={**PLAIN, "seed": 1001})),
-        ("its law at the first place", Question(prompt, 1, options=PLAIN)),
+        ("its distribution at the first place", Question(prompt, 1, options=PLAIN)),
         ("a stop", Question(COPYING.text, check_stops.LENGTH, options={"temperature": 0.0},
                             stop=(" four",))),
     )  # fmt: skip

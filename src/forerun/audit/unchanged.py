@@ -31,7 +31,7 @@ def check_unchanged(endpoint: Endpoint, prompt: Prompt) -> Finding:
         if chance > LIKELY
     ]
     worst = max(gaps, default=0.0)
-    words = f"The law after the first prompt moved by {worst:.2g} nats from beginning to end."
+    words = f"The distribution after the first prompt moved by {worst:.2g} nats during the audit."
     status = Status.PASSED
     if worst > GROSS:
         status = Status.FAILED

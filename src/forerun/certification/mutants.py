@@ -96,7 +96,7 @@ _shared = SharedUniform()
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "wrong q",
-        "drawn at a lower temperature than the law that is reported",
+        "drawn at a lower temperature than the distribution that is reported",
         walk,
         draw_from(lambda row: sharpened(row, 1.5)),
     ),
@@ -152,7 +152,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "block, q = 1",
-        "block thresholds with q = 1 for a draft that has a law",
+        "block thresholds with q = 1 for a draft that has a distribution",
         lambda x, q, p, rng: block(x, q, p, rng, point=True),
     ),
     Mutant(
@@ -190,13 +190,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "coarse q",
-        "drawn from a law in low precision, verified in high",
+        "drawn from a distribution in low precision, verified in high",
         walk,
         draw_from(from_few_bits),
     ),
-    Mutant(
-        "stale rows", "every slot judged by the law before the draft (stale history)", stale_rows
-    ),
+    Mutant("stale rows", "every slot judged by the distribution before the draft", stale_rows),
     Mutant("off by one", "slot i judged by the target's row i + 1", off_by_one),
     Mutant("first unchecked", "the first draft token is committed unverified", first_unchecked),
     Mutant(

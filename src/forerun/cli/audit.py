@@ -24,12 +24,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "audit",
         help="is the speculation of an OpenAI-compatible endpoint lossless?",
-        description="Compare what an endpoint says with its own one-token law, from outside.",
+        description="Test whether an endpoint's speculation keeps its own distribution.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", metavar="URL", help="up to and with /v1")
-    parser.add_argument("--model", help="the first that the endpoint lists, if left out")
+    parser.add_argument("url", metavar="URL", help="base URL of the API, ending in /v1")
+    parser.add_argument("--model", help="(default: the first that the endpoint lists)")
     parser.add_argument("--key-env", metavar="VAR", help="environment variable with the API key")
     parser.add_argument("--budget", type=int, default=2000, help="generated tokens (default 2000)")
     parser.add_argument("--out", metavar="DIR", help="folder for journal and report")

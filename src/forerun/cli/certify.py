@@ -27,7 +27,8 @@ EXAMPLES = """examples:
 
 A function of your own is f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, with
 arrays (K,), (K, V), (K + 1, V) and rng used like a numpy.random.Generator.  With --trees it gets
-trees to judge: a fifth argument has the parents, target_probs[i + 1] is the law after token i.
+trees to judge: a fifth argument has the parents, target_probs[i + 1] is the distribution
+after token i.
 """
 
 QUICK = (
@@ -54,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "certify",
         help="prove that an acceptance rule keeps the target's distribution",
-        description="Compare what a rule emits with the target's own joint law, exactly.",
+        description="Compare the distribution of what a rule emits with the target's, exactly.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,7 +108,7 @@ def _everything(bugs: Sequence[Mutant], seed: int, *, as_json: bool) -> int:
         proven = sum(row["kind"] == "rule" for row in rows)
         caught = sum(row["kind"] == "mutant" and not row["lossless"] for row in rows)
         print(
-            f"\n{proven} lossless rules keep the target's joint law to 1e-12; "
+            f"\n{proven} lossless rules keep the target's joint distribution to 1e-12; "
             f"{caught} of {len(bugs)} known bugs were caught."
         )
         if len(bugs) < len(MUTANTS):

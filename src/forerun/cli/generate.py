@@ -50,13 +50,13 @@ On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
 
 OPTIONS: dict[str, tuple[type, str]] = {
     "temperature": (float, "0 is greedy"),
-    "top_k": (int, "only the so many likeliest tokens"),
-    "top_p": (float, "only the likeliest tokens that hold this share of the probability"),
-    "min_p": (float, "only tokens with this share of the likeliest one's probability"),
-    "repetition_penalty": (float, "divides the logits of tokens in prompt and answer"),
-    "presence_penalty": (float, "taken from the logits of tokens in the answer"),
-    "frequency_penalty": (float, "the same, for each time they occur"),
-    "seed": (int, "the same one gives the same text (default: a fresh one)"),
+    "top_k": (int, "keep only the k likeliest tokens"),
+    "top_p": (float, "keep only the likeliest tokens whose probabilities add up to this"),
+    "min_p": (float, "drop tokens below this share of the likeliest token's probability"),
+    "repetition_penalty": (float, "divide the logits of tokens in prompt and answer by this"),
+    "presence_penalty": (float, "subtract this from the logits of tokens in the answer"),
+    "frequency_penalty": (float, "the same, once per occurrence"),
+    "seed": (int, "the same seed gives the same text (default: a fresh one)"),
 }
 """Fields of `Sampling` that are flags."""
 
@@ -65,17 +65,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "generate",
         help="answer a prompt with any Hugging Face causal model",
-        description="Answer a prompt: the target's own text, drafted ahead and verified.",
+        description="Answer a prompt: the text of the target, faster, by drafting and verifying.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("prompt", nargs="?", help="its text; without it, what is piped in")
+    parser.add_argument("prompt", nargs="?", help="the text; if left out, standard input is read")
     parser.add_argument("--file", metavar="F", help="the prompt, or its end, from a file or -")
     parser.add_argument("--prompts", metavar="F", help='one per line, or JSON lines with "prompt"')
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
-    parser.add_argument("--stats", action="store_true", help="tell on stderr how it went")
+    parser.add_argument("--stats", action="store_true", help="print statistics to standard error")
 
     models = parser.add_argument_group("models")
     models.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
@@ -89,14 +89,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="K",
         type=draft_length,
         default="auto",
-        help="guesses in a row (default: auto, what pays in each round)",
+        help="guesses per round, at most (default: auto, chosen in each round by what is faster)",
     )
     models.add_argument(
         "--tree",
         metavar="T",
-        help="guess a tree: 16 for so many tokens in any shape, which only match can judge, or "
-        "2,2 for so many children at each level, for siblings and traversal too "
-        "(default: a chain)",
+        help="guess a tree: 16 for 16 tokens in any shape (rule match only), or 2,2 for two "
+        "children at each of two levels (also siblings and traversal) (default: a chain)",
     )
     models.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
@@ -108,10 +107,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
-        "--no-lean", action="store_true", help="keep to transformers where our CPU pass would fit"
+        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
     )
     models.add_argument(
-        "--quantize", choices=("int8",), help="round the target's weights: another model"
+        "--quantize",
+        choices=("int8",),
+        help="round the target's weights to 8 bits, which makes it another model",
     )
     add_ranks(models)
 
@@ -124,7 +125,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--max-new-tokens", metavar="N", type=int, default=256, help="(default: 256)"
     )
     sampling.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; repeatable"
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end the answer before this text; repeatable",
     )
     parser.set_defaults(run=run)
 

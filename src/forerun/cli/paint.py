@@ -17,7 +17,7 @@ COLOURS = {
 MEANINGS = {
     Fate.ACCEPTED: "accepted from the draft",
     Fate.CORRECTION: "correction of a wrong guess",
-    Fate.BONUS: "bonus, the target's own",
+    Fate.BONUS: "bonus token of the target",
 }
 
 

@@ -31,7 +31,7 @@ ENGINES = {"vllm": for_vllm, "sglang": for_sglang}
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "plan",
-        help="the best drafter, draft length and rule for this machine, or: do not speculate",
+        help="which drafter, draft length and rule are fastest on this machine, if any",
         description="Time the passes of target and drafters, compute how often drafts would be "
         "accepted, and price every draft length from that.",
         epilog=EXAMPLES,

@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="DIR", help="what the sweep was told to write")
+    parser.add_argument("folder", metavar="DIR", help="the folder that the sweep wrote (its --out)")
     parser.add_argument("--out", metavar="DIR", help="where the drawings go (default: beside it)")
     parser.add_argument("--skip-corrupt", action="store_true", help="leave out unreadable lines")
     parser.set_defaults(run=run)

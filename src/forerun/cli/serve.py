@@ -74,7 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="K",
         type=draft_length,
         default="auto",
-        help="guesses in a row (default: auto, what pays in each round)",
+        help="guesses per round, at most (default: auto, chosen in each round by what is faster)",
     )
     models.add_argument("--rule", default="match", help="the default one (default: match)")
     models.add_argument(
@@ -89,9 +89,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
-        "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
+        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
     )
-    models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+    models.add_argument(
+        "--quantize", choices=("int8",), help="round the weights to 8 bits: another model"
+    )
     add_ranks(models)
     models.add_argument(
         "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"

@@ -34,7 +34,8 @@ EXAMPLES = """examples:
   forerun simulate --replicas --autoscale 2:16 --surge 4
 """
 
-MACHINE = {  # an 8B model in bf16 on one H200, at 80% of its bandwidth and 60% of its arithmetic
+MACHINE_NAME = "a datacentre GPU: an 8B model in bfloat16 on one NVIDIA H200"
+MACHINE = {  # at 80% of its bandwidth and 60% of its arithmetic
     "weights_gb": 16.0,
     "bandwidth": 3.84,
     "tflops": 593.0,
@@ -49,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "simulate",
         help="speed-up by draft length and batch, without running a model",
-        description="Simulate rounds from an acceptance rate and costs: no model, no GPU.",
+        description="Simulate rounds from an acceptance rate and costs.  No model is run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,7 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
     machine = parser.add_argument_group(
-        "machine", "A pass takes as long as the slower of reading bytes and doing arithmetic."
+        "machine",
+        "A pass takes as long as the slower of reading bytes and doing arithmetic.  Defaults: "
+        f"{MACHINE_NAME}, not this machine.",
     )
     units = {
         "weights_gb": ("GB", "weights of the target"),
@@ -212,6 +215,10 @@ def _headline(args: argparse.Namespace) -> str:
             "target: {weights_gb:g} GB of weights, {bandwidth:g} TB/s, {tflops:g} Tflop/s, "
             "{context:g} tokens of context at {kv_kib:g} KiB"
         ).format(**MACHINE | _given(args))
+        given = _given(args)
+        if len(given) < len(MACHINE):
+            rest = "what you did not give is" if given else "these are the defaults:"
+            machine += f"\n{rest} {MACHINE_NAME}"
     return (
         f"draft: acceptance {args.acceptance}{spread}, a step costs {args.draft_cost:g} of a pass\n"
         f"{machine}\n"

@@ -83,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--read-prompts-once",
         action="store_true",
-        help="go on from a copy when a prompt comes again: sooner done, the same text and speed; "
+        help="go on from a copy when a prompt comes again: faster, with the same text and speed; "
         "on the lean CPU pass only",
     )
     parser.add_argument(
@@ -181,7 +181,7 @@ def render(records: Records) -> str:
     runs = [r for r in records.runs if (r.cell.batch, r.cell.temperature) == (batch, temperature)]
     if len(tasks := groups(runs)) > 1:
         where = f"batch {batch}, temperature {temperature:g}"
-        lines += ["", f"speed-up by task group, at the best K ({where})"]
+        lines += ["", f"speed-up by task group, at the K fastest on these prompts ({where})"]
         lines += [f"{task:<28} {_best_of_group(runs, task)}" for task in tasks]
     notes = dict.fromkeys(note for run in records.runs for note in run.notes)
     lines += [f"note: {note}" for note in notes]

@@ -50,7 +50,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     train.add_argument("--seconds", type=float, metavar="S", help="train this long (default: 600)")
     train.add_argument("--steps", type=int, metavar="N", help="train so many steps")
     train.add_argument(
-        "--pause-after", type=float, metavar="S", help="stop after this long, to be gone on with"
+        "--pause-after",
+        type=float,
+        metavar="S",
+        help="stop after this long; the same command resumes",
     )
     train.add_argument("--batch-tokens", type=int, metavar="N", help="per step, padding included")
     train.add_argument("--objective", default="kl", help="kl, tv, top1 or mix (default: kl)")

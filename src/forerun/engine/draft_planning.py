@@ -163,7 +163,7 @@ def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> No
     if not rule.needs_draft_probs:
         return
     if not isinstance(tree, Tree):
-        wrong = "A tree that grows by its tokens cannot be judged by a rule that needs their law."
+        wrong = "A rule that needs the draft's distribution cannot judge a tree of any shape."
         cure = f"Pass {SHAPES}, or use the rule match."
         raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
     if not getattr(target, "scores_trees", False):

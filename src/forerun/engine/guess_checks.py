@@ -84,10 +84,12 @@ def _check_law(
     assert guess.probs is not None
     slots = np.arange(count)
     rows, tolerance = np.full_like(slots, turn.row), sum_tolerance(guess.probs)
-    check_rows(XP, guess.probs, rows, slots, "its law", tolerance)
+    check_rows(XP, guess.probs, rows, slots, "its distribution", tolerance)
     if not (guess.probs[slots, guess.tokens] > 0).all():
         wrong = "it proposed tokens that its own probabilities call impossible."
-        raise UnsupportedError(explain(wrong, guess.tokens, "Pass the law they were drawn from."))
+        raise UnsupportedError(
+            explain(wrong, guess.tokens, "Pass the distribution they were drawn from.")
+        )
     if turn.shape is not None and not fits(tree or Tree.chain(count), turn.shape):
         wrong = "its tree is not the one it was asked for."
         received = "a chain" if tree is None else f"parents {list(tree.parents)}"

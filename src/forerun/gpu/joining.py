@@ -59,7 +59,7 @@ def fault_of(request: Request, code: int) -> Fault | None:
 DRAFT_FAULT = InputError(
     explain(
         "The draft's logits hold NaN, +Inf or nothing finite.",
-        "a draft without a law",
+        "a draft without a distribution",
         "Check the drafting model's weights and precision.",
     )
 )

@@ -148,7 +148,7 @@ def for_sglang(plan: SpeculationPlan) -> Export:
     if plan.temperature > 0:
         notes.append(
             "It accepts a draft token with the target's probability of it, as `ratio` does for "
-            "guesses without a law: expect fewer accepted tokens than predicted here."
+            "guesses without a distribution: expect fewer accepted tokens than predicted here."
         )
     words = [word for name, value in flags.items() for word in (f"--speculative-{name}", value)]
     return Export(engine, shlex.join(words), tuple(notes), command, SGLANG_LOSSLESS)
@@ -165,7 +165,7 @@ OWN_TEXT = (
     'Guesses come from a request\'s own text; "remember": true adds the texts of other requests, '
     "whoever sent them."
 )
-NO_MATCH = "It has no rule like `match`: the law is kept, the text of a seed is not."
+NO_MATCH = "It has no rule like `match`: the distribution is kept, the text of a seed is not."
 
 VLLM_LOSSLESS = (
     'Lossless: rejection_sample_method "standard".  "block" is not, over several rounds (seen in '

@@ -7,7 +7,7 @@ The 95% intervals then come from resampling prompts, because the next user bring
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -73,7 +73,7 @@ def seconds_per_token(answer: AnswerRecord) -> float:
 
 def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     answers = [answer for run in runs for answer in run.answers]
-    pace, plain_pace = _by_prompt(runs, seconds_per_token), _by_prompt(plain, seconds_per_token)
+    pace, plain_pace = pace_by_prompt(runs), pace_by_prompt(plain)
     both = [prompt for prompt in pace if prompt in plain_pace]
     drafted_paces = np.array([pace[prompt] for prompt in both])
     plain_paces = np.array([plain_pace[prompt] for prompt in both])
@@ -98,12 +98,12 @@ def _figures(cell: Cell, runs: list[Run], plain: list[Run]) -> Figures:
     )
 
 
-def _by_prompt(runs: Sequence[Run], figure: Callable[[AnswerRecord], float]) -> dict[str, float]:
-    """The figure of each prompt, as the median over its repeats."""
+def pace_by_prompt(runs: Sequence[Run]) -> dict[str, float]:
+    """Seconds per token of each prompt, as the median over its repeats."""
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         for answer in run.answers:
-            if (value := figure(answer)) == value:
+            if (value := seconds_per_token(answer)) == value:
                 by_prompt[answer.prompt].append(value)
     return {prompt: median(values) for prompt, values in by_prompt.items()}
 
@@ -117,14 +117,19 @@ def _count_ratio(answers: Sequence[AnswerRecord], above: str, below: str) -> Int
     return ratio_interval(table[:, 0], table[:, 1])
 
 
-def _throughput(runs: Sequence[Run]) -> Interval:
-    """Tokens per second of the whole batch, without its first round."""
+def speed_by_batch(runs: Sequence[Run]) -> dict[tuple[str, ...], HostArray]:
+    """Tokens and seconds (2,) of each batch of prompts, without its first round: medians."""
     batches: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         tokens = sum(answer.new_tokens - answer.first_tokens for answer in run.answers)
         seconds = max(answer.seconds - answer.first_seconds for answer in run.answers)
         batches[tuple(answer.prompt for answer in run.answers)].append((tokens, seconds))
-    table = np.array([np.median(repeats, axis=0) for repeats in batches.values()])
+    return {prompts: np.median(repeats, axis=0) for prompts, repeats in batches.items()}
+
+
+def _throughput(runs: Sequence[Run]) -> Interval:
+    """Tokens per second of the whole batch, without its first round."""
+    table = np.array(list(speed_by_batch(runs).values()))
     return ratio_interval(table[:, 0], table[:, 1])
 
 

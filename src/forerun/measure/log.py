@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from forerun.errors import InputError, explain
-from forerun.measure.records import FILE, Header, Record, Records, parse, to_line
+from forerun.measure.records import FILE, PACKED, Header, Record, Records, parse, to_line
 
 
 class Log:
@@ -18,6 +18,11 @@ class Log:
 
     def __init__(self, folder: str | Path, *, skip_corrupt: bool = False) -> None:
         self.path = Path(folder) / FILE
+        packed = Path(folder) / PACKED
+        if packed.exists() and not self.path.exists():
+            cure = f"Unpack it with `gunzip {packed}` to go on with it, or choose another --out."
+            wrong = "The folder holds a compressed sweep, which cannot be appended to."
+            raise InputError(explain(wrong, repr(str(packed)), cure))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.open("ab").close()

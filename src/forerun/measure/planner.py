@@ -41,15 +41,17 @@ class SpeculationPlan:
         best = max(self.forecasts, key=lambda setting: setting.speedup.mean)
         if self.choice is None:
             return (
-                f"Do not speculate at batch {self.batch}: the best found, {best.drafter} with "
-                f"{_draft(best)}, would run at {_words(best)} of plain decoding."
+                f"Do not speculate at batch {self.batch}: the fastest forecast, {best.drafter} "
+                f"with {_draft(best)}, is {_words(best)} plain decoding."
             )
         choice = self.choice
-        sure = "" if choice.speedup.low > 1 else "; it may as well not pay"
-        return (
-            f"Draft with {choice.drafter}, {_draft(choice)}, under {choice.rule} at batch "
-            f"{self.batch}: {_words(choice)} plain decoding{sure}."
-        )
+        setting = f"{choice.drafter}, {_draft(choice)}, under {choice.rule} at batch {self.batch}"
+        if choice.speedup.low <= 1:
+            return (
+                f"Not clear whether speculation pays: the interval contains 1. The fastest "
+                f"forecast is {setting}: {_words(choice)} plain decoding."
+            )
+        return f"Draft with {setting}: expect {_words(choice)} plain decoding."
 
 
 def plan(

@@ -7,7 +7,9 @@ name that docs/measuring.md gives it.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from forerun.types import DraftLength
 
 FILE = "sweep.jsonl"
 """Name of the file in a sweep's folder."""
+
+PACKED = FILE + ".gz"
+"""Its name when it is kept compressed: it can be read, but not appended to."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +170,18 @@ def from_line(line: str) -> Record:
 def read_records(folder: str | Path, *, skip_corrupt: bool = False) -> Records:
     """All records of a sweep's folder; a corrupt line is an error unless it may be skipped.
 
+    The file may be compressed with gzip, as `sweep.jsonl.gz`.
     A last line without a newline is not an error: the sweep was killed while writing it, and does
     that run again when it resumes.
     """
     path = Path(folder) / FILE
+    is_packed = not path.exists() and (Path(folder) / PACKED).exists()
+    path = Path(folder) / PACKED if is_packed else path
     try:
-        data = path.read_bytes()
+        data = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        wrong = f"The compressed sweep is corrupt ({error})."
+        raise InputError(explain(wrong, repr(str(path)), "Restore it, or sweep again.")) from error
     except FileNotFoundError as error:
         cure = "Name the folder that a sweep was told to write: forerun sweep ... --out DIR."
         wrong = "There is no sweep in that folder."

@@ -100,17 +100,18 @@ def in_words(summary: Summary) -> list[str]:
         ]
     for auto in summary.autos:
         best = f"{auto.against_best:.2f}x the best fixed one ({length_words(auto.best)})"
-        least = f"; over plain decoding at least {_least(auto)}" if auto.by_group else ""
-        lines.append(f"auto: {cell_words(auto.cell)}: {best}{least}")
+        lowest = f"; over plain decoding {_lowest(auto)}" if auto.by_group else ""
+        lines.append(f"auto: {cell_words(auto.cell)}: {best}{lowest}")
     if (worst := summary.worst_replay) is not None:
         where = f"{len(summary.replays)} cells; worst: {cell_words(worst.cell)}"
         lines.append(f"replay: tokens per round within {worst.error:.1%} in {where}")
     return lines
 
 
-def _least(auto: Auto) -> str:
-    group = auto.lowest or ""
-    return f"{auto.by_group[group]:.2f}x ({group})"
+def _lowest(auto: Auto) -> str:
+    group, count = auto.lowest or "", len(auto.by_group)
+    where = f"lowest of {count} task groups" if count > 1 else "only task group"
+    return f"{auto.by_group[group]:.2f}x ({group}, the {where})"
 
 
 def _autos(runs: Sequence[Run], measured: Sequence[Figures]) -> list[Auto]:

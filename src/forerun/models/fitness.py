@@ -33,7 +33,7 @@ def refuse_unfit(model: Any) -> None:
     if getattr(model, "training", False):
         raise InputError(
             explain(
-                "The model is in training mode, where dropout changes its law at every pass.",
+                "The model is in training mode: dropout changes its output at every pass.",
                 kind,
                 "Call model.eval() first.",
             )

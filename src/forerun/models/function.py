@@ -46,7 +46,7 @@ class FunctionModel(StatelessModel):
         if rows.shape[-1] != self.vocab_size:
             raise InputError(
                 explain(
-                    f"The function {self.name!r} must return {self.vocab_size} entries per law.",
+                    f"The function {self.name!r} must return {self.vocab_size} numbers per token.",
                     f"shape {rows.shape}",
                     "Pass the right vocab_size, or let it be found.",
                 )
@@ -61,7 +61,7 @@ class FunctionModel(StatelessModel):
             return rows
         raise InputError(
             explain(
-                f"The function {self.name!r} must return one law per token, "
+                f"The function {self.name!r} must return one distribution per token, "
                 "(len(ids), V), or the last one, (V,).",
                 f"shape {rows.shape} for {len(tokens)} tokens",
                 "Remove a batch axis if there is one.",

@@ -37,8 +37,9 @@ def load(
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments (`given`) go to
-    `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
-    that is installed; naming a `revision` asks for the hub's.
+    `AutoModelForCausalLM.from_pretrained`. The default model, SmolLM2-135M-Instruct, comes from
+    its pip package where that is installed: its weights are then the 4-bit numbers of a GGUF file,
+    written out as float32, and not the hub's bfloat16 ones.  Naming a `revision` asks for those.
 
     `device=None` takes the GPU where there is one.  On a CPU, and on a GPU in bfloat16 or float16,
     `lean="auto"` takes the lean pass where it fits the model and reproduces it; True insists on

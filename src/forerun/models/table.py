@@ -73,7 +73,7 @@ def _law(
     if context not in table:
         raise InputError(
             explain(
-                f"The table has no law for the context {context}.",
+                f"The table has no distribution for the context {context}.",
                 f"{len(table)} contexts",
                 "Give one for every text of at most `order` tokens, the empty one included.",
             )
@@ -82,7 +82,7 @@ def _law(
     if law.shape != (vocab_size,) or (law < 0).any() or abs(law.sum() - 1) > 1e-9:
         raise InputError(
             explain(
-                f"The law of context {context} must be {vocab_size} probabilities of sum 1.",
+                f"Context {context} must have {vocab_size} probabilities of sum 1.",
                 law,
                 "Divide each row by its sum.",
             )

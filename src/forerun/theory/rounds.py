@@ -74,7 +74,8 @@ def beta_parameters(mean: float, spread: float) -> tuple[float, float]:
     ceiling = mean * (1 - mean)  # variance of a coin that is always 0 or 1
     if not 0 < spread**2 < ceiling:
         cure = f"At mean {mean:g} the spread must be below {ceiling**0.5:.3g}."
-        raise InputError(explain("No Beta law has this mean and spread.", f"{spread:g}", cure))
+        wrong = "No Beta distribution has this mean and spread."
+        raise InputError(explain(wrong, f"{spread:g}", cure))
     concentration = ceiling / spread**2 - 1
     return mean * concentration, (1 - mean) * concentration
 
@@ -109,6 +110,6 @@ def _on_path(target_at: Any, draft_at: Any) -> tuple[Floats, Floats]:
         cure = "Both are (..., K): one probability per drafted token."
         raise InputError(explain("The path does not line up.", f"{p.shape} and {q.shape}", cure))
     if np.any(q == 0):
-        cure = "A token that was drawn has q > 0: pass the law it was really drawn from."
+        cure = "A token that was drawn has q > 0: pass the distribution it was really drawn from."
         raise InputError(explain("draft_at has zeros.", f"{int((q == 0).sum())} of them", cure))
     return p, q

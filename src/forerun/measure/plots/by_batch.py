@@ -6,13 +6,14 @@ from typing import Any
 
 from forerun.drawing import canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.held_out import Answer
 from forerun.measure.naming import Series, Setting, length_words, temperature_words
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
 from forerun.measure.plots.results import Results
 
 READING = (
     "Each line is one way to decode, its marks the batch sizes as written; of each drafter the "
-    "best K at that batch. Up is more tokens per second for everyone, left is less waiting for "
+    "fastest K at that batch. Up is more tokens per second for everyone, left is less waiting for "
     "each. A line above and left of plain decoding is better in both."
 )
 
@@ -50,13 +51,15 @@ def by_batch(results: Results, temperature: float) -> Plot | None:
 
 
 def _title(results: Results, setting: Setting) -> str:
-    best = results.winner(setting)
+    gain = results.gain(setting)
     where = f"at batch {setting.batch}, {temperature_words(setting.temperature)}"
-    if best is None or best.speedup is None:
+    if gain is None:
         return f"Latency and throughput up to batch {setting.batch}"
-    if best.speedup.mean < 1:
-        return f"No gain left {where}: {best.speedup.mean:.2f}× plain decoding"
-    return f"{best.speedup.mean:.2f}× plain decoding still {where}"
+    if gain.answer is Answer.NO:
+        return f"No gain left {where}: {gain.speedup.mean:.2f}× plain decoding"
+    if gain.answer is Answer.NOT_CLEAR:
+        return f"Not clear whether anything is gained {where}"
+    return f"{gain.speedup.mean:.2f}× plain decoding still {where}"
 
 
 def _line(

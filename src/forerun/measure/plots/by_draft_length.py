@@ -6,6 +6,7 @@ from typing import Any
 
 from forerun.drawing import GREY, canvas, ticker
 from forerun.measure.figures import Figures
+from forerun.measure.held_out import Answer
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look, whisker
 from forerun.measure.plots.results import Results
@@ -35,20 +36,23 @@ def by_draft_length(results: Results, setting: Setting) -> Plot | None:
 _READING = (
     "Above: what the whole batch writes per second, the prompt left out. Below: the share of "
     "drafted tokens that were kept. Bands and whiskers are 95% intervals over prompts; the large "
-    "mark is the best K of each drafter; auto chooses K anew in every round."
+    "mark is the fastest K of each drafter; auto chooses K anew in every round."
 )
 
 
 def _title(results: Results, setting: Setting) -> str:
-    best, plain = results.winner(setting), results.plain(setting)
+    """What `Results.gain` says: the fastest of many cells is no promise."""
+    best, gain = results.winner(setting), results.gain(setting)
     if best is None:
         return "Only a peer was measured here"
     what = f"{series_of(best.cell).label} with {length_words(best.cell)}"
-    if plain is None or best.speedup is None:
-        return f"Best: {what}, {best.tokens_per_second.mean:.1f} tokens per second"
-    if best.tokens_per_second.mean <= plain.tokens_per_second.mean:
-        return f"Do not speculate: even {what} is not faster than plain decoding"
-    return f"Best: {what}, {best.speedup.mean:.2f}× plain decoding"
+    if gain is None:
+        return f"Fastest: {what}, {best.tokens_per_second.mean:.1f} tokens per second"
+    if gain.answer is Answer.NO:
+        return f"Do not speculate: even {what} is slower than plain decoding"
+    if gain.answer is Answer.NOT_CLEAR:
+        return f"Not clear whether {what}, the fastest, pays"
+    return f"Fastest: {what}; expect {gain.speedup.mean:.2f}× plain"
 
 
 def _panel(

@@ -9,8 +9,9 @@ from itertools import zip_longest
 from forerun.errors import InputError, explain
 from forerun.measure.figures import Figures, figures, is_plain
 from forerun.measure.figures import groups as groups_of
+from forerun.measure.held_out import Gain, held_out
 from forerun.measure.naming import Series, Setting, series_of, setting_of
-from forerun.measure.records import Cell, Prediction, Records, Sample
+from forerun.measure.records import Cell, Prediction, Records, Run, Sample
 from forerun.measure.summary import predicted
 
 
@@ -78,6 +79,10 @@ class Results:
         cells = [self.best(setting, series) for series in lines]
         return max(cells, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
+    def gain(self, setting: Setting) -> Gain | None:
+        """What our fastest cell gains over plain decoding, on prompts it was not chosen on."""
+        return self._gains[setting]
+
     def reached_by_position(self, cell: Cell) -> list[int]:
         """The number of rounds of a cell in which each draft slot was reached."""
         answers = [a for run in self.records.runs if run.cell == cell for a in run.answers]
@@ -117,6 +122,19 @@ class Results:
                 compared += sum(expected is not None for expected, _ in pairs)
                 same += sum(expected == answer.digest for expected, answer in pairs)
         return same, compared
+
+    @cached_property
+    def _gains(self) -> dict[Setting, Gain | None]:
+        ours: dict[Setting, dict[Cell, list[Run]]] = {setting: {} for setting in self.settings}
+        plain: dict[Setting, list[Run]] = {setting: [] for setting in self.settings}
+        for run in self.records.runs:
+            if run.cell.peer is None:
+                setting = setting_of(run.cell)
+                if is_plain(run.cell):
+                    plain[setting].append(run)
+                else:
+                    ours[setting].setdefault(run.cell, []).append(run)
+        return {setting: held_out(ours[setting], plain[setting]) for setting in self.settings}
 
     @cached_property
     def _groups(self) -> dict[str, dict[Cell, Figures]]:

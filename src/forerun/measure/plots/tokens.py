@@ -16,8 +16,8 @@ COLUMNS, MAX_LINES = 72, 30
 COLOURS = {"accepted": BLUE, "correction": VERMILION, "bonus": GREY}
 ADVANCE = 0.602  # width of a character over its size, in the monospaced font that is drawn
 READING = (
-    "Tokens that came from the draft are blue, corrections of wrong guesses orange, the target's "
-    "own grey; the paler, the less probable under the target's own law."
+    "Tokens that came from the draft are blue, corrections of wrong guesses orange, bonus "
+    "tokens grey; the paler, the less probable under the target."
 )
 
 

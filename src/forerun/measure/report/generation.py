@@ -10,7 +10,7 @@ from forerun.measure.records import Sample, Token
 FATES = {
     "accepted": "accepted from the draft",
     "correction": "correction of a wrong guess",
-    "bonus": "bonus, the target's own",
+    "bonus": "bonus token of the target",
 }
 
 
@@ -26,7 +26,7 @@ def generation(sample: Sample) -> str:
     tokens = "".join(_token(number, token) for number, token in enumerate(sample.tokens, start=1))
     return (
         f'<p class="reading">{escape(how)}: {accepted} of {len(sample.tokens)} tokens came from '
-        "the draft. The paler a token, the less probable it was under the target's own law; rest "
+        "the draft. The paler a token, the less probable it was under the target; rest "
         f'the pointer on it for the number.</p><p class="legend">{legend}</p>'
         f'<details class="prompt"><summary>The prompt</summary><p>{prompt}</p></details>'
         f'<p class="generation">{tokens}</p>'

@@ -1,0 +1,118 @@
+"""README and pages: their links lead somewhere, their code runs, their figures are the JSON's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from forerun import rules
+from forerun.certification.mutants import MUTANTS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md", "deploy/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+MENTION = re.compile(r"`((?:docs|src|tests|benchmarks|deploy|scripts)/[\w./-]+\.\w+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(
+        r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
+    texts = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w -]", "", text.lower()).strip().replace(" ", "-") for text in texts}
+
+
+def dead_links(page: Path) -> list[str]:
+    """Links and `paths` of a page that lead to no file, or to no heading of one."""
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    dead = [path for path in MENTION.findall(text) if not (ROOT / path).exists()]
+    for link in LINK.findall(text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        file = page.parent / unquote(name) if name else page
+        if not file.is_file() or (anchor and anchor not in anchors(file)):
+            dead.append(link)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_is_dead(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    text = "# One heading\n[a](#one-heading) [b](#two) [c](no.md) [d](http://x.y) `docs/no.md`\n"
+    page.write_text(f"{text}```\n[e](in-code.md)\n```\n", encoding="utf-8")
+    assert dead_links(page) == ["docs/no.md", "#two", "no.md"]
+
+
+def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, Any] = {}
+    for number, block in enumerate(blocks, start=1):
+        exec(compile(block, f"README.md, block {number}", "exec"), names)
+    assert names["out"].finish_reason == "length"
+    assert len(names["verdict"].tokens()) == 2
+    assert capsys.readouterr().out.endswith("False\n")
+
+
+def figures() -> dict[str, str]:
+    """What the README must say, worked out from the JSON files."""
+
+    def read(name: str) -> Any:
+        return json.loads((ROOT / "benchmarks" / name).read_text(encoding="utf-8"))
+
+    laptop, gpu = read("laptop.json")["results"], read("gpu.json")["results"]
+    arm, same = read("cpu_pass-aarch64.json"), read("same_text.json")
+    default = laptop["heads + suffix, auto"]
+    against_plain = default["speed_against_forerun_plain"]
+    speeds = {name: round(row["tokens_per_second"]) for name, row in laptop.items()}
+    gpu_speeds = {
+        name: round(row["tokens_per_second"])
+        for name, row in gpu.items()
+        if "tokens_per_second" in row
+    }
+    arm_speeds = {name: round(speed) for name, speed in arm["greedy_tokens_per_second"].items()}
+    (identical,) = {row["identical"] for row in same["rows"]}
+    return {
+        "laptop": f"transformers {speeds['transformers greedy']}, ours plain "
+        f"{speeds['forerun plain']}, the default drafter {speeds['heads + suffix, auto']}; "
+        f"all {default['same_text_as_forerun_plain']} texts identical",
+        "default": f"{against_plain['median']:.2f} times as fast: "
+        f"{against_plain['by_group']['math_reasoning']:.2f} on maths, "
+        f"{against_plain['by_group']['qa']:.2f} on questions",
+        "ARM": f"transformers {arm_speeds['transformers']}, ours plain {arm_speeds['lean']}; "
+        f"four tokens cost {arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
+        "GPU": f"plain {gpu_speeds['ratio, K 0, agreement 0.80, batch 1']}, "
+        f"`ratio` K = 5 {gpu_speeds['ratio, K 5, agreement 0.80, batch 1']}, "
+        f"`block` K = 8 {gpu_speeds['block, K 8, agreement 0.80, batch 1']}; "
+        f"transformers' assisted generation {gpu_speeds['transformers, assisted, K 5']}",
+        "same text": f"{identical} of {same['prompts']} in every configuration",
+        "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}",
+    }
+
+
+@pytest.mark.parametrize("name", list(figures()))
+def test_the_figures_of_the_readme_are_those_of_the_json(name: str) -> None:
+    assert figures()[name] in README.read_text(encoding="utf-8")
+
+
+def test_the_readme_names_every_rule() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert [name for name in rules.names() if f"`{name}`" not in text] == []
