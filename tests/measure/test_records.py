@@ -139,8 +139,8 @@ def test_a_line_that_was_being_written_is_dropped_and_the_log_goes_on(tmp_path: 
         ({"target": "other"}, "another target"),
         ({"max_new_tokens": 9}, "another number of new tokens"),
         ({"prompts_digest": "y"}, "another prompt set"),
-        ({"seed": 1}, "another seed"),
-        ({"machine": replace(this_machine(), device="H200")}, "another device"),
+        ({"seed": 1}, "another --seed"),
+        ({"machine": replace(this_machine(), device="H200")}, "another --device"),
     ],
 )
 def test_another_sweep_in_the_same_folder_is_refused(

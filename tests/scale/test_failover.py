@@ -133,7 +133,7 @@ def test_pieces_that_wait_for_a_message_go_together() -> None:
             num_messages = ask.replicas.num_messages
             for replica in ask.replicas.replicas:
                 replica._message_seconds = 0.05
-            answer = await ask(CHAT, stream, [3])
+            answer = await ask(CHAT, stream, [1])
             assert ask.replicas.num_deaths == 1
             assert ask.replicas.num_messages < num_messages
             assert merged(answer.events) == undisturbed

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from forerun.serve.errors import ApiError
-from forerun.serve.fields import Choice, Either, Flag, Json, ListOf, MapOf, Number, Text, Whole
+from forerun.serve.fields import (
+    MOST_NESTED,
+    Choice,
+    Either,
+    Flag,
+    Json,
+    ListOf,
+    MapOf,
+    Number,
+    Text,
+    Whole,
+)
 from forerun.serve.objects import Field, Object, Tagged
 
 STOPS = Either((Text(5, least=1), ListOf(Text(5), 2)), "a text or a list of texts")
@@ -66,11 +77,12 @@ def test_what_does_not_fit_is_refused_by_name(kind: Any, value: Any, code: str) 
 
 
 def test_an_object_that_is_nested_too_deeply_is_refused() -> None:
-    value: dict[str, Any] = {}
-    for _ in range(5_000):
-        value = {"a": value}
+    deepest: Any = {}
+    for level in range(MOST_NESTED - 2):
+        deepest = {"a": deepest, "b": 1} if level % 2 else [2, deepest]
+    assert Json(10**9).check({"a": deepest}, "schema") == {"a": deepest}
     with pytest.raises(ApiError, match="nested too deeply"):
-        Json(10**9).check(value, "schema")
+        Json(10**9).check({"a": [deepest]}, "schema")
 
 
 def test_what_fits_is_read() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -213,6 +213,24 @@ class MapOf:
         return schema
 
 
+MOST_NESTED = 200
+"""Levels of an object that is passed on: what reads it next may call itself for each."""
+
+
+def is_nested_deeper(value: Any, limit: int) -> bool:
+    """Whether objects and lists lie in one another in more than so many levels."""
+    level = [value]
+    for _ in range(limit):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _inside(one)]
+        if not level:
+            return False
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
 @dataclass(frozen=True)
 class Json:
     """An object that is passed on as it is, like a JSON schema; only its size is checked."""
@@ -225,11 +243,10 @@ class Json:
     def check(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise wrong_type(value, where, "an object")
-        try:
-            size = len(json.dumps(value))
-        except RecursionError:
-            message = f"'{where}' is nested too deeply."
-            raise ApiError(message, param=where, code="invalid_value") from None
+        if is_nested_deeper(value, MOST_NESTED):
+            message = f"'{where}' is nested too deeply, in more than {MOST_NESTED} levels."
+            raise ApiError(message, param=where, code="invalid_value")
+        size = len(json.dumps(value))
         if size > self.most:
             limit = f"at most {self.most} characters of JSON"
             raise wrong_size(f"{size} characters", where, limit, "object_above_max_size")
