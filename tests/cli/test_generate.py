@@ -287,7 +287,7 @@ def test_a_failing_drafter_is_noted(
         raise RuntimeError("out of ideas")
 
     monkeypatch.setattr(fr.drafters.NGram, "propose", fail)
-    assert main(["generate", PROMPT, "--target", tiny_model]) == 0
+    assert main(["generate", PROMPT, "--target", tiny_model, "--drafter", "ngram"]) == 0
     assert "note: ngram failed and was done without: RuntimeError: out" in capsys.readouterr().err
 
 
@@ -309,6 +309,7 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
         "suffix",
         "recycling",
         "early-exit:1",
+        "early-exit",
         "quantized:int8",
         "ngram+suffix",
     ):
@@ -323,7 +324,7 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--drafter", "early-exit"], "early-exit needs a number"),
+        (["--drafter", "early-exit:x"], "early-exit needs a number"),
         (["--drafter", "quantized:int3"], "Unknown quantisation"),
         (["--drafter", "suffix+"], "nothing to mix"),
         (["--tree", "0"], "--tree is too small"),
