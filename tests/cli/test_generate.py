@@ -348,6 +348,7 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
         "suffix",
         "recycling",
         "early-exit:1",
+        "early-exit",
         "quantized:int8",
         "ngram+suffix",
     ):
@@ -362,6 +363,7 @@ def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--drafter", "early-exit:x"], "early-exit needs a number"),
         (["--drafter", "quantized:int3"], "Unknown quantisation"),
         (["--drafter", "suffix+"], "nothing to mix"),
         (["--tree", "0"], "--tree is too small"),
