@@ -97,10 +97,20 @@ def test_gross_biases_are_found_at_the_default_budget(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["coins by position, model", "our coins by position"])
-def test_coins_by_position_are_found_with_a_larger_budget(name: str) -> None:
-    """vLLM's first mechanism; both took 2,800 to 8,400 tokens in benchmarks/audit.py."""
-    assert law_of(name, 16_000, seed=0).status is Status.FAILED
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("coins by position, reader", 1300),
+        ("our coins by position, reader", 4000),
+        ("coins by position, model", 16_000),
+    ],
+)
+def test_coins_by_position_are_found(name: str, budget: int) -> None:
+    """vLLM's first mechanism: at the default budget where drafts can be guessed from outside.
+
+    Seeds are fixed; these took 1,008, 2,304 and 2,780 tokens.
+    """
+    assert law_of(name, budget, seed=0).status is Status.FAILED
 
 
 @pytest.mark.slow

@@ -79,10 +79,11 @@ def test_our_lossy_rules_are_found(rule: str) -> None:
 def test_coins_by_position_on_our_server_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's first mechanism: `block` on our server, with n-gram drafts and all else as it ships.
 
-    The law was rejected after 1,344 tokens where this was measured; the budget is the default.
+    Four audits took 1,167 to 1,604 tokens; seeds of requests without one are the server's own, so
+    the budget is larger.  An audit ends when the law is rejected.
     """
     monkeypatch.setattr(stepwise, "TargetNoise", partial(TargetNoise, addressing=coins_by_position))
-    report = audited(PromptLanguage(), "block", 2000)
+    report = audited(PromptLanguage(), "block", 6000)
     assert law(report).status is Status.FAILED, str(report)
 
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from reciting import TEXT, Reciter, token_ids
-from serving import Babbler
-from talking import (
-    COMPLETIONS,
-    MESSAGES,
-    Talker,
-    answer_to,
-    generations,
-    offer_of,
-    refusal,
-    talker,
-    with_end,
-)
+from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talker, with_end
 
 import forerun as fr
-from forerun.errors import InputError
 from forerun.serve.errors import ApiError
 from forerun.serve.offer import Limits
-from forerun.serve.routes.chat import Chat
 from forerun.serve.routes.completions import Completions
-from forerun.serve.routes.responses import Responses
-from forerun.serve.scoring import LeftError, prompt_logprobs
 from forerun.serve.words import Words
 
 PROMPT = "the quick brown fox"
@@ -159,71 +143,6 @@ def test_the_prompt_is_echoed() -> None:
     texts = [choice["text"] for choice in whole["choices"]]
     assert [text[:5] for text in texts] == ["a dog", "a dog", "the f", "the f"]
     assert texts_of(events, 4) == texts
-
-
-@pytest.mark.parametrize("num_top", [0, 2])
-def test_an_echoed_prompt_has_its_logprobs(num_top: int) -> None:
-    """Those of the first token are unknown; the others are what `generate` says of such a text."""
-    text = "the quick brown fox jumps over the lazy dog " * 2  # more tokens than a pass has
-    prompts = [token_ids(text), token_ids("a fox")]
-    body = {**BODY, "prompt": prompts, "max_tokens": 3, "logprobs": num_top, "echo": True, "n": 2}
-    whole, events = answer_to(COMPLETIONS, body, {**body, "stream": True})
-    words = Words(talker().tokenizer)
-    for choice in whole["choices"]:
-        tokens, told = prompts[choice["index"] // 2], choice["logprobs"]
-        size = len(tokens)
-        assert told["tokens"][:size] == [words.text(token) for token in tokens]
-        assert told["token_logprobs"][0] is None
-        for place in (1, 32, 33, size - 1):
-            if place < size:
-                rows = generations(
-                    talker(), tokens[:place], max_new_tokens=1, logprobs=talker().vocab_size
-                )[0].logprobs[0]
-                assert told["token_logprobs"][place] == dict(rows.top)[tokens[place]]
-        starts = list(zip(told["tokens"], told["text_offset"], strict=True))
-        assert all(choice["text"][start:].startswith(token) for token, start in starts[:size])
-        assert starts[size][1] == len(text if size > 10 else "a fox")
-        if num_top:
-            assert told["top_logprobs"][0] is None
-            assert all(2 <= len(table) <= 3 for table in told["top_logprobs"][1:])
-            assert len(told["top_logprobs"]) == len(told["tokens"])
-        else:
-            assert told["top_logprobs"] is None
-        parts = [
-            e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == choice["index"]
-        ]
-        assert "".join(part["text"] for part in parts) == choice["text"]
-        for name in ("tokens", "token_logprobs", "text_offset"):
-            assert [item for part in parts for item in part["logprobs"][name]] == told[name]
-
-
-def test_a_prompt_that_nobody_waits_for_is_not_read_on() -> None:
-    read: list[int] = []
-    target = Babbler(lambda ids: read.append(len(ids)))
-    with pytest.raises(LeftError):
-        prompt_logprobs(target, token_ids("a" * 200), 0, has_left=lambda: max(read, default=0) > 40)
-    assert max(read) < 100
-
-
-def test_defaults_are_the_models_where_it_has_them() -> None:
-    target = with_end(Talker())
-    target.model.generation_config = SimpleNamespace(
-        temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, max_new_tokens=9
-    )
-    route = Completions(offer_of(target))
-    ask = route.read({"prompt": "a"})
-    chosen = ask.sampling
-    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0.7, 0.8, 20)
-    assert (chosen.repetition_penalty, chosen.min_p) == (1.05, 0.0)
-    assert ask.max_new_tokens == 9
-    said = route.read({"prompt": "a", "temperature": 1, "top_k": 0, "max_tokens": 3})
-    assert (said.sampling.temperature, said.sampling.top_k, said.max_new_tokens) == (1, None, 3)
-    for other, body in ((Chat, {"messages": MESSAGES}), (Responses, {"input": "a"})):
-        assert other(offer_of(target)).read(body).max_new_tokens == 9
-    assert route.body.schema()["properties"]["temperature"]["default"] == 0.7
-    target.model.generation_config.temperature = 7
-    with pytest.raises(InputError, match="temperature=7"):
-        Completions(offer_of(target))
 
 
 def test_counts() -> None:
