@@ -16,7 +16,7 @@ from forerun.lean.jit import compiled, counted
 from forerun.lean.limbs import CUT_BYTES
 from forerun.lean.linear import Matrices, alternate
 from forerun.lean.scalar import exp, largest, normalise, total
-from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS, is_arm
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
 
 DEPTH = 3 * BLOCK
@@ -62,6 +62,12 @@ def example(format: Format, num_outputs: int) -> Any:
     return (d * q.astype(np.float32) + m).astype(np.float32).reshape(num_outputs, DEPTH)
 
 
+@pytest.fixture(autouse=True)
+def blocks_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a processor where they do not: the products must be right."""
+    monkeypatch.setattr(storage, "BLOCKS_PAY", True)
+
+
 def matrices(stored: Stored, depth: int) -> Matrices:
     one = np.zeros(1, np.int64)
     size = stored.panels.shape
@@ -74,6 +80,15 @@ def matrices(stored: Stored, depth: int) -> Matrices:
 @pytest.mark.parametrize("format", Format)
 def test_a_matrix_is_kept_in_the_fewest_bits_that_hold_it(format: Format) -> None:
     assert store(example(format, LANES + 3)).format is format
+
+
+def test_blocks_are_used_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "BLOCKS_PAY", False)
+    for format in Format:
+        expected = Format.FLOAT32 if format >= Format.BLOCK8 else format
+        assert store(example(format, LANES)).format is expected
+    monkeypatch.undo()
+    assert storage.BLOCKS_PAY is (HAS_DOT_PRODUCTS or not is_arm())
 
 
 def test_what_almost_fits_a_format_does_not() -> None:
