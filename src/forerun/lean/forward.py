@@ -133,8 +133,10 @@ def attend_split(
             weigh(w.heads, plan, window, tile, query, split[i])
     else:
         tile, panel = divmod(i, w.heads.wide // LANES)
-        column = panel * LANES
-        average(w.heads, plan, cache, layer, window, tile, column, split, tile * TOKENS, s.mixed)
+        column, at = panel * LANES, tile * TOKENS
+        average(
+            w.heads, plan, cache, layer, window, tile, column, column + LANES, split, at, s.mixed
+        )
 
 
 @inner

@@ -36,12 +36,15 @@ from forerun.lean.formats import (
 from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES, TOKENS
 
-LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes from what is multiplied to what is fetched: hardware alone falls behind
 
 
-def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
-    """The loop over weights of one format, for compiled code; `onto`: sums begin with y."""
+def multiply_by(format: Format, onto: bool = False, ahead: int = AHEAD) -> Callable[..., Any]:
+    """The loop over weights of one format, for compiled code.
+
+    onto: sums begin with y.
+    ahead: bytes from what is multiplied to what is fetched; 0 fetches nothing.
+    """
 
     @intrinsic
     def multiply(
@@ -69,7 +72,7 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
             x = address(context, builder, kinds[0], x, x_at)
             w = builder.bitcast(address(context, builder, kinds[3], w, w_at), BYTE)
             y = address(context, builder, kinds[8], y, y_at)
-            function = _define(builder.module, format, onto)
+            function = _define(builder.module, format, onto, ahead)
             builder.call(function, [x, x_stride, w, row_bytes, num_blocks, num_rows, y, *rest])
             return context.get_dummy_value()
 
@@ -80,28 +83,13 @@ def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
 
 multiply_float32 = multiply_by(Format.FLOAT32)
 multiply_float32_onto = multiply_by(Format.FLOAT32, onto=True)
+# Keys and values lie in pages, where what comes next is not what lies AHEAD.
+multiply_keys = multiply_by(Format.FLOAT32, ahead=0)
+multiply_values_onto = multiply_by(Format.FLOAT32, onto=True, ahead=0)
 multiply_bfloat16 = multiply_by(Format.BFLOAT16)
 multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
 multiply_block4 = multiply_by(Format.BLOCK4)
-
-
-@intrinsic
-def fetch_bytes(context: Any, place: Any, count: Any) -> Any:
-    """Ask for `count` bytes from an address on, which will be needed a little later."""
-    signature = types.void(types.intp, types.intp)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place, count = builder.inttoptr(values[0], BYTE), values[1]
-
-        def line(index: Any, _: list[Any]) -> list[Any]:
-            fetch(builder, builder.gep(place, [builder.mul(index, I64(LINE))]), 0, LINE)
-            return []
-
-        repeat(builder, builder.sdiv(count, I64(LINE)), [], line)
-        return context.get_dummy_value()
-
-    return signature, generate
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
@@ -111,9 +99,9 @@ def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> A
     return builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
 
 
-def _define(module: Any, format: Format, onto: bool) -> Any:
+def _define(module: Any, format: Format, onto: bool, ahead: int) -> Any:
     """The function itself, once per module however often it is called."""
-    name = f"forerun_multiply_{format.name.lower()}" + "_onto" * onto
+    name = f"forerun_multiply_{format.name.lower()}{'_onto' * onto}_{ahead}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -132,7 +120,8 @@ def _define(module: Any, format: Format, onto: bool) -> Any:
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
         zero = ir.Constant(vector(F32), [0.0] * LANES)
         sums = [load(builder, F32, place) if onto else zero for place in places]
-        for place, total in zip(places, _loops(builder, format, sums, *operands), strict=True):
+        totals = _loops(builder, format, ahead, sums, *operands)
+        for place, total in zip(places, totals, strict=True):
             builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)
         builder.branch(end)
     builder.position_at_end(end)
@@ -141,8 +130,8 @@ def _define(module: Any, format: Format, onto: bool) -> Any:
 
 
 def _loops(
-    builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any, row_bytes: Any,
-    num_blocks: Any, num_rows: Any,
+    builder: Any, format: Format, ahead: int, sums: list[Any], x: Any, x_stride: Any, w: Any,
+    row_bytes: Any, num_blocks: Any, num_rows: Any,
 ) -> list[Any]:  # fmt: skip
     """Blocks, and in each its rows, for a fixed number of tokens; the finished sums."""
     starts = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(len(sums))]
@@ -158,7 +147,8 @@ def _loops(
 
         def row(index: Any, sums: list[Any]) -> list[Any]:
             place = builder.gep(body, [builder.mul(index, row_bytes)])
-            fetch(builder, place, AHEAD, ROW[format])
+            if ahead:
+                fetch(builder, place, ahead, ROW[format])
             k = builder.add(first, builder.mul(index, I64(INPUTS_PER_ROW[format])))
             for offset, weights in enumerate(read_row(builder, format, place, header)):
                 at = builder.add(k, I64(offset))
