@@ -10,8 +10,12 @@ import pytest
 
 from clocks import StillClock
 from forerun.cli import main
+from forerun.drafters import Suffix
 from forerun.lean.model import LeanModel
 from forerun.measure import round_costs
+from forerun.measure.planner import SpeculationPlan
+from forerun.measure.pricing import Forecast
+from forerun.measure.records import Interval
 from forerun.models.huggingface import HuggingFaceModel
 
 
@@ -127,3 +131,22 @@ def test_mistakes_are_told_before_a_model_is_loaded(
     monkeypatch.setattr("forerun.cli.plan.load_drafter", refuse)
     assert main(["plan", "--prompts", prompts, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_plan_for_another_engine(
+    prompts: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that a shell can run; an engine without such a drafter is said to have none."""
+    sure = Interval(1.5, 1.4, 1.6)
+    choice = Forecast("suffix", "match", 3, None, 1, 0.0, sure, 0.01, sure)
+    advice = SpeculationPlan("org/big", Suffix(), "suffix", choice, (choice,), 1, 0.0)
+    monkeypatch.setattr("forerun.cli.plan.plan", lambda *args, **options: advice)
+    monkeypatch.setattr("forerun.cli.plan.load_target", lambda *args: None)
+    monkeypatch.setattr("forerun.cli.plan.as_chat", lambda target, prompt: prompt)
+    words = ["plan", "org/big", "--drafter", "suffix", "--prompts", prompts, "--for"]
+    assert main([*words, "vllm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "#!/bin/sh"
+    assert lines[-1].startswith("exec vllm serve org/big --speculative-config '{")
+    assert main([*words, "sglang"]) == 2
+    assert "no drafter like suffix" in capsys.readouterr().err

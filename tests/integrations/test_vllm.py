@@ -243,8 +243,8 @@ def test_nothing_is_loaded_and_nothing_of_other_requests_is_guessed_by_default()
     proposer = Proposer(config())
     proposer.load_model(object())
     answer = [4, 8, 1, 9, 2, 7, 5, 3]
-    for remember, expected in ((False, []), (True, [1, 9, 2])):
-        proposer = Proposer(config(drafter="suffix", remember=remember))
+    for options, expected in (({}, []), ({"remember": True}, [1, 9, 2])):
+        proposer = Proposer(config(drafter="suffix", **options))
         called(proposer, [[0, 0, *answer[:1]]], [answer[:1]])
         called(proposer, [[0, 0, *answer]], [answer[1:]])
         called(proposer, [[6, 6, 4]], [[4]])
