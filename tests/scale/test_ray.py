@@ -112,11 +112,11 @@ def test_an_application_for_ones_own_cluster(tiny: str, tmp_path: Path) -> None:
     """`deployment` behind Ray's own HTTP proxies, as a config file makes it."""
     args = {"model": tiny, "drafters": ["ngram"], "replicas": 2, "num_cpus": 0.5, "name": "tiny"}
     script = tmp_path / "own.py"
-    script.write_text(OWN.format(args=args, seeds=[1, 2, 3], length=LENGTH))
+    script.write_text(OWN.format(args=args, seeds=[1, 2], length=LENGTH))
     done = run([sys.executable, str(script)])
     assert done.returncode == 0, done.stderr[-3000:]
     texts = json.loads(done.stdout.splitlines()[-1])
-    assert texts == [text_of(seed) for seed in (1, 2, 3)]
+    assert texts == [text_of(seed) for seed in (1, 2)]
 
 
 OWN = """
@@ -154,7 +154,7 @@ serve.shutdown()
 """
 
 
-def run(command: list[str], seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], seconds: float = 600.0) -> subprocess.CompletedProcess[str]:
     source = str(Path(fr.__file__).parents[1])
     shared = str(Path(__file__).parent)
     path = os.pathsep.join([source, shared])
