@@ -61,6 +61,17 @@ def test_texts_are_those_of_generate(two: ServerProcess) -> None:
         assert two.text(**options(seed)) == text_of(seed)
 
 
+def test_a_next_turn_goes_to_the_replica_that_has_the_last_one(two: ServerProcess) -> None:
+    """By chance all eight would with odds of 1 in 256."""
+    for number in range(8):
+        prompt = [(number + 3) * place % 300 + 1 for place in range(40)]
+        body = {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "fates": True, "seed": 1}
+        _, _, first = two.ask("/v1/completions", body)
+        prompt += [*first["choices"][0]["token_ids"], 5, 6, 7]
+        _, _, second = two.ask("/v1/completions", {**body, "prompt": prompt, "max_tokens": 1})
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 40
+
+
 def test_replicas_die_under_streams_and_texts_go_on(two: ServerProcess) -> None:
     seeds = range(8)
     expected = [text_of(seed) for seed in seeds]
