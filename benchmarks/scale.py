@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from serve import counter, running
 from spec_bench import read, save, summary
 
 DRAFTERS = ("ngram", "suffix", "heads")
-NUM_REQUESTS = 48
-"""Different requests; clients go through them again and again."""
+START_SECONDS = 900.0
 MOST_COST = 0.03
 """What Ray may take of a server's tokens a second."""
 
@@ -56,20 +55,20 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="of deaths; a turn: a third")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two deaths")
     parser.add_argument("--laps", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=48, help="different ones, again and again")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--port", type=int, default=0, help="of plain-server")
     return parser.parse_args()
 
 
-def body_of(number: int, prompts: list[str], max_tokens: int) -> dict[str, Any]:
-    number %= NUM_REQUESTS
+def body_of(args: argparse.Namespace, number: int, prompts: list[str]) -> dict[str, Any]:
     return {
         "model": NAME,
         "messages": [{"role": "user", "content": prompts[number % len(prompts)]}],
         "stream": True,
         "temperature": 0.8,
         "seed": number,
-        "max_tokens": max_tokens,
+        "max_tokens": args.max_tokens,
         "speculation": {"drafter": DRAFTERS[number % len(DRAFTERS)]},
     }
 
@@ -101,10 +100,10 @@ def deaths(args: argparse.Namespace) -> bool:
     ours = [sys.executable, "-m", "forerun.cli", "serve", "--port", "{port}", "--ray"]
     ours += ["--replicas", "2", "--replica-cpus", "1", *drafters]
     plain = [sys.executable, __file__, "plain-server", "--port", "{port}"]
-    with running(ours) as port:
+    with running(ours, START_SECONDS) as port:
         quiet = asyncio.run(all_once(args, port, prompts))
         disturbed = asyncio.run(kill_meanwhile(args, port, prompts, "forerun"))
-    with running(plain) as port:
+    with running(plain, START_SECONDS) as port:
         retried = asyncio.run(kill_meanwhile(args, port, prompts, "plain"))
     results = {
         "undisturbed": told(quiet, quiet),
@@ -120,6 +119,7 @@ def deaths(args: argparse.Namespace) -> bool:
         "clients": args.clients,
         "seconds": args.seconds,
         "every": args.every,
+        "requests": args.requests,
         "max_tokens": args.max_tokens,
         "drafters": DRAFTERS,
     }
@@ -129,7 +129,7 @@ def deaths(args: argparse.Namespace) -> bool:
 
 async def all_once(args: argparse.Namespace, port: int, prompts: list[str]) -> Toll:
     toll = Toll()
-    numbers = iter(range(NUM_REQUESTS))
+    numbers = iter(range(args.requests))
 
     async def client() -> None:
         for number in numbers:
@@ -143,7 +143,7 @@ async def kill_meanwhile(args: argparse.Namespace, port: int, prompts: list[str]
     """Keep all clients busy while replicas die; then let them finish."""
     toll = Toll()
     end = time.monotonic() + args.seconds
-    numbers = iter(range(10**9))
+    numbers = cycle(range(args.requests))
 
     async def client() -> None:
         while time.monotonic() < end:
@@ -166,11 +166,11 @@ async def one(
     stream = Stream(time.perf_counter())
     toll.num_asked += 1
     try:
-        await ask(port, body_of(number, prompts, args.max_tokens), stream)
+        await ask(port, body_of(args, number, prompts), stream)
     except (RuntimeError, OSError, asyncio.IncompleteReadError, ValueError):
         stream.is_whole = False
     if stream.is_whole:
-        toll.texts.setdefault(number % NUM_REQUESTS, []).append("".join(stream.texts))
+        toll.texts.setdefault(number, []).append("".join(stream.texts))
         moments = [stream.asked, *stream.times]
         gaps = [later - sooner for sooner, later in pairwise(moments)]
         toll.pauses.append(max(gaps, default=0.0))
@@ -258,7 +258,10 @@ def speed(args: argparse.Namespace) -> bool:
     names = list(commands)
     laps: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(running(command)) for name, command in commands.items()}
+        ports = {
+            name: stack.enter_context(running(command, START_SECONDS))
+            for name, command in commands.items()
+        }
         for lap in range(-1, args.laps):
             for name in names[lap % 3 :] + names[: lap % 3]:
                 streams = asyncio.run(turn(args, ports[name], prompts, lap, seconds))
@@ -279,7 +282,7 @@ async def turn(
     args: argparse.Namespace, port: int, prompts: list[str], lap: int, seconds: float
 ) -> list[Stream]:
     def body(number: int) -> Mapping[str, Any]:
-        request = body_of(0, prompts, args.max_tokens)
+        request = body_of(args, 0, prompts)
         place = 1000 * (lap + 1) + number
         content = prompts[place % len(prompts)]
         del request["speculation"]

@@ -182,8 +182,8 @@ def body_of(args: argparse.Namespace, one: Contender, prompts: list[str], lap: i
 
 
 @contextmanager
-def running(command: list[str]) -> Iterator[int]:
-    """A server process until the block ends; its port."""
+def running(command: list[str], seconds: float = 300.0) -> Iterator[int]:
+    """A server process until the block ends; its port.  seconds: to start in."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -191,7 +191,7 @@ def running(command: list[str]) -> Iterator[int]:
         filled = [fill(word, port) for word in command]
         process = subprocess.Popen(filled, stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_for(process, port, log)
+            wait_for(process, port, log, seconds)
             yield port
         finally:
             process.send_signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def running(command: list[str]) -> Iterator[int]:
                 process.wait()
 
 
-def wait_for(process: subprocess.Popen[bytes], port: int, log: Any, seconds: float = 300) -> None:
+def wait_for(process: subprocess.Popen[bytes], port: int, log: Any, seconds: float) -> None:
     """Until the server says that it is well."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:

@@ -233,12 +233,15 @@ def test_a_client_that_leaves_ends_its_answer_in_the_replica() -> None:
     body = {**SAMPLED, "max_tokens": 400, "stream": True}
 
     async def work() -> None:
-        async with fleet(Talker(), Talker()) as ask:
+        passes: list[Any] = []
+        target = Talker()
+        target.before = passes.append
+        async with fleet(target) as ask:
             await ask(CHAT, body, leave_after=3)
-            (replica,) = ask.replicas.replicas[:1]
+            (replica,) = ask.replicas.replicas
             await until(lambda: replica._engines.num_running == 0)
             assert ask.desk.num_running == 0
-            assert ask.replicas.num_messages < 300
+            assert 0 < len(passes) < 300
 
     run(work())
 
@@ -255,7 +258,7 @@ def test_a_deadline_ends_an_answer_wherever_it_is(deaths: list[int]) -> None:
 
         async def answer(self, work: Any) -> Any:
             if work.options["resume"]:
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             async for message in self.inner(work):
                 yield message
 

@@ -61,6 +61,17 @@ def test_texts_are_those_of_generate(two: ServerProcess) -> None:
         assert two.text(**options(seed)) == text_of(seed)
 
 
+def test_a_next_turn_goes_to_the_replica_that_has_the_last_one(two: ServerProcess) -> None:
+    """By chance all eight would with odds of 1 in 256."""
+    for number in range(8):
+        prompt = [(number + 3) * place % 300 + 1 for place in range(40)]
+        body = {"prompt": prompt, "max_tokens": 24, "ignore_eos": True, "fates": True, "seed": 1}
+        _, _, first = two.ask("/v1/completions", body)
+        prompt += [*first["choices"][0]["token_ids"], 5, 6, 7]
+        _, _, second = two.ask("/v1/completions", {**body, "prompt": prompt, "max_tokens": 1})
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 40
+
+
 def test_replicas_die_under_streams_and_texts_go_on(two: ServerProcess) -> None:
     seeds = range(8)
     expected = [text_of(seed) for seed in seeds]
@@ -112,11 +123,11 @@ def test_an_application_for_ones_own_cluster(tiny: str, tmp_path: Path) -> None:
     """`deployment` behind Ray's own HTTP proxies, as a config file makes it."""
     args = {"model": tiny, "drafters": ["ngram"], "replicas": 2, "num_cpus": 0.5, "name": "tiny"}
     script = tmp_path / "own.py"
-    script.write_text(OWN.format(args=args, seeds=[1, 2, 3], length=LENGTH))
+    script.write_text(OWN.format(args=args, seeds=[1, 2], length=LENGTH))
     done = run([sys.executable, str(script)])
     assert done.returncode == 0, done.stderr[-3000:]
     texts = json.loads(done.stdout.splitlines()[-1])
-    assert texts == [text_of(seed) for seed in (1, 2, 3)]
+    assert texts == [text_of(seed) for seed in (1, 2)]
 
 
 OWN = """
@@ -154,7 +165,7 @@ serve.shutdown()
 """
 
 
-def run(command: list[str], seconds: float = 180.0) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], seconds: float = 600.0) -> subprocess.CompletedProcess[str]:
     source = str(Path(fr.__file__).parents[1])
     shared = str(Path(__file__).parent)
     path = os.pathsep.join([source, shared])
