@@ -126,7 +126,6 @@ def test_killed_three_times_and_resumed_it_is_the_undisturbed_run(
     journal = out / "journal.jsonl"
     settings = (["--drafter", "none"], ["--workers", "2"], ["--drafter", "suffix"], [])
     for kill, flags in enumerate(settings):
-        # a process group of its own, so that its workers could be found if they outlived it
         process = subprocess.Popen([*command, str(out), *flags], stderr=subprocess.PIPE)
         deadline = time.monotonic() + 120
         while kill < 3 and time.monotonic() < deadline and process.poll() is None:

@@ -36,7 +36,7 @@ class Answers:
         self.fingerprint = "fp"
 
     def __call__(
-        self, requests: Iterator[Request], settings: Settings, on_ready: Callable[[str], None]
+        self, settings: Settings, on_ready: Callable[[str], None], requests: Iterator[Request]
     ) -> Iterator[Answered]:
         on_ready(self.fingerprint)
         window: list[Request] = []
@@ -107,6 +107,14 @@ def test_a_finished_job_asks_for_nothing(source: Input, tmp_path: Path) -> None:
     summary = run(source, tmp_path / "out", again)
     assert again.asked == []
     assert (summary.num_new, summary.num_failed) == (0, 3)
+
+
+def test_a_file_of_bad_lines_loads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("{\n[]\n")
+    answers = Answers(crash_after=0)
+    summary = run(Input(tmp_path / "in.jsonl"), tmp_path / "out", answers)
+    assert (summary.num_lines, summary.num_failed) == (2, 2)
+    assert [line["error"]["line"] for line in read(tmp_path / "out")] == [1, 2]
 
 
 def test_a_limited_job_can_be_carried_on(source: Input, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_seeds_differ_between_lines_and_jobs_and_do_not_move_with_the_line(tmp_p
 def test_empty_lines_are_none_and_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     lines = read(tmp_path, b"\xef\xbb\xbf" + b'{"prompt": "a"}', b"", b"  ", {"prompt": "b"}, b"")
     assert [(line.index, line.number) for line in lines] == [(0, 1), (1, 4)]
+    assert all(isinstance(line, Request) for line in lines)
     assert len(Input(tmp_path / "in.jsonl")) == 2
 
 

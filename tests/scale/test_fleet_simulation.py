@@ -49,6 +49,7 @@ def test_equal_speeds_are_a_queue_with_so_many_servers(replicas: int, rows: int)
     assert_mean([float(np.mean(np.array(o.waits) > 0)) for o in outcomes], chance)
     assert_mean([float(np.mean(o.waits)) for o in outcomes], chance / (servers - load))
     assert_mean([float(np.mean(o.totals)) for o in outcomes], chance / (servers - load) + 1)
+    assert_mean([o.busy for o in outcomes], 0.75)
 
 
 def test_a_replica_that_slows_down_shares_its_time() -> None:

@@ -27,7 +27,7 @@ class Source(Protocol):
     """
 
     def __call__(
-        self, requests: Iterator[Request], settings: Settings, on_ready: Callable[[str], None]
+        self, settings: Settings, on_ready: Callable[[str], None], requests: Iterator[Request]
     ) -> Iterable[Answered]: ...
 
 
@@ -69,7 +69,12 @@ def batch(
         answers = answers or partial(_here, num_workers=workers)
         num_before, counts = folder.num_done, Counts()
         with _progress(min(num_before, num_lines), num_lines) as bar:
-            for answer, number in _answers(source, folder, settings, answers):
+
+            def ready(fingerprint: str) -> None:
+                folder.settle("fingerprint", fingerprint)
+                bar.unpause()  # loading the model says nothing of the time left
+
+            for answer, number in _answers(source, folder, partial(answers, settings, ready)):
                 folder.add(answer.index, answer.line)
                 counts += answer.counts
                 if reason := why_failed(answer.line):
@@ -81,7 +86,7 @@ def batch(
 
 
 def _answers(
-    source: Input, folder: JobFolder, settings: Settings, answers: Source
+    source: Input, folder: JobFolder, answers: Callable[[Iterator[Request]], Iterable[Answered]]
 ) -> Iterator[tuple[Answered, int]]:
     """The lines that are not done, answered or failed, with their numbers in the file.
 
@@ -91,7 +96,7 @@ def _answers(
     requests = _Requests(left)
     if (first := next(requests, None)) is not None:
         requests.put_back(first)
-        for answer in answers(requests, settings, partial(folder.settle, "fingerprint")):
+        for answer in answers(requests):
             yield answer, requests.numbers.pop(answer.index)
             yield from requests.take_failures()
     yield from requests.take_failures()
@@ -129,9 +134,9 @@ def _chain(first: Request, rest: Iterator[Request | BadLine]) -> Iterator[Reques
 
 
 def _here(
-    requests: Iterator[Request],
     settings: Settings,
     on_ready: Callable[[str], None],
+    requests: Iterator[Request],
     *,
     num_workers: int,
 ) -> Iterable[Answered]:

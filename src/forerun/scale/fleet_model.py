@@ -85,7 +85,8 @@ class Fleet:
 
 @dataclass
 class Outcome:
-    """What happened, the first tenth of the requests left out of waits and totals."""
+    """What happened.  Waits and totals leave out the first quarter of the answers, and `busy` is
+    of the time from there to the last arrival: the fleet is empty before and after."""
 
     waits: list[float] = field(default_factory=list)  # seconds before the first row
     totals: list[float] = field(default_factory=list)  # seconds until the answer was whole
@@ -98,6 +99,7 @@ class Outcome:
     most_replicas: int = 0
     replica_seconds: float = 0.0  # of replicas that run or start
     busy_seconds: float = 0.0  # of rows
+    busy: float = 0.0  # share of the rows
     seconds: float = 0.0
 
     def percentile(self, name: Literal["waits", "totals", "pauses"], share: float) -> float:

@@ -46,11 +46,6 @@ class Size:
         return self.tokens_per_second * self.shared.ingress_seconds
 
     @property
-    def busy(self) -> float:
-        """Share of the rows that were busy."""
-        return self.outcome.busy_seconds / (self.outcome.replica_seconds * self.fleet.rows)
-
-    @property
     def deaths_per_day(self) -> float:
         return self.fleet.replicas * self.fleet.death_rate * DAY
 
@@ -104,7 +99,7 @@ def _size_as_dict(size: Size) -> dict[str, Any]:
         "replicas": fleet.replicas,
         "requests_per_second": fleet.rate,
         "tokens_per_second": size.tokens_per_second,
-        "busy": size.busy,
+        "busy": outcome.busy,
         **shares,
         "answered": outcome.num_answered,
         "rejected": outcome.num_rejected,
@@ -135,7 +130,7 @@ def _table(sizes: Sequence[Size]) -> Iterator[str]:
         total = f"{_seconds(outcome, 'totals', 0.5)} {_seconds(outcome, 'totals', 0.99)}"
         yield (
             f"{fleet.replicas:>8,}  {fleet.rate:>10,.1f}  {size.tokens_per_second:>9,.0f}  "
-            f"{size.busy:>4.0%}  {wait}  {total}  {outcome.num_rejected:>8,}  "
+            f"{outcome.busy:>4.0%}  {wait}  {total}  {outcome.num_rejected:>8,}  "
             f"{_seconds(outcome, 'pauses', 0.99):>7}  {outcome.num_broken:>6,}  "
             f"{size.ingress_cores:>7.2f}  {size.cold_start:>8.0f}"
         )

@@ -52,9 +52,9 @@ def map_batches(
 
 
 def answers_on_ray(
-    requests: Iterator[Request],
     settings: Settings,
     on_ready: Callable[[str], None],
+    requests: Iterator[Request],
     *,
     num_workers: int,
 ) -> Iterator[Answered]:
@@ -80,7 +80,7 @@ def answers_on_ray(
                 answer = json.loads(text)
                 yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
     except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1][:300]
+        reason = str(error).strip().splitlines()[-1][:300].rstrip(".")
         cure = "Look above for the reason; started again, the job goes on where it was."
         raise ForerunError(explain("Ray could not run the workers.", reason, cure)) from error
 

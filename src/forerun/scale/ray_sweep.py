@@ -46,7 +46,7 @@ class SpreadOnRay:
             check_equal([machine, *ray.get([actor.machine.remote() for actor in actors])])
             yield from _runs(ray, actors, jobs)
         except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1][:300]
+            reason = str(error).strip().splitlines()[-1][:300].rstrip(".")
             cure = "Look above for the reason; started again, the sweep goes on where it was."
             raise ForerunError(explain("A machine failed.", reason, cure)) from error
         finally:
