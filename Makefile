@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-gpu format bench docs picture wheel clean
+.PHONY: help setup demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-gpu format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,8 @@ format: setup  ## let ruff rewrite what it can
 
 bench: setup  ## the CPU benchmarks; each writes its JSON beside itself
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+.PHONY: docs picture wheel
 
 docs: setup  ## the pages and the API reference, into build/pages; installs mkdocs
 	@$(INSTALL) --editable '.[docs]'

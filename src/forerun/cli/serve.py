@@ -75,11 +75,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
-        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
+        "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
     )
-    models.add_argument(
-        "--quantize", choices=("int8",), help="round the weights to 8 bits: another model"
-    )
+    models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
     models.add_argument(
         "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
     )

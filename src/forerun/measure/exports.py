@@ -101,7 +101,7 @@ def for_sglang(plan: SpeculationPlan) -> Export:
     if plan.temperature > 0:
         notes.append(
             "It accepts a draft token with the target's probability of it, as `ratio` does for "
-            "guesses without a distribution: expect fewer accepted tokens than predicted here."
+            "guesses without a law: expect fewer accepted tokens than predicted here."
         )
     words = [word for name, value in flags.items() for word in (f"--speculative-{name}", value)]
     return Export("sglang", shlex.join(words), tuple(notes))
@@ -110,7 +110,7 @@ def for_sglang(plan: SpeculationPlan) -> Export:
 MEASURED_HERE = (
     "The speed-up was predicted for Forerun on this machine; another engine has other costs."
 )
-NO_MATCH = "It has no rule like `match`: the distribution is kept, the text of a seed is not."
+NO_MATCH = "It has no rule like `match`: the law is kept, the text of a seed is not."
 
 
 def _nothing(engine: str, plan: SpeculationPlan) -> Export:

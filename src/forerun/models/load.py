@@ -31,15 +31,17 @@ def load(
     """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
 
     `dtype=None` keeps the precision the weights were saved in. Further arguments go to
-    `AutoModelForCausalLM.from_pretrained`. The default model, SmolLM2-135M-Instruct, comes from
-    its pip package where that is installed: its weights are then the 4-bit numbers of a GGUF file,
-    written out as float32, and not the hub's bfloat16 ones.  Naming a `revision` asks for those.
+    `AutoModelForCausalLM.from_pretrained`. The default model comes from its pip package where
+    that is installed; naming a `revision` asks for the hub's.
 
     `device=None` takes the GPU where there is one.  On a CPU in float32, and on a GPU in bfloat16
     or float16, `lean="auto"` takes the lean pass where it fits the model and reproduces it; True
     insists on it, False keeps to transformers. `pass_name` of the result says which pass runs, and
     `why_not_lean` of a `HuggingFaceModel` why it is not the lean one.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
+
+    The weights in the default model's pip package are the 4-bit numbers of a GGUF file, written
+    out as float32; the hub's are bfloat16.
     """
     check_pass(lean, quantize)
     wrapper = huggingface_model()
