@@ -77,7 +77,7 @@ def test_our_lossy_rules_are_found(rule: str) -> None:
 
 
 def test_coins_by_position_on_our_server_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's first mechanism: `block` on our server, with n-gram drafts and all else as it ships.
+    """vLLM's first mechanism: `block` on our server, with n-gram drafts and a toy language.
 
     Four audits took 1,167 to 1,604 tokens; seeds of requests without one are the server's own, so
     the budget is larger.  An audit ends when the law is rejected.
