@@ -50,9 +50,10 @@ def report() -> dict[str, Any]:
     """Everything there is to tell, by heading."""
     machine = this_machine()
     devices = _devices()
+    processor = dict.fromkeys([machine.cpu, machine.architecture, f"{machine.cores} cores"])
     return {
         "machine": {
-            "processor": f"{machine.cpu}, {machine.architecture}, {machine.cores} cores",
+            "processor": ", ".join(processor),
             "GPU": ", ".join(devices) or "none that torch can reach",
             "load": machine.load,
         },
