@@ -103,6 +103,8 @@ def deaths(args: argparse.Namespace) -> bool:
     with running(ours, START_SECONDS) as port:
         quiet = asyncio.run(all_once(args, port, prompts))
         disturbed = asyncio.run(kill_meanwhile(args, port, prompts, "forerun"))
+    while replica_pids("forerun"):  # which end after their server
+        time.sleep(1)
     with running(plain, START_SECONDS) as port:
         retried = asyncio.run(kill_meanwhile(args, port, prompts, "plain"))
     results = {
@@ -227,7 +229,7 @@ def plain_server(args: argparse.Namespace) -> bool:
         def __serve_build_asgi_app__(self) -> Any:
             return self._app
 
-    ray.init(include_dashboard=False)
+    ray.init("local", include_dashboard=False)
     serve.start(http_options={"host": "127.0.0.1", "port": args.port})
     deployed = serve.deployment(
         serve.ingress()(ModelReplica),
