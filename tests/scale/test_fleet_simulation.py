@@ -92,14 +92,17 @@ def test_exact_failover_breaks_nothing_and_wastes_nothing(failover: str) -> None
         assert outcome.busy_seconds > 1.02 * work
 
 
-def test_a_text_is_read_again_where_it_goes_on() -> None:
-    """Reading costs half a token per token: each death adds a prompt and the text so far."""
-    options = {"rows": 1, "prompt_tokens": 100, "prompt_cost": 0.5}
+@pytest.mark.parametrize(("prompt_tokens", "seconds"), [(0, 0.5), (100, 1.0)])
+def test_a_text_is_read_again_where_it_goes_on(prompt_tokens: int, seconds: float) -> None:
+    """Reading costs half a token per token.  A text that is cut off has 100 tokens in the mean (its
+    length is exponential), so a death costs half a second, and half a second more for a prompt
+    of 100; the mean of about 100 deaths is 5 standard errors inside of these bounds."""
+    options = {"rows": 1, "prompt_tokens": prompt_tokens, "prompt_cost": 0.5}
     calm = simulate_fleet(Fleet(4, 1.0, [0.01], **options), num_requests=2000, seed=1)
     moved = Fleet(4, 1.0, [0.01], **options, death_rate=1 / 20)
     outcome = simulate_fleet(moved, num_requests=2000, seed=1)
     extra = (outcome.busy_seconds - calm.busy_seconds) / len(outcome.pauses)
-    assert 0.01 * 50 * 0.5 < extra < 0.01 * (50 + 200)
+    assert seconds - 0.25 < extra < seconds + 0.25
 
 
 def test_autoscaling_follows_a_surge_and_comes_back() -> None:
@@ -109,7 +112,7 @@ def test_autoscaling_follows_a_surge_and_comes_back() -> None:
     outcome = simulate_fleet(fleet, num_requests=8_000, seed=0)
     mean = outcome.replica_seconds / outcome.seconds
     assert outcome.num_answered == 8_000
-    assert 2 < mean < 12
+    assert 2 < mean < 7  # without coming back it would be more than 8
     assert outcome.most_replicas == 12
     fixed = simulate_fleet(Fleet(2, 10.0, [0.01], **options), num_requests=8_000, seed=0)
     assert outcome.percentile("waits", 0.9) < 0.1 * fixed.percentile("waits", 0.9)
