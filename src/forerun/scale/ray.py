@@ -6,7 +6,7 @@
 
 A Serve config file names `forerun.scale.ray:application` instead, with the same options as `args`.
 The ingress reads requests and words answers, fixes seeds and keeps what was written; replicas hold
-the model.  See `docs/scale.md`.
+the model.  See `docs/scale.md`.  `map_batches` is the same model as a step of a Ray Data pipeline.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forerun.errors import InputError, MissingExtraError, explain
+from forerun.scale.ray_data import map_batches as map_batches
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.bounds import Bounds
 from forerun.serve.keys import Keys
