@@ -99,9 +99,9 @@ def figures() -> dict[str, str]:
         f"{against_plain['by_group']['qa']:.2f} on questions",
         "ARM": f"transformers {arm_speeds['transformers']}, ours plain {arm_speeds['lean']}; "
         f"four tokens cost {arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
-        "GPU": f"plain {gpu_speeds['ratio, K 0, agreement 0.80, batch 1']}, "
-        f"`ratio` K = 5 {gpu_speeds['ratio, K 5, agreement 0.80, batch 1']}, "
-        f"`block` K = 8 {gpu_speeds['block, K 8, agreement 0.80, batch 1']}; "
+        "GPU": f"plain {gpu_speeds['ratio, K 0, agreement 0.80, batch 1, prompt 64']}, "
+        f"`ratio` K = 5 {gpu_speeds['ratio, K 5, agreement 0.80, batch 1, prompt 64']}, "
+        f"`block` K = 8 {gpu_speeds['block, K 8, agreement 0.80, batch 1, prompt 64']}; "
         f"transformers' assisted generation {gpu_speeds['transformers, assisted, K 5']}",
         "same text": f"{identical} of {same['prompts']} in every configuration",
         "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}",
