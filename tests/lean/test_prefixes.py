@@ -90,9 +90,10 @@ def test_growth_changes_no_bit() -> None:
 @pytest.mark.parametrize("step", [LANES, 3 * LANES, ANGLES])
 def test_angles_do_not_depend_on_how_many_there_are(step: int) -> None:
     model = lean(max_position_embeddings=2 * ANGLES)
-    parts = [model._angles(begin, begin + step) for begin in range(0, 2 * ANGLES, step)]
-    for few, many in zip(zip(*parts, strict=True), model._angles(0, 2 * ANGLES), strict=True):
-        np.testing.assert_array_equal(np.concatenate(few)[: 2 * ANGLES], many)
+    angles = model._rotary.angles
+    parts = [angles(begin, begin + step) for begin in range(0, 2 * ANGLES, step)]
+    for few, many in zip(zip(*parts, strict=True), angles(0, 2 * ANGLES), strict=True):
+        np.testing.assert_array_equal(np.concatenate(few, 1)[:, : 2 * ANGLES], many)
 
 
 def test_storage_comes_with_rows_and_tokens() -> None:
