@@ -28,20 +28,18 @@ COMMAND = [sys.executable, "-m", "forerun.cli", "generate", "What is the capital
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="later starts after each first")
     parser.add_argument("--first", type=int, default=1, help="first starts, which take long")
     parser.add_argument("--output", default="start", help="name of the JSON file")
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
     folder = local_copy(NAME)
     assert folder is not None, "the default model is not installed"
-    first: list[dict[str, float]] = []
+    first, later = [], []
     for _ in range(args.first):
         with tempfile.TemporaryDirectory(dir=cache_folder()) as cache:
             first.append(start(cache, folder))
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as cache:
-        start(cache, folder)
-        later = [start(cache, folder) for _ in range(args.repeats)]
+            later += [start(cache, folder) for _ in range(args.repeats)]
     results = {"first start": both(first), "later starts": both(later)}
     for name, row in results.items():
         clock, busy = row["seconds"]["median"], row["processor_seconds"]["median"]
