@@ -22,9 +22,11 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
 import torch
 
 import forerun as fr
+from forerun.engine.prompts import encode
 from forerun.models.default import default_model
 from spec_bench import save, summary
 
+GREEDY = fr.Sampling(temperature=0.0)
 PROMPT = "Explain to a curious child, step by step and with an example, why the sky is blue."
 
 
@@ -40,7 +42,8 @@ def main() -> None:
         lean: Any = fr.load(folder)
         plain: Any = fr.load(folder, lean=False)
         wide: Any = fr.load(folder, lean=False, dtype="float32")
-    prompt = lean.tokenizer.encode(PROMPT)
+    chat = [{"role": "user", "content": PROMPT}]
+    prompt = encode(lean, chat)
     runs = {
         "lean, bfloat16 weights": ours(lean, prompt, args.tokens),
         "transformers, bfloat16": theirs(plain.model, prompt, args.tokens),
@@ -63,7 +66,7 @@ def main() -> None:
     same = sum(a == b for a, b in zip(runs["lean, bfloat16 weights"](),
                                       runs["transformers, float32"](), strict=True))  # fmt: skip
     about = {
-        "model": repr(lean),
+        "model": lean.pass_name,
         "prompt_tokens": len(prompt),
         "new_tokens": args.tokens,
         "tokens_equal_to_transformers_float32": same,
@@ -83,7 +86,7 @@ def save_checkpoint(folder: str) -> None:
 
 def ours(target: Any, prompt: list[int], count: int) -> Callable[[], list[int]]:
     def run() -> list[int]:
-        out = fr.generate(target, prompt, drafter=None, max_new_tokens=count, ignore_eos=True)
+        out = fr.generate(target, prompt, drafter=None, sampling=GREEDY, max_new_tokens=count)
         return list(out.tokens)
 
     return run
@@ -91,7 +94,7 @@ def ours(target: Any, prompt: list[int], count: int) -> Callable[[], list[int]]:
 
 def theirs(model: Any, prompt: list[int], count: int) -> Callable[[], list[int]]:
     ids = torch.tensor([prompt])
-    options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
+    options = {"do_sample": False, "max_new_tokens": count}
 
     def run() -> list[int]:
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
