@@ -82,6 +82,7 @@ def test_wrong_files_and_folders_are_told_before_a_model_is_loaded(
     assert source.exists()
 
 
+@pytest.mark.slow
 def test_answers_in_order_and_bad_lines_by_number(
     tmp_path: Path, tiny_model: str, capfd: Capture
 ) -> None:

@@ -28,6 +28,7 @@ def test_plain_and_speculative_are_the_same_text(
         assert "12 rounds, 1.00 tokens per round" in rest
 
 
+@pytest.mark.slow
 def test_a_difference_is_diagnosed(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_sampled_text_under_match_in_a_batch() -> None:
         assert [each.stats.notes for each in found] == [[]] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_behind", [through_text.LOOK_BEHIND, 0])
 def test_rows_of_a_transformers_drafter_are_rolled_back(
     look_behind: int, monkeypatch: pytest.MonkeyPatch

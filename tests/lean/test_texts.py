@@ -44,6 +44,7 @@ def differing(lean: Any, texts: list[list[int]], count: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_texts_of_a_qwen3_are_those_of_transformers() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 160}
     model = Architecture("qwen3", "", sizes, dtype=torch.float32).build()

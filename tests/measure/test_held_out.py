@@ -51,6 +51,7 @@ def test_a_batch_is_left_out_as_a_whole() -> None:
     assert found.speedup.mean == pytest.approx(4 / (0.5 + 0.5 + 0.9 + 0.9))
 
 
+@pytest.mark.slow
 def test_luck_among_many_equal_cells_is_not_counted_as_a_gain() -> None:
     """40 cells as fast as plain decoding, with noise of 20% a prompt; 20 sweeps, fixed seed.
 

@@ -174,6 +174,7 @@ def test_small_sweeps_draw_what_they_can(lengths: tuple[int | str, ...], peer: b
     assert "by_draft_length" in {plot.kind for plot in plots}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
 def test_an_unfinished_sweep_is_drawn_too(share: float) -> None:
     lines = sweep(lengths=(2, "auto"), batches=(2, 1), temperatures=(0.0,), per_group=1, repeats=1)

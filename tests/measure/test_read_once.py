@@ -76,6 +76,7 @@ def counted(records: Records) -> dict[Any, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_the_same_and_does_not_time_the_prompt(tmp_path: Path) -> None:
     save_drafter(tmp_path / "heads", lean().model, like_target=True)
     drafters = {

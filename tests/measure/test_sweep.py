@@ -181,6 +181,7 @@ def _key(run: Run) -> tuple[Any, ...]:
     return run.cell, run.repeat, tuple(answer.prompt for answer in run.answers)
 
 
+@pytest.mark.slow
 def test_transformers_runs_the_same_cells(
     model: Any, drafters: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_collected_texts_are_prompts_and_answers(tmp_path):
     assert any(tuple(each.tokens[:5].tolist()) in openings for each in spoken)
 
 
+@pytest.mark.slow
 def test_collecting_goes_on_with_something_new(tmp_path):
     gather(tmp_path, ["w1 w2"], num_answer_tokens=200)
     before = [each.tokens.tolist() for file in list_shards(tmp_path) for each in read(file)]

@@ -91,6 +91,7 @@ def test_it_goes_on_learning(target, prompts, tmp_path):
     assert history(out)[-1]["temperature 0.8"] > 1.5
 
 
+@pytest.mark.slow
 def test_both_stages_apart(target, prompts, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     assert train(target, data, "--prompts", prompts, "--data-only") == 0
@@ -121,6 +122,7 @@ def test_interrupted_while_training_it_says_so_and_goes_on(
     assert torch.load(out / STATE)["progress"]["steps"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "option"), [((Slots, "advance"), "--rows"), ((Training, "loss"), "--batch-tokens")]
 )
@@ -138,6 +140,7 @@ def test_memory_that_runs_out_names_what_to_lower(
     assert f"Lower {option}" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_error_is_not_taken_for_one_of_memory(target, prompts, tmp_path, monkeypatch):
     def fail(*args: Any) -> None:
         raise RuntimeError("sizes differ")

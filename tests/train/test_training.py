@@ -72,6 +72,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
     assert_same(weights(whole), weights(run(tmp_path / "killed")))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_step_saves_and_goes_on_to_the_same_weights(tmp_path):
     whole = run(tmp_path / "whole")
     training = tiny_training(tmp_path / "stopped", STEPS)
@@ -87,6 +88,7 @@ def test_ctrl_c_ends_the_step_saves_and_goes_on_to_the_same_weights(tmp_path):
     assert_same(weights(whole), weights(again))
 
 
+@pytest.mark.slow
 def test_a_pause_is_no_end(tmp_path):
     training = tiny_training(tmp_path, STEPS)
     training.budget = type(training.budget)(None, STEPS, pause_after=0.0)
@@ -136,6 +138,7 @@ def test_held_out_figures_are_the_rounds_of_the_engine(tmp_path, length):
     assert figures.by_group["words"][length - 1] == pytest.approx(23 * len(prompts) / rounds)
 
 
+@pytest.mark.slow
 def test_held_out_figures_of_sampling_are_those_of_the_engine_but_for_noise(tmp_path):
     """The noise is drawn anew given the text, so only the mean over many rounds must agree."""
     model = tiny_llama(seed=3)
