@@ -99,7 +99,7 @@ def test_on_a_table(name: str) -> None:
     "name",
     [
         "model",
-        pytest.param("early exit", marks=pytest.mark.slow),
+        pytest.param("early exit", marks=pytest.mark.slow),  # a `Model` of the first layers
         pytest.param("recycling", marks=pytest.mark.slow),  # these two run on tables by default
         pytest.param("mixed", marks=pytest.mark.slow),
         pytest.param("quantized", marks=pytest.mark.slow),  # a `Model` of a copy that it makes

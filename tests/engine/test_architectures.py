@@ -23,7 +23,6 @@ UNTIED = {"tie_word_embeddings": False}
 NOISE = {"bloom": 0.15, "mamba": 0.3, "falcon_mamba": 0.3, "gptj": 0.2}
 DEFAULT = {
     "llama", "gpt2", "gemma2", "gemma3_text", "mixtral", "bloom", "mamba2", "lfm2",
-    "recurrent_gemma",
 }  # fmt: skip
 """One of each way to keep rows and to attend; `tests/models` scores the rows of all."""
 

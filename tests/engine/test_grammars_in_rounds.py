@@ -127,7 +127,10 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.5])
-@pytest.mark.parametrize("grammar", [COMPACT, LOOSE], ids=["compact", "loose"])
+@pytest.mark.parametrize(
+    "grammar",
+    [pytest.param(COMPACT, marks=pytest.mark.slow, id="compact"), pytest.param(LOOSE, id="loose")],
+)
 def test_speculation_cannot_be_seen(grammar: Any, temperature: float) -> None:
     """Also in a batch with requests that have another grammar, or none."""
     samplings = [

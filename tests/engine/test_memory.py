@@ -33,7 +33,7 @@ def wide_model(seed: int) -> FunctionModel:
     return FunctionModel(logits, vocab_size=WIDE, logits=True)
 
 
-@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+@pytest.mark.parametrize("rule", ["match", pytest.param("ratio", marks=pytest.mark.slow), "block"])
 def test_no_row_is_kept_between_rounds(rule: str) -> None:
     """Between any two rounds there is less than one row more than before the first, apart from the
     noise of a few positions ahead.
