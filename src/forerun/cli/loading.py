@@ -46,9 +46,6 @@ def load_target(
             raise InputError(explain(wrong, repr(device), cure)) from error
 
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
 def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
 ) -> Any:
@@ -88,6 +85,9 @@ def follow() -> int:
 
     return tensor_parallel.follow()
 
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""What `--dtype` takes."""
 
 DRAFTERS = (
     f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "

@@ -20,6 +20,7 @@ from forerun.cli import serve_ray
 from forerun.cli.generate import draft_length
 from forerun.cli.loading import (
     DRAFTERS,
+    DTYPES,
     add_ranks,
     follow,
     is_follower,
@@ -85,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
     models.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16", "float64"),
+        choices=DTYPES,
         help="(default: the one the weights were saved in)",
     )
     models.add_argument(
