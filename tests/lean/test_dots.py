@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 pytest.importorskip("numba")
 
+from llvmlite import binding, ir
 from numba import config
 
 from forerun.lean import limb_tile, shape, storage
-from forerun.lean.dots import DOTS, KINDS, MADD_256, SDOT, VNNI_256, VNNI_512, Dots, plain
+from forerun.lean.dots import DOTS, KINDS, MADD_256, MADD_512, SDOT, VNNI_256, VNNI_512, Dots, plain
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted
 from forerun.lean.limb_tile import multiply_limbs_by
@@ -123,6 +125,42 @@ def test_what_is_not_finite_stays_so(format: Format) -> None:
         y = product_by(format, dots)(example(format, 2), x, 3)
         assert not np.isfinite(y[:2]).any(), dots.name
         assert np.isfinite(y[2]).all(), dots.name
+
+
+@pytest.mark.parametrize(
+    ("dots", "machine", "processor", "instructions"),
+    [
+        (SDOT, "aarch64", "neoverse-n1", {"sdot": 24}),
+        (VNNI_512, "x86_64", "icelake-server", {"vpdpbusd": 24}),
+        (VNNI_256, "x86_64", "alderlake", {"vpdpbusd": 24}),
+        (MADD_512, "x86_64", "skylake-avx512", {"vpmaddubsw": 24, "vpmaddwd": 3}),
+        (MADD_256, "x86_64", "haswell", {"vpmaddubsw": 24, "vpmaddwd": 3}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Dots) else "",
+)
+def test_a_block_takes_so_many_instructions(
+    dots: Dots,
+    machine: str,
+    processor: str,
+    instructions: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight for each limb, and those that join: compiled for that processor, not run."""
+    monkeypatch.setattr(limb_tile, "MOST_TOKENS", 1)
+    monkeypatch.setattr(limb_tile, "LANES", dots.sums)
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = f"{machine}-unknown-linux-gnu"
+    try:
+        target = binding.Target.from_triple(module.triple)
+    except RuntimeError:
+        pytest.skip("this LLVM does not compile for that processor")
+    limb_tile.define(module, Format.BLOCK4, dots).linkage = "external"
+    compiled = binding.parse_assembly(str(module))
+    text = target.create_target_machine(cpu=processor, opt=3).emit_assembly(compiled)
+    for name, count in instructions.items():
+        assert len(re.findall(rf"\b{name}\b", text)) == count
 
 
 HASWELL = "+sse4.2,+avx,+avx2,+fma,+f16c"
