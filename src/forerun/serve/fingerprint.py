@@ -106,7 +106,7 @@ def arithmetic(target: LanguageModel) -> list[str]:
         from forerun.lean import shape
 
         packages, processor = ["numba"], llvm.get_host_cpu_name()
-        told.append(f"{shape.LANES} {shape.TOKENS} {shape.HAS_DOT_PRODUCTS}")
+        told.append(f"{shape.LANES} {shape.TOKENS} {shape.DOT_PRODUCTS}")
     elif kind == "GpuModel":
         packages, processor = ["torch", "triton"], _device(target)
     else:
