@@ -34,7 +34,7 @@ from forerun.lean.crew import Crew, share
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
-from forerun.lean.shape import HAS_DOT_PRODUCTS, best_shape
+from forerun.lean.shape import DOT_PRODUCTS, best_shape
 from forerun.models.default import default_model
 from spec_bench import save, summary
 
@@ -63,7 +63,7 @@ def main() -> None:
     seconds_to_start = time.perf_counter() - began
     tokens = plain.tokenizer.encode(TEXT)
     contenders = {"lean": runs_of(lean, tokens)}
-    if HAS_DOT_PRODUCTS:
+    if DOT_PRODUCTS:
         contenders["lean floats"] = runs_with_floats()
     contenders["lean int8"] = runs_of(int8, tokens)
     contenders["transformers"] = runs_of_transformers(plain.model, tokens)
@@ -84,7 +84,7 @@ def main() -> None:
         "model": plain.name,
         "numba": numba.__version__,
         "tile": best_shape()._asdict(),
-        "dot_products": HAS_DOT_PRODUCTS,
+        "dot_products": DOT_PRODUCTS,
         "load_average": [load_before, os.getloadavg()[0]],
         "seconds_to_start": seconds_to_start,
         "context": CONTEXT,
@@ -158,7 +158,7 @@ def runs_with_floats() -> Runs:
 
 def serve(pipe: Any) -> None:
     """Run what is asked for until the other process ends; reading waits without spinning."""
-    assert not HAS_DOT_PRODUCTS
+    assert not DOT_PRODUCTS
     plain = default_model(lean=False)
     runs = runs_of(LeanModel(plain.model, plain.tokenizer), plain.tokenizer.encode(TEXT))
     with suppress(EOFError):
