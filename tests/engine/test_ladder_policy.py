@@ -162,3 +162,19 @@ def test_what_is_not_timed_changes_no_price() -> None:
     )
     policy.learn([0], [fresh], Drafted([Proposal([])], None), [range(0)], [0.0, 90.0])
     assert policy.plain_seconds(1) == before == pytest.approx(4.0)
+
+
+def test_beside_prompts_that_are_being_read_no_length_is_tried() -> None:
+    """Drafts are never right; what a trial costs is seen in rounds that can be timed alone."""
+    policy = LadderPolicy()
+    policy.ladder = rungs
+    one, tried = request(), 0
+    policy.enter(0, one)
+    for number in range(400):
+        is_timed = number % 17 == 16
+        choice = policy.choose([0], [one], [8], is_timed=is_timed)
+        (length,) = choice.lengths
+        tried += number > 100 and not is_timed and length > 0
+        drafted = Drafted([Proposal([0] * length)], length or None, choice.is_trial)
+        policy.learn([0], [one], drafted, [range(0)], [0.0, 4.0 + length] if is_timed else None)
+    assert not tried

@@ -14,9 +14,12 @@ from drafting import Quiet
 
 import forerun as fr
 from clocks import StillClock
+from forerun import rules
 from forerun.drafters import Guess
 from forerun.engine import policy as policy_module
 from forerun.engine.curve import Curve
+from forerun.engine.engine import Engine
+from forerun.engine.intake import make_request
 from forerun.engine.policy import POLICIES, Choice, PayingPolicy, policy_key
 from forerun.engine.proposal import Drafted, Proposal
 
@@ -60,13 +63,14 @@ def step(
     asking: float = 0.0,
     passes: Callable[[int], float] = PASS.__getitem__,
     requests: Sequence[Any] | None = None,
+    is_timed: bool = True,
 ) -> tuple[list[int], float]:
     """A round: lengths of the drafts in the pass, and its seconds without the slowness.
 
     guess: row, length and worth to the guess, and how many of its tokens are right.
     """
     rows, requests = range(len(rooms)), requests or [request() for _ in rooms]
-    choice = policy.choose(rows, requests, rooms)
+    choice = policy.choose(rows, requests, rooms, is_timed=is_timed)
     guesses = [guess(row, length, choice.worth) for row, length in enumerate(choice.lengths)]
     drafted, cost = Drafted([proposal for proposal, _ in guesses]), 0.0
     if any(choice.lengths):
@@ -79,7 +83,8 @@ def step(
     ]
     lengths = [len(each.tokens) for each in drafts]
     seconds = passes(len(rooms) + sum(lengths))
-    policy.learn(rows, requests, drafted, paths, [cost, seconds + slow, 0.3])
+    spent = [cost, seconds + slow, 0.3] if is_timed else None
+    policy.learn(rows, requests, drafted, paths, spent)
     return lengths, seconds + cost
 
 
@@ -148,6 +153,34 @@ def test_it_comes_close_to_the_best_fixed_length(acceptance: float) -> None:
 def test_where_drafts_fail_it_all_but_stops_drafting() -> None:
     plain = play(lambda _: 0.0, 2000, length=0)
     assert play(lambda _: 0.0, 2000) > 0.98 * plain
+
+
+@pytest.mark.parametrize("values", [None, [0.9] * 3])
+def test_beside_prompts_that_are_being_read_nothing_is_tried(values: list[float] | None) -> None:
+    """One round of 17 can be timed: drafts that fail are found out in those, and cost no more."""
+    policy, seconds, plain = entered(8), 0.0, 0.0
+    for number in range(3000):
+        is_timed = number % 17 == 16
+
+        def guess(_: int, length: int, worth: float) -> tuple[Proposal, int]:
+            return stating(values, 0)(0, length, worth) if values else (Proposal([0] * length), 0)
+
+        lengths, took = step(
+            policy, [8] * 8, guess, asking=1.0, is_timed=is_timed, passes=lambda size: 5.0 + size
+        )
+        assert is_timed or not any(lengths)
+        seconds, plain = seconds + took, plain + 13.0
+    assert seconds < 1.01 * plain
+    assert policy.known.pace.count > 0, "it was tried"
+
+
+def test_drafts_that_pay_go_on_beside_prompts_that_are_being_read() -> None:
+    policy, drafted = entered(), 0
+    for number in range(1000):
+        is_timed = number % 17 == 16
+        lengths, _ = step(policy, [8], stating([0.9] * 3, right=3), is_timed=is_timed)
+        drafted += not is_timed and lengths[0] > 0
+    assert drafted > 700
 
 
 def test_it_follows_a_text_that_changes() -> None:
@@ -295,6 +328,24 @@ def test_one_that_is_dear_and_wrong_is_found_out_at_once(
     answer = fr.generate(fr.wrap(slowly), [1], drafter=drafter, tree=tree, max_new_tokens=150)
     assert answer.stats.accepted == 0
     assert drafter.asked <= 4
+
+
+def test_an_engine_that_always_reads_a_prompt_tries_no_drafts(still_clock: StillClock) -> None:
+    """Each round has a new request: what drafts cost beside it cannot be told."""
+    target = fr.wrap(lambda tokens: [0.5, 0.5] + [0.0] * 7)
+    drafter = Dear(still_clock, 0.01)
+    engine = Engine(
+        target, drafter=drafter, draft_length="auto", rule=rules.get("match"), num_rows=4
+    )
+    sampling = fr.Sampling(seed=1)
+    engine.submit(make_request(target, [1], sampling, max_new_tokens=99))
+    for _ in range(50):
+        engine.submit(make_request(target, [2], sampling, max_new_tokens=2))
+        engine.step()
+    assert drafter.asked == 0
+    for _ in range(10):
+        engine.step()
+    assert drafter.asked > 0
 
 
 def test_what_comes_after_the_end_was_not_accepted() -> None:

@@ -95,7 +95,9 @@ class DraftPlanner:
         rooms = [request.limit - request.num_output - 1 for request in requests]
         choice = Choice([min(self._length, room) for room in rooms])
         if self._policy is not None:
-            choice = self._policy.choose([span.row for span in spans], requests, rooms)
+            rows = [span.row for span in spans]
+            is_timed = not any(span.is_new for span in plan.spans)
+            choice = self._policy.choose(rows, requests, rooms, is_timed=is_timed)
             if not any(choice.lengths):
                 return plan
         limits = {

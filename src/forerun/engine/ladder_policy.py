@@ -78,12 +78,14 @@ class LadderPolicy(PayingPolicy):
             return None
         return exp(timings.logs[0])
 
-    def _choice(self, requests: Sequence[Experience], limits: list[int]) -> Choice:
-        length, is_trial = self._length(requests, limits)
+    def _choice(self, requests: Sequence[Experience], limits: list[int], is_timed: bool) -> Choice:
+        length, is_trial = self._length(requests, limits, is_timed)
         self._last = length
         return Choice([min(length, limit) for limit in limits], is_trial=is_trial)
 
-    def _length(self, requests: Sequence[Experience], limits: list[int]) -> tuple[int, bool]:
+    def _length(
+        self, requests: Sequence[Experience], limits: list[int], is_timed: bool
+    ) -> tuple[int, bool]:
         """The length of the next round, and whether it is one that does not seem to pay."""
         known, rungs = self.known, self._rungs(len(limits))
         if len(rungs.lengths) == 1 or not any(limits):
@@ -96,7 +98,7 @@ class LadderPolicy(PayingPolicy):
             for length in rungs.lengths
         }
         best = max(rates, key=rates.__getitem__)
-        if known.rounds % EVERY == 0:
+        if is_timed and known.rounds % EVERY == 0:
             for length, rate in rates.items():
                 num_timed = timings.counts.get(length, 0) + (length == self._last)
                 if num_timed < NUM_TRIES and (length == 0 or HOPE * rate >= rates[best]):
@@ -104,7 +106,8 @@ class LadderPolicy(PayingPolicy):
         if best > 0:
             is_plain_due = known.rounds - known.last_plain > LONGEST_WAIT and self._last != 0
             return (0 if is_plain_due else best), False
-        return (0, False) if known.debt >= MOST_DEBT else (rungs.lengths[1], True)
+        may_lose = is_timed and known.debt < MOST_DEBT
+        return (rungs.lengths[1], True) if may_lose else (0, False)
 
     def _rungs(self, num_rows: int) -> Rungs:
         assert self.ladder is not None, "an engine at work has set it"

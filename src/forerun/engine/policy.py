@@ -54,9 +54,17 @@ class DraftPolicy(Protocol):
         ...
 
     def choose(
-        self, rows: Sequence[int], requests: Sequence[Request], rooms: Sequence[int]
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        rooms: Sequence[int],
+        *,
+        is_timed: bool = True,
     ) -> Choice:
-        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,)."""
+        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,).
+
+        is_timed: the round can be compared with others; not one that reads part of a prompt.
+        """
         ...
 
     def learn(
@@ -129,7 +137,12 @@ class PayingPolicy:
         self._repeated.discard(row)
 
     def choose(
-        self, rows: Sequence[int], requests: Sequence[Request], rooms: Sequence[int]
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        rooms: Sequence[int],
+        *,
+        is_timed: bool = True,
     ) -> Choice:
         most = [
             request.most_guesses(min(LONGEST, room))
@@ -142,7 +155,7 @@ class PayingPolicy:
         known = [self._requests[row] for row in rows]
         for experience, request in zip(known, requests, strict=True):
             experience.num_shown = len(request.tokens) - experience.num_read
-        choice = self._choice(known, self._limits(known, rooms, most))
+        choice = self._choice(known, self._limits(known, rooms, most), is_timed)
         for experience, length in zip(known, choice.lengths, strict=True):
             experience.num_shown *= length > 0
         return choice
@@ -227,42 +240,47 @@ class PayingPolicy:
                 limits[index] *= is_affordable
         return limits
 
-    def _choice(self, requests: Sequence[Experience], limits: list[int]) -> Choice:
+    def _choice(self, requests: Sequence[Experience], limits: list[int], is_timed: bool) -> Choice:
+        """A round that cannot be timed is no trial: it would teach nothing, and be charged to no
+        budget.  Beside prompts that are being read all the time, trials would never end."""
         known, num_rows = self.known, len(limits)
         nothing = Choice([0] * num_rows)
         if not any(limits):
             return nothing
         if not known.drafting.curve.points:
-            return Choice([min(FIRST_LENGTH, limit) for limit in limits])
+            return Choice([min(FIRST_LENGTH * is_timed, limit) for limit in limits])
         wait = min(LONGEST_WAIT, 4 * known.num_plain)  # the less is known, the sooner
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
+            return nothing
+        may_lose = is_timed and known.debt < MOST_DEBT
+        is_stated = known.shift is not None or self._is_tree
+        lengths, pays = limits, is_stated and self._pays(num_rows)
+        if is_stated and not pays and not may_lose:
             return nothing
         prices = known.prices(num_rows)
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted
         if not self._is_tree:
             chances = list(map(self._survivals, requests, limits))
-        if known.shift is not None or self._is_tree:
-            lengths, pays = limits, self._pays(num_rows)
-        else:
+        if not is_stated:
             curves = known.passes.curve, known.drafting.curve
             bar = lowest_paying(chances, num_rows, prices.token, *curves)
             pays = bar < inf
-            if pays and self._is_long_due and known.debt == 0:
+            if pays and self._is_long_due and known.debt == 0 and is_timed:
                 self._is_long_due = False
                 # to see passes and slots that are not in use
                 return Choice(limits, is_trial=True)
             lengths = [sum(chance >= bar for chance in row) for row in chances]
             if not pays:
                 lengths = [min(PROBE_LENGTH, limit) for limit in limits]
-        if not pays and known.debt >= MOST_DEBT:
+        if not pays and not may_lose:
             return nothing
         share = (prices.slot + known.drafting.curve.slope(0) / num_rows) / max(prices.token, 1e-9)
-        is_bar_off = known.shift is None or known.num_silent % SILENT == SILENT - 1
+        is_bar_off = known.shift is None or (is_timed and known.num_silent % SILENT == SILENT - 1)
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
         tariff = None
         if not self._has_coins:
-            may_try = not pays or known.debt == 0
+            may_try = is_timed and (not pays or known.debt == 0)
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, may_try)
         return Choice(lengths, worth, prices, tariff, not pays)
 
