@@ -7,7 +7,7 @@ portably (scatter, wide integers, the widest float of a device) is said here and
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -112,6 +112,15 @@ def tensor_if_loaded(x: HostArray) -> Array:
     """A torch tensor of the same memory where torch is imported, else the array itself."""
     from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
     return x if from_numpy is None else from_numpy(x)
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Arrays (N_i, F) one after another: a torch tensor if all are, else NumPy."""
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, np.ndarray) for part in parts):  # others are tensors in main memory
+        return np.concatenate([np.asarray(part) for part in parts])
+    return sys.modules["torch"].cat(list(parts))
 
 
 def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:

@@ -86,7 +86,11 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """`propose` and `observe` are called once a round, with all rows that take part.
+    """`propose` and then `observe` are called once a round, with all rows that take part.
+
+    A round that wants no guesses calls neither: the drafter may be told of several such rounds
+    together, as one outcome without a guess, before it is next asked or the request is released.
+    One that asks for successors is told of every round.
 
     A drafter that reads the target's hidden states has an attribute `layers`: each outcome then
     holds the states after so many layers (0: the embedding), side by side in that order.
@@ -125,7 +129,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
-        """Called after every round with what became of each guess, and the tokens it added."""
+        """What became of each guess, and which tokens were added to each text."""
         ...
 
     def release(self, state: Any, row: int) -> None:

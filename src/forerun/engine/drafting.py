@@ -3,13 +3,18 @@
 A drafter that raises costs its requests the rest of their drafts and nothing else: what it knew
 is thrown away, and the next requests start with a fresh state.  One that keeps raising is done
 without for good.
+
+Rounds without drafts cost no more with a drafter than without: it is told of them together, before
+it is next asked or when the request ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.arrays import joined
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
@@ -29,6 +34,20 @@ LOST = object()
 """Stands for a drafter's state that has to be made afresh."""
 
 
+@dataclass
+class Untold:
+    """What the drafter has not been told yet of a row it was not asked about."""
+
+    tokens: list[int] = field(default_factory=list)  # added to the text
+    states: list[Any] = field(default_factory=list)  # of each round, (N, F), where it reads them
+    num_processed: int = 0
+
+    def outcome(self, row: int) -> Outcome:
+        """All of these rounds as one."""
+        states = joined(self.states) if self.states else None
+        return Outcome(row, 0, self.tokens, (), (), 0, states, self.num_processed)
+
+
 class Drafting:
     """One drafter at work for the rows of an executor."""
 
@@ -42,6 +61,7 @@ class Drafting:
         self.note: str | None = None  # why there are no drafts any more
         self._state: Any = LOST
         self._told: set[int] = set()  # rows that this state knows the text of
+        self._untold: dict[int, Untold] = {}  # what has been added to these texts since
         self._num_failures = 0
 
     def start(self, num_rows: int, capacity: int, rows: Any) -> None:
@@ -81,6 +101,7 @@ class Drafting:
         self._enter(plan.spans)
         if self.drafter is None or not asked:
             return Drafted(proposals)
+        self._catch_up(plan.spans)
         is_trial = plan.drafts.is_trial
         if self._state is LOST:  # it has just failed on a new text
             return Drafted(proposals, 0, is_trial)
@@ -144,6 +165,36 @@ class Drafting:
         except Exception as error:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
+    def can_wait(self, plan: RoundPlan) -> bool:
+        """Whether the drafter need not be told of a round now: it was asked nothing."""
+        return not plan.drafts.asked and not self.num_successors
+
+    def postpone(
+        self,
+        spans: Sequence[Span],
+        added: Sequence[Sequence[int]],
+        processed: Callable[[int], tuple[Any, int]],
+    ) -> None:
+        """Tell the drafter later of a round in which it was asked nothing.
+
+        added: tokens that each text has gained.  processed: by row, the hidden states that the
+        drafter reads, None if it reads none, and the number of tokens behind them.
+        """
+        for span, tokens in zip(spans, added, strict=True):
+            row = span.row
+            if row in self._told and row not in self.abandoned:
+                untold = self._untold.setdefault(row, Untold())
+                untold.tokens += tokens
+                states, untold.num_processed = processed(row)
+                if states is not None:
+                    untold.states.append(states)
+
+    def _catch_up(self, spans: Sequence[Span]) -> None:
+        """Tell the drafter what was postponed."""
+        late = [span for span in spans if span.row in self._untold]
+        outcomes = [self._untold.pop(span.row).outcome(span.row) for span in late]
+        self.observe(outcomes, [span.request for span in late])
+
     def give_up(self, error: Exception, requests: dict[int, Request]) -> None:
         """An executor could make nothing of the drafts of some requests, by row."""
         self._abandon(error, requests)
@@ -151,8 +202,11 @@ class Drafting:
 
     def release(self, row: int, others: dict[int, Request]) -> None:
         """The request of a row is over; others: those that go on."""
+        untold = self._untold.pop(row, None)
         if self.drafter is not None and row in self._told:
             try:
+                if untold is not None and row not in self.abandoned:
+                    self.drafter.observe(self._state, [untold.outcome(row)])
                 self.drafter.release(self._state, row)
             except Exception as error:
                 self._lose_state(error, others)
@@ -169,6 +223,7 @@ class Drafting:
         """Discard a state in which the drafter has raised: it may be inconsistent."""
         self._state = LOST
         self._told.clear()
+        self._untold.clear()
         self._abandon(error, requests)
         self._count_failure()
 

@@ -93,7 +93,8 @@ class Stepwise:
         return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
-        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter."""
+        """Keep what became text: counts[i] tokens of the i-th answer.  Tell the drafter, if it was
+        asked for a guess."""
         answers = zip(plan.answering, decision.paths, decision.drafts, counts, strict=True)
         kept: list[Kept] = [
             _kept(span.end - span.start, path[:count], draft)
@@ -102,7 +103,12 @@ class Stepwise:
         kept += [span.end - span.start for span in plan.reading]
         spans = [*plan.answering, *plan.reading]
         self.target.commit(self.state, [span.row for span in spans], kept)
-        if self._drafting.drafter is not None:
+        if self._drafting.drafter is None:
+            return
+        if self._drafting.can_wait(plan):
+            added = [decision.tokens(index)[:count] for index, count in enumerate(counts)]
+            self._drafting.postpone(spans, added + [[]] * len(plan.reading), self._processed)
+        else:
             outcomes = self._outcomes(plan, decision, counts)
             self._drafting.observe(outcomes, [span.request for span in spans])
 

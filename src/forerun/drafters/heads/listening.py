@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.arrays import joined
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.heads.few_racers import Node, is_about_tokens
 from forerun.drafters.heads.runner import Logits, Runner
@@ -110,7 +111,7 @@ class Listening:
     def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
         """Waiting entries of these rows: hidden states (R,) of (N_r, F), and next tokens."""
         waiting = [self._heard[row].waiting for row in rows]
-        states = [_joined([part for part, _ in parts]) for parts in waiting]
+        states = [joined([part for part, _ in parts]) for parts in waiting]
         return states, [[token for _, part in parts for token in part] for parts in waiting]
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
@@ -118,13 +119,3 @@ class Listening:
         for row, row_logits in zip(rows, logits, strict=True):
             heard = self._heard[row]
             heard.waiting, heard.logits, heard.num_nodes = [], row_logits.copy(), 0
-
-
-def _joined(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    if any(isinstance(part, np.ndarray) for part in parts):  # others are tensors in main memory
-        return np.concatenate([np.asarray(part) for part in parts])
-    import torch
-
-    return torch.cat(parts)
