@@ -183,7 +183,9 @@ class Drafting:
         for span, tokens in zip(spans, added, strict=True):
             row = span.row
             if row in self._told and row not in self.abandoned:
-                untold = self._untold.setdefault(row, Untold())
+                untold = self._untold.get(row)
+                if untold is None:
+                    untold = self._untold[row] = Untold()
                 untold.tokens += tokens
                 states, untold.num_processed = processed(row)
                 if states is not None:

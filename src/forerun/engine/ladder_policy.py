@@ -12,7 +12,7 @@ from math import exp
 from typing import NamedTuple
 
 from forerun.engine.knowledge import NUM_TIMED, Experience, Timings
-from forerun.engine.policy import LONGEST_WAIT, MOST_DEBT, Choice, PayingPolicy
+from forerun.engine.policy import LONGEST_WAIT, Choice, PayingPolicy
 from forerun.engine.proposal import Drafted
 from forerun.engine.request import Request
 
@@ -78,6 +78,9 @@ class LadderPolicy(PayingPolicy):
             return None
         return exp(timings.logs[0])
 
+    def _is_off(self, num_rows: int, is_timed: bool) -> bool:
+        return False
+
     def _choice(self, requests: Sequence[Experience], limits: list[int], is_timed: bool) -> Choice:
         length, is_trial = self._length(requests, limits, is_timed)
         self._last = length
@@ -106,8 +109,7 @@ class LadderPolicy(PayingPolicy):
         if best > 0:
             is_plain_due = known.rounds - known.last_plain > LONGEST_WAIT and self._last != 0
             return (0 if is_plain_due else best), False
-        may_lose = is_timed and known.debt < MOST_DEBT
-        return (rungs.lengths[1], True) if may_lose else (0, False)
+        return (rungs.lengths[1], True) if self._may_lose(is_timed) else (0, False)
 
     def _rungs(self, num_rows: int) -> Rungs:
         assert self.ladder is not None, "an engine at work has set it"

@@ -144,14 +144,13 @@ class PayingPolicy:
         *,
         is_timed: bool = True,
     ) -> Choice:
-        most = [
-            request.most_guesses(min(LONGEST, room))
-            for request, room in zip(requests, rooms, strict=True)
-        ]
         if self._repeated:
-            return Choice([min(FIRST_LENGTH, limit) for limit in most])
+            return Choice([min(FIRST_LENGTH, limit) for limit in _most(requests, rooms)])
         self.known.rounds += 1
         self.known.debt = max(0.0, self.known.debt - ALLOWANCE)
+        if self._is_off(len(rows), is_timed):
+            return Choice([0] * len(rows))
+        most = _most(requests, rooms)
         known = [self._requests[row] for row in rows]
         for experience, request in zip(known, requests, strict=True):
             experience.num_shown = len(request.tokens) - experience.num_read
@@ -172,7 +171,9 @@ class PayingPolicy:
         if self._repeated:
             return
         num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
-        num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
+        num_read = 0
+        if depth is not None:
+            num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
         if spent is None:
             known.last_plain += 1  # a round that cannot be timed brings no timing nearer
             return
@@ -228,9 +229,9 @@ class PayingPolicy:
         plain, debt = self.plain_seconds(len(rooms)), known.debt
         if plain is None:
             return limits
-        pace = known.pace.within(1.0, trust=1e-9)
+        pace, reading = known.pace.within(1.0, trust=1e-9), known.reading(1)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
-            cost = known.reading(1) * request.num_shown / max(plain, 1e-9)
+            cost = reading * request.num_shown / max(plain, 1e-9)
             if request.num_shown <= LONG or cost < 0.1 or not limits[index]:
                 continue
             saved = room / 2 * (1 - 1 / pace) / len(rooms) if pace > 1 else 0.0
@@ -253,16 +254,13 @@ class PayingPolicy:
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
-        may_lose = is_timed and known.debt < MOST_DEBT
-        is_stated = known.shift is not None or self._is_tree
-        lengths, pays = limits, is_stated and self._pays(num_rows)
-        if is_stated and not pays and not may_lose:
-            return nothing
         prices = known.prices(num_rows)
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted
         if not self._is_tree:
             chances = list(map(self._survivals, requests, limits))
-        if not is_stated:
+        if self._is_stated:
+            lengths, pays = limits, self._pays(num_rows)
+        else:
             curves = known.passes.curve, known.drafting.curve
             bar = lowest_paying(chances, num_rows, prices.token, *curves)
             pays = bar < inf
@@ -273,7 +271,7 @@ class PayingPolicy:
             lengths = [sum(chance >= bar for chance in row) for row in chances]
             if not pays:
                 lengths = [min(PROBE_LENGTH, limit) for limit in limits]
-        if not pays and not may_lose:
+        if not pays and not self._may_lose(is_timed):
             return nothing
         share = (prices.slot + known.drafting.curve.slope(0) / num_rows) / max(prices.token, 1e-9)
         is_bar_off = known.shift is None or (is_timed and known.num_silent % SILENT == SILENT - 1)
@@ -283,6 +281,21 @@ class PayingPolicy:
             may_try = is_timed and (not pays or known.debt == 0)
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, may_try)
         return Choice(lengths, worth, prices, tariff, not pays)
+
+    @property
+    def _is_stated(self) -> bool:
+        """Whether the drafter says what its guesses are worth, or a tree says nothing of slots."""
+        return self.known.shift is not None or self._is_tree
+
+    def _may_lose(self, is_timed: bool) -> bool:
+        """Whether a round may be a trial."""
+        return is_timed and self.known.debt < MOST_DEBT
+
+    def _is_off(self, num_rows: int, is_timed: bool) -> bool:
+        """Whether nothing is drafted, as can be told without looking at the requests."""
+        if self._may_lose(is_timed) or not self._is_stated:
+            return False
+        return self.known.num_plain >= NUM_TIMED and not self._pays(num_rows)
 
     def _pays(self, num_rows: int) -> bool:
         """Whether rounds with drafts make as many tokens a second as rounds without.  What costs
@@ -300,3 +313,9 @@ class PayingPolicy:
             survival *= request.acceptance[slot].within(rate, trust=OWN_TRUST)
             survivals.append(survival)
         return survivals
+
+
+def _most(requests: Sequence[Request], rooms: Sequence[int]) -> list[int]:
+    """The longest draft that each request has room for and allows."""
+    pairs = zip(requests, rooms, strict=True)
+    return [request.most_guesses(min(LONGEST, room)) for request, room in pairs]

@@ -124,6 +124,11 @@ class LeanRows(PathRows):
             self._seen[lot.row] = np.concatenate([seen, part]) if len(seen) else part
             begin = end
 
+    def _states(self, row: int, path: Sequence[int]) -> Any:
+        if isinstance(path, range):  # the usual case, which slices make cheaper
+            return self._seen[row][path.start : path.stop].copy()
+        return super()._states(row, path)
+
     def _move(self, row: int, sources: Any, targets: Any) -> None:
         self._pages.move(row, sources, targets)
 

@@ -48,9 +48,13 @@ class PathRows(ABC):
             if not isinstance(path, range):
                 self._gather(row, np.asarray(path, np.int64))
             if self._history is not None:
-                self.kept[row] = self._history.add(row, self._seen[row][list(path)])
+                self.kept[row] = self._history.add(row, self._states(row, path))
             self.forget(row)
             self.lengths[row] += len(path)
+
+    def _states(self, row: int, path: Sequence[int]) -> Any:
+        """The hidden states of a path, in memory of their own."""
+        return self._seen[row][list(path)]
 
     def release(self, row: int) -> None:
         self.lengths[row] = 0
