@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 
 from forerun.lean.attention import PAGE, HeadShape
 from forerun.lean.model import LeanModel
-from forerun.lean.pages import CHUNK, LINE, Page, Pages, empty_pages, num_pages
+from forerun.lean.pages import CHUNK, FIRST_CHUNK, LINE, Page, Pages, empty_pages, num_pages
 from forerun.lean.shape import LANES
 from forerun.lean.storage import padded
 
@@ -104,6 +104,8 @@ def test_random_operations_against_plain_lists() -> None:
             assert read(held, len(numbers)) == numbers
             addresses = pages.cache.pages[index, : len(held)].tolist() if held else []
             assert addresses == [page.numbers.ctypes.data for page in held]
+            apart = pages.cache.apart[index, : len(held)].tolist() if held else []
+            assert apart == [page.values.ctypes.data - page.keys.ctypes.data for page in held]
         longest = max(map(len, lists))
         assert pages.cache.cos.shape[1] >= longest
     assert num_shared > 1000
@@ -120,6 +122,22 @@ def test_a_page_begins_with_a_cache_line() -> None:
         assert np.shares_memory(page.keys, page.numbers)
         assert np.shares_memory(page.values, page.numbers)
         assert not np.shares_memory(page.keys, page.values)
+
+
+def test_pages_of_a_text_follow_each_other_in_a_chunk() -> None:
+    """Of each head first the keys and then the values; also in pages that were used before."""
+    pages = no_pages()
+    page_bytes = 4 * PAGE * HEADS.wide
+    for _ in range(2):
+        pages.reserve(0, 0, 4 * CHUNK * PAGE)
+        held = pages.of_row(0, 4 * CHUNK * PAGE)
+        steps = np.diff([page.numbers.ctypes.data for page in held])
+        assert np.count_nonzero(steps == page_bytes) == 4 * CHUNK - 6  # chunks of 2, 2, 4, 8, 8, 8
+        assert [page.numbers.strides[2] // page_bytes for page in held[-CHUNK:]] == [CHUNK] * CHUNK
+        pages.cut(0, 0)
+    few = no_pages()
+    few.reserve(0, 0, 1)
+    assert few.num_allocated == FIRST_CHUNK
 
 
 def test_pages_are_reused_over_a_thousand_requests() -> None:

@@ -3,6 +3,9 @@
 A row has a list of pages; slot s lies in page s // PAGE.  Storage grows by single pages, so nothing
 is copied to make room, and released pages are reused.  Rows that begin with the same text share
 pages; a shared page is copied when one of its rows is about to write to it.
+
+Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
+values, so that a long text is read from memory in long runs.
 """
 
 from __future__ import annotations
@@ -24,39 +27,39 @@ Rotary = Callable[[int, int], tuple[Floats, Floats]]
 """Cosines and sines (tables, end - begin, head size / 2) of the positions `begin` to `end`."""
 
 LINE = 64  # bytes of a cache line
-CHUNK = 8  # pages that are allocated together
+FIRST_CHUNK, CHUNK = 2, 8  # pages that are allocated together, at first and at most
 ANGLES = 512  # positions by which the rotary table grows
 
 
 @dataclass(eq=False)
 class Page:
-    """PAGE slots of all layers.  For each layer and head the keys lie right before the values."""
+    """PAGE slots of all layers."""
 
-    numbers: Floats  # (layers, heads, PAGE * (head size + padded head size))
+    numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
     num_holders: int = 0  # rows; one more for a page that was copied out
 
     @property
     def keys(self) -> Floats:
         """(layers, heads, PAGE / LANES, head size, LANES)"""
-        numbers = self.numbers[:, :, : PAGE * self.heads.size]
+        numbers = self.numbers[:, :, 0, : PAGE * self.heads.size]
         return numbers.reshape(*numbers.shape[:2], PAGE // LANES, self.heads.size, LANES)
 
     @property
     def values(self) -> Floats:
         """(layers, heads, padded head size / LANES, PAGE, LANES)"""
-        numbers = self.numbers[:, :, PAGE * self.heads.size :]
+        numbers = self.numbers[:, :, 1]
         return numbers.reshape(*numbers.shape[:2], self.heads.wide // LANES, PAGE, LANES)
 
 
 def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
-    """Uninitialised pages in one piece of memory.  It begins with a cache line; the system takes
-    huge pages for it where it is large, and only once it is written to."""
-    shape = count, num_layers, heads.keys, PAGE * (heads.size + heads.wide)
+    """A chunk of uninitialised pages.  It begins with a cache line; the system takes huge pages for
+    it where it is large, and only once it is written to."""
+    shape = num_layers, heads.keys, 2, count, PAGE * heads.wide
     memory = np.empty(4 * math.prod(shape) + LINE, np.uint8)
     begin = -memory.ctypes.data % LINE
     numbers = memory[begin : begin + memory.size - LINE].view(np.float32).reshape(shape)
-    return [Page(part, heads) for part in numbers]
+    return [Page(numbers[:, :, :, index], heads) for index in range(count)]
 
 
 class Pages:
@@ -69,7 +72,8 @@ class Pages:
         self._rotary = rotary
         self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
         self._free: list[Page] = []
-        self.cache = Cache(np.zeros((1, 1), np.int64), *rotary(0, ANGLES))
+        none = np.zeros((1, 1), np.int64)
+        self.cache = Cache(none, none.copy(), *rotary(0, ANGLES))
 
     @property
     def num_used(self) -> int:
@@ -115,7 +119,7 @@ class Pages:
     def cut(self, row: int, length: int) -> None:
         """Give back the pages of a row that its first `length` slots do not need."""
         pages = self._rows[row]
-        for page in pages[num_pages(length) :]:
+        for page in reversed(pages[num_pages(length) :]):  # the first is reused first
             self._drop(page)
         del pages[num_pages(length) :]
 
@@ -132,8 +136,9 @@ class Pages:
 
     def _new_page(self) -> Page:
         if not self._free:
-            self.num_allocated += CHUNK
-            self._free = empty_pages(CHUNK, self._num_layers, self._heads)[::-1]
+            count = min(max(FIRST_CHUNK, self.num_allocated), CHUNK)
+            self.num_allocated += count
+            self._free = empty_pages(count, self._num_layers, self._heads)[::-1]
         page = self._free.pop()
         page.num_holders = 1
         return page
@@ -144,19 +149,19 @@ class Pages:
             self._free.append(page)
 
     def _write_addresses(self, row: int, first: int) -> None:
-        """Enter the pages of a row from the `first` on into the table, which may have to grow."""
-        pages, table = self._rows[row], self.cache.pages
-        needed = row + 1, len(pages)
-        if needed[0] > table.shape[0] or needed[1] > table.shape[1]:
-            shape = [
-                room(have, need, 0) if need > have else have
-                for have, need in zip(table.shape, needed, strict=True)
-            ]
-            larger = np.zeros(shape, np.int64)
-            larger[: table.shape[0], : table.shape[1]] = table
-            self.cache, table = self.cache._replace(pages=larger), larger
+        """Enter the pages of a row from the `first` on into the tables, which may have to grow."""
+        pages, tables = self._rows[row], (self.cache.pages, self.cache.apart)
+        have, need = tables[0].shape, (row + 1, len(pages))
+        if need[0] > have[0] or need[1] > have[1]:
+            shape = [room(a, b, 0) if b > a else a for a, b in zip(have, need, strict=True)]
+            larger = np.zeros((2, *shape), np.int64)
+            larger[:, : have[0], : have[1]] = tables
+            tables = larger[0], larger[1]
+            self.cache = self.cache._replace(pages=tables[0], apart=tables[1])
         for index in range(first, len(pages)):
-            table[row, index] = pages[index].numbers.ctypes.data
+            numbers = pages[index].numbers
+            tables[0][row, index] = numbers.ctypes.data
+            tables[1][row, index] = numbers.strides[2]
 
     def _extend_angles(self, end: int) -> None:
         known = self.cache.cos.shape[1]
