@@ -39,8 +39,8 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
             kept = [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
             return kept, False
 
-    def choose_some(*asked: Any) -> Any:
-        return choose(*asked)._replace(tariff=SomeOfThem())  # type: ignore[arg-type]
+    def choose_some(*asked: Any, **how: Any) -> Any:
+        return choose(*asked, **how)._replace(tariff=SomeOfThem())  # type: ignore[arg-type]
 
     monkeypatch.setattr(PayingPolicy, "choose", choose_some)
 

@@ -1,10 +1,10 @@
 """Attention over keys and values of rows that differ in length.
 
 Keys and values lie in pages of PAGE slots, found by address.  Of each layer and head a page has the
-keys as panels of LANES slots, (PAGE / LANES, head size, LANES), and then the values as panels of
-LANES numbers, (padded head size / LANES, PAGE, LANES).  So scores and averages are both the tile
-product; its rows are the queries of one text row that share a key head.  Nothing past a row's
-length is read, so forgetting tokens moves no data, and pages need not be cleared.
+keys as panels of LANES slots, (PAGE / LANES, head size, LANES), and the values as panels of LANES
+numbers, (padded head size / LANES, PAGE, LANES).  So scores and averages are both the tile product;
+its rows are the queries of one text row that share a key head.  Nothing past a row's length is
+read, so forgetting tokens moves no data, and pages need not be cleared.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.jit import compiled, counted, inner
+from forerun.lean.page_tile import multiply_keys, multiply_values_onto
 from forerun.lean.plan import Ints, Plan
-from forerun.lean.scalar import exp, floats_at, largest, normalise, total
+from forerun.lean.scalar import floats_at, largest, normalise
 from forerun.lean.shape import LANES, TOKENS
-from forerun.lean.tile import multiply_keys, multiply_values_onto
+from forerun.lean.softmax import exp_total
 
 Floats = NDArray[np.float32]
 
@@ -42,7 +43,8 @@ class HeadShape(NamedTuple):
 class Cache(NamedTuple):
     """Where the keys and values of all rows lie, and the rotary table."""
 
-    pages: Ints  # (rows, pages of a row): addresses
+    pages: Ints  # (rows, pages of a row): addresses of their first keys
+    apart: Ints  # (rows, pages of a row): bytes from keys to values, and on to the next keys
     cos: Floats  # (tables, positions, head size / 2)
     sin: Floats
 
@@ -51,13 +53,13 @@ class Cache(NamedTuple):
 def keys_at(heads: HeadShape, cache: Cache, layer: int, row: int, page: int, head: int) -> Any:
     """The address of the keys in one page."""
     before = layer * heads.keys + head
-    return cache.pages[row, page] + 4 * before * PAGE * (heads.size + heads.wide)
+    return cache.pages[row, page] + 2 * before * cache.apart[row, page]
 
 
 @inner
 def values_at(heads: HeadShape, cache: Cache, layer: int, row: int, page: int, head: int) -> Any:
     """The address of the values in one page."""
-    return keys_at(heads, cache, layer, row, page, head) + 4 * PAGE * heads.size
+    return keys_at(heads, cache, layer, row, page, head) + cache.apart[row, page]
 
 
 def score_columns(num_pages: int, wide: int) -> int:
@@ -163,11 +165,17 @@ def score_keys(
     row, stride = plan.rows[first // (heads.queries // heads.keys)], scores.shape[1]
     seen, unseen = span(heads, plan, tile, window)
     q_at = (head * queries.shape[1] + first) * heads.size
-    for slot in range(max(begin, seen), min(end, unseen), LANES):
-        page, offset = divmod(slot, PAGE)
-        keys = keys_at(heads, cache, layer, row, page, head)
+    last = min(end, unseen)
+    for slot in range(max(begin, seen), last, PAGE):
+        keys = keys_at(heads, cache, layer, row, slot // PAGE, head)
+        later = keys  # what is fetched meanwhile: a whole page of keys, or the first values
+        if slot + 2 * PAGE <= last:
+            later = keys_at(heads, cache, layer, row, slot // PAGE + 1, head)
+        elif last == unseen:
+            later = values_at(heads, cache, layer, row, seen // PAGE, head)
+        num_panels = (min(PAGE, last - slot) + LANES - 1) // LANES
         multiply_keys(
-            queries, q_at, heads.size, keys, offset * heads.size, 4 * LANES, 1, heads.size,
+            queries, q_at, heads.size, keys, later, 4 * LANES * heads.size, num_panels, heads.size,
             scores, at * stride + slot, stride, count,
         )  # fmt: skip
 
@@ -202,11 +210,15 @@ def average(
             scores[at + i, sums_at + j] = np.float32(0)
     for slot in range(begin, end, PAGE):
         values = values_at(heads, cache, layer, row, slot // PAGE, head)
-        for panel in range(column, last, LANES):
-            multiply_values_onto(
-                scores, at * stride + slot, stride, values, panel * PAGE, 4 * LANES, 1,
-                min(PAGE, end - slot), scores, at * stride + sums_at + panel, stride, count,
-            )  # fmt: skip
+        later = values
+        if slot + 2 * PAGE <= end:
+            later = values_at(heads, cache, layer, row, slot // PAGE + 1, head)
+        skipped = 4 * PAGE * column
+        multiply_values_onto(
+            scores, at * stride + slot, stride, values + skipped, later + skipped, 4 * LANES * PAGE,
+            (last - column) // LANES, min(PAGE, end - slot),
+            scores, at * stride + sums_at + column, stride, count,
+        )  # fmt: skip
     for i in range(count):
         token, query = divmod(first + i, group)
         out = mixed[token, (head * group + query) * heads.size :]
@@ -235,12 +247,9 @@ def spread_out(scores: Floats, before: int, branch: Ints) -> None:
 def soften(scores: Floats, begin: int, visible: int, count: int, end: int) -> Any:
     """exp(score - largest) of the keys from `visible` to `count`, which a query sees, and zero for
     the others between `begin` and `end`; returns the sum."""
-    seen = scores[visible:count]
-    top = largest(seen, len(seen))
-    for j in range(len(seen)):
-        seen[j] = exp(seen[j] - top)
+    top = largest(scores[visible:count], count - visible)
     for j in range(begin, visible):
         scores[j] = np.float32(0)
     for j in range(count, end):
         scores[j] = np.float32(0)
-    return total(seen, len(seen))
+    return exp_total(scores, visible, count, top)

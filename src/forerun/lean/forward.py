@@ -42,6 +42,7 @@ STAGES_PER_LAYER = 12  # the head is the first two of one layer more
 MATRICES = 4  # of a layer: queries, keys and values; out; gate and up; down
 MATRIX_OF = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # by stage: what it multiplies, or the next does
 SPLIT = 4 * PAGE  # slots that one item of SCORE takes
+COLUMNS = 2 * LANES  # numbers of a value that one item of ATTEND takes, where tiles are shared
 
 
 class Weights(NamedTuple):
@@ -99,7 +100,7 @@ def num_items(
     if kind == WEIGH:
         return len(plan.tiles) * TOKENS
     if kind == ATTEND:
-        return len(plan.tiles) * w.heads.wide // LANES
+        return len(plan.tiles) * num_column_splits(w.heads)
     if kind == GATED:
         return num_panels(s.inner)
     if kind in (OUT, DOWN):
@@ -113,6 +114,12 @@ def num_items(
 def num_splits(split: Floats) -> Any:
     """How many items of SCORE a tile has at most."""
     return (split.shape[1] + SPLIT - 1) // SPLIT
+
+
+@inner
+def num_column_splits(heads: HeadShape) -> Any:
+    """How many items of ATTEND a shared tile has."""
+    return (heads.wide + COLUMNS - 1) // COLUMNS
 
 
 @inner
@@ -132,10 +139,10 @@ def attend_split(
         if query < plan.tiles[tile, 1]:
             weigh(w.heads, plan, window, tile, query, split[i])
     else:
-        tile, panel = divmod(i, w.heads.wide // LANES)
-        column, at = panel * LANES, tile * TOKENS
+        tile, part = divmod(i, num_column_splits(w.heads))
+        column, last = part * COLUMNS, min((part + 1) * COLUMNS, w.heads.wide)
         average(
-            w.heads, plan, cache, layer, window, tile, column, column + LANES, split, at, s.mixed
+            w.heads, plan, cache, layer, window, tile, column, last, split, tile * TOKENS, s.mixed
         )
 
 

@@ -4,8 +4,10 @@ A row has a list of pages; slot s lies in page s // PAGE.  Storage grows by sing
 is copied to make room, and released pages are reused.  Rows that begin with the same text share
 pages; a shared page is copied when one of its rows is about to write to it.
 
-The system clears memory when it is first written to.  Rows that reach the end of a page in the same
-pass would wait for all of theirs, so that is done little by little in the passes before.
+Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
+values, so that a long text is read from memory in long runs.  The system clears memory when it is
+first written to.  Rows that reach the end of a page in the same pass would wait for all of theirs,
+so the next chunk is cleared little by little in the passes before.
 """
 
 from __future__ import annotations
@@ -27,40 +29,40 @@ Rotary = Callable[[int, int], tuple[Floats, Floats]]
 """Cosines and sines (tables, end - begin, head size / 2) of the positions `begin` to `end`."""
 
 LINE = 64  # bytes of a cache line
+FIRST_CHUNK, CHUNK = 2, 8  # pages that are allocated together, at first and at most
 CLEARED = 1024  # numbers that the system clears at once, at least
-CHUNK = 8  # pages that are allocated together
 ANGLES = 512  # positions by which the rotary table grows
 
 
 @dataclass(eq=False)
 class Page:
-    """PAGE slots of all layers.  For each layer and head the keys lie right before the values."""
+    """PAGE slots of all layers."""
 
-    numbers: Floats  # (layers, heads, PAGE * (head size + padded head size))
+    numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
     num_holders: int = 0  # rows; one more for a page that was copied out
 
     @property
     def keys(self) -> Floats:
         """(layers, heads, PAGE / LANES, head size, LANES)"""
-        numbers = self.numbers[:, :, : PAGE * self.heads.size]
+        numbers = self.numbers[:, :, 0, : PAGE * self.heads.size]
         return numbers.reshape(*numbers.shape[:2], PAGE // LANES, self.heads.size, LANES)
 
     @property
     def values(self) -> Floats:
         """(layers, heads, padded head size / LANES, PAGE, LANES)"""
-        numbers = self.numbers[:, :, PAGE * self.heads.size :]
+        numbers = self.numbers[:, :, 1]
         return numbers.reshape(*numbers.shape[:2], self.heads.wide // LANES, PAGE, LANES)
 
 
 def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
-    """Uninitialised pages in one piece of memory.  It begins with a cache line; the system takes
-    huge pages for it where it is large, and only once it is written to."""
-    shape = count, num_layers, heads.keys, PAGE * (heads.size + heads.wide)
+    """A chunk of uninitialised pages.  It begins with a cache line; the system takes huge pages for
+    it where it is large, and only once it is written to."""
+    shape = num_layers, heads.keys, 2, count, PAGE * heads.wide
     memory = np.empty(4 * math.prod(shape) + LINE, np.uint8)
     begin = -memory.ctypes.data % LINE
     numbers = memory[begin : begin + memory.size - LINE].view(np.float32).reshape(shape)
-    return [Page(part, heads) for part in numbers]
+    return [Page(numbers[:, :, :, index], heads) for index in range(count)]
 
 
 class Pages:
@@ -72,15 +74,16 @@ class Pages:
         self._heads = heads
         self._rotary = rotary
         self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
-        self._free: list[Page] = []  # given back, or cleared ahead of their use
-        self._fresh: list[Page] = []  # never written to, but for the beginning of the last one
-        self._num_cleared = 0  # numbers of the last fresh page
-        self.cache = Cache(np.zeros((1, 1), np.int64), *rotary(0, ANGLES))
+        self._free: list[Page] = []
+        self._next: list[Page] = []  # a chunk that is being cleared
+        self._num_cleared = 0  # numbers of it
+        none = np.zeros((1, 1), np.int64)
+        self.cache = Cache(none, none.copy(), *rotary(0, ANGLES))
 
     @property
     def num_used(self) -> int:
         """Pages that rows hold."""
-        return self.num_allocated - len(self._free) - len(self._fresh)
+        return self.num_allocated - len(self._free) - len(self._next)
 
     def of_row(self, row: int, length: int) -> list[Page]:
         """The pages of the first `length` slots of a row."""
@@ -122,7 +125,7 @@ class Pages:
     def cut(self, row: int, length: int) -> None:
         """Give back the pages of a row that its first `length` slots do not need."""
         pages = self._rows[row]
-        for page in pages[num_pages(length) :]:
+        for page in reversed(pages[num_pages(length) :]):  # the first is reused first
             self._drop(page)
         del pages[num_pages(length) :]
 
@@ -138,34 +141,39 @@ class Pages:
             written.values[:, :, :, there] = read.values[:, :, :, here]
 
     def _new_page(self) -> Page:
-        if self._free:
-            page = self._free.pop()
-        else:
-            page = self._fresh_page()
-            self._fresh.pop()
-            self._num_cleared = 0
+        if not self._free:
+            self._take_chunk()
+        page = self._free.pop()
         page.num_holders = 1
         return page
 
-    def _fresh_page(self) -> Page:
-        """The next page that was never used; it stays where it is."""
-        if not self._fresh:
-            self.num_allocated += CHUNK
-            self._fresh = empty_pages(CHUNK, self._num_layers, self._heads)[::-1]
-        return self._fresh[-1]
+    def _take_chunk(self) -> None:
+        """Let the next chunk be used, whether it is cleared or not."""
+        self._allocate()
+        self._free += self._next[::-1]
+        self._next, self._num_cleared = [], 0
+
+    def _allocate(self) -> None:
+        """Have a next chunk."""
+        if not self._next:
+            count = min(max(FIRST_CHUNK, self.num_allocated), CHUNK)
+            self.num_allocated += count
+            self._next = empty_pages(count, self._num_layers, self._heads)
 
     def _clear_ahead(self, num_slots: int) -> None:
-        """Write to the share of a page that so many slots are, if rows could need it at once."""
-        if len(self._free) >= sum(map(bool, self._rows)):
+        """Clear as much of the next chunk as so many slots are of the pages that rows may need at
+        once, if they could not all have one."""
+        num_rows = sum(map(bool, self._rows))
+        if len(self._free) >= num_rows:
             return
-        page = self._fresh_page()
-        size = page.numbers.size
-        end = min(size, self._num_cleared + -(-size * num_slots // PAGE))
-        page.numbers.reshape(-1)[self._num_cleared : end : CLEARED] = 0
+        self._allocate()
+        memory: Floats = self._next[0].numbers.base.view(np.float32)  # type: ignore[union-attr]
+        share = -(-memory.size * num_slots // (PAGE * min(num_rows, len(self._next))))
+        end = self._num_cleared + share
+        memory[self._num_cleared : end : CLEARED] = 0
         self._num_cleared = end
-        if end == size:
-            self._free.append(self._fresh.pop())
-            self._num_cleared = 0
+        if end >= memory.size:
+            self._take_chunk()
 
     def _drop(self, page: Page) -> None:
         page.num_holders -= 1
@@ -173,19 +181,19 @@ class Pages:
             self._free.append(page)
 
     def _write_addresses(self, row: int, first: int) -> None:
-        """Enter the pages of a row from the `first` on into the table, which may have to grow."""
-        pages, table = self._rows[row], self.cache.pages
-        needed = row + 1, len(pages)
-        if needed[0] > table.shape[0] or needed[1] > table.shape[1]:
-            shape = [
-                room(have, need, 0) if need > have else have
-                for have, need in zip(table.shape, needed, strict=True)
-            ]
-            larger = np.zeros(shape, np.int64)
-            larger[: table.shape[0], : table.shape[1]] = table
-            self.cache, table = self.cache._replace(pages=larger), larger
+        """Enter the pages of a row from the `first` on into the tables, which may have to grow."""
+        pages, tables = self._rows[row], (self.cache.pages, self.cache.apart)
+        have, need = tables[0].shape, (row + 1, len(pages))
+        if need[0] > have[0] or need[1] > have[1]:
+            shape = [room(a, b, 0) if b > a else a for a, b in zip(have, need, strict=True)]
+            larger = np.zeros((2, *shape), np.int64)
+            larger[:, : have[0], : have[1]] = tables
+            tables = larger[0], larger[1]
+            self.cache = self.cache._replace(pages=tables[0], apart=tables[1])
         for index in range(first, len(pages)):
-            table[row, index] = pages[index].numbers.ctypes.data
+            numbers = pages[index].numbers
+            tables[0][row, index] = numbers.ctypes.data
+            tables[1][row, index] = numbers.strides[2]
 
     def _extend_angles(self, end: int) -> None:
         known = self.cache.cos.shape[1]

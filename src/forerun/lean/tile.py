@@ -3,7 +3,7 @@
     y[i, :] = sum over k of x[i, k] * w[k, :]      i < count <= TOKENS, w[k, :] is LANES wide
 
 The panel is read once, in order; each of its vectors meets every row while it is in a register.
-Linear layers, attention scores and attention averages are all this loop over different memory.
+Linear layers are this loop; `page_tile` is its form for attention.
 It is written as LLVM instructions, because loops over arrays leave the sums in memory.
 The sum over k is sequential, so a row's result depends neither on which rows stand beside it nor
 on how the weights are kept.
@@ -39,12 +39,8 @@ from forerun.lean.shape import LANES, TOKENS
 AHEAD = 8192  # bytes from what is multiplied to what is fetched: hardware alone falls behind
 
 
-def multiply_by(format: Format, onto: bool = False, ahead: int = AHEAD) -> Callable[..., Any]:
-    """The loop over weights of one format, for compiled code.
-
-    onto: sums begin with y.
-    ahead: bytes from what is multiplied to what is fetched; 0 fetches nothing.
-    """
+def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
+    """The loop over weights of one format, for compiled code; `onto`: sums begin with y."""
 
     @intrinsic
     def multiply(
@@ -52,7 +48,7 @@ def multiply_by(format: Format, onto: bool = False, ahead: int = AHEAD) -> Calla
         x: Any,  # float32, any shape: only memory and strides matter
         x_at: Any,
         x_stride: Any,
-        w: Any,  # an array, or the address of float32 numbers
+        w: Any,
         w_at: Any,  # in elements of w
         row_bytes: Any,
         num_blocks: Any,
@@ -72,7 +68,7 @@ def multiply_by(format: Format, onto: bool = False, ahead: int = AHEAD) -> Calla
             x = address(context, builder, kinds[0], x, x_at)
             w = builder.bitcast(address(context, builder, kinds[3], w, w_at), BYTE)
             y = address(context, builder, kinds[8], y, y_at)
-            function = _define(builder.module, format, onto, ahead)
+            function = _define(builder.module, format, onto)
             builder.call(function, [x, x_stride, w, row_bytes, num_blocks, num_rows, y, *rest])
             return context.get_dummy_value()
 
@@ -83,9 +79,6 @@ def multiply_by(format: Format, onto: bool = False, ahead: int = AHEAD) -> Calla
 
 multiply_float32 = multiply_by(Format.FLOAT32)
 multiply_float32_onto = multiply_by(Format.FLOAT32, onto=True)
-# Keys and values lie in pages, where what comes next is not what lies AHEAD.
-multiply_keys = multiply_by(Format.FLOAT32, ahead=0)
-multiply_values_onto = multiply_by(Format.FLOAT32, onto=True, ahead=0)
 multiply_bfloat16 = multiply_by(Format.BFLOAT16)
 multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
@@ -93,15 +86,13 @@ multiply_block4 = multiply_by(Format.BLOCK4)
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
-    """Of an element of an array, or of float32 numbers whose address is given."""
-    if isinstance(kind, types.Integer):
-        return builder.gep(builder.inttoptr(array, F32.as_pointer()), [offset])
+    """Of an element of an array."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
 
 
-def _define(module: Any, format: Format, onto: bool, ahead: int) -> Any:
+def _define(module: Any, format: Format, onto: bool) -> Any:
     """The function itself, once per module however often it is called."""
-    name = f"forerun_multiply_{format.name.lower()}{'_onto' * onto}_{ahead}"
+    name = f"forerun_multiply_{format.name.lower()}{'_onto' * onto}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -120,7 +111,7 @@ def _define(module: Any, format: Format, onto: bool, ahead: int) -> Any:
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
         zero = ir.Constant(vector(F32), [0.0] * LANES)
         sums = [load(builder, F32, place) if onto else zero for place in places]
-        totals = _loops(builder, format, ahead, sums, *operands)
+        totals = _loops(builder, format, sums, *operands)
         for place, total in zip(places, totals, strict=True):
             builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)
         builder.branch(end)
@@ -130,7 +121,7 @@ def _define(module: Any, format: Format, onto: bool, ahead: int) -> Any:
 
 
 def _loops(
-    builder: Any, format: Format, ahead: int, sums: list[Any], x: Any, x_stride: Any, w: Any,
+    builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any,
     row_bytes: Any, num_blocks: Any, num_rows: Any,
 ) -> list[Any]:  # fmt: skip
     """Blocks, and in each its rows, for a fixed number of tokens; the finished sums."""
@@ -147,8 +138,7 @@ def _loops(
 
         def row(index: Any, sums: list[Any]) -> list[Any]:
             place = builder.gep(body, [builder.mul(index, row_bytes)])
-            if ahead:
-                fetch(builder, place, ahead, ROW[format])
+            fetch(builder, place, AHEAD, ROW[format])
             k = builder.add(first, builder.mul(index, I64(INPUTS_PER_ROW[format])))
             for offset, weights in enumerate(read_row(builder, format, place, header)):
                 at = builder.add(k, I64(offset))

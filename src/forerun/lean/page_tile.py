@@ -1,0 +1,164 @@
+"""The tile product over pages: a few rows times all panels of a page's keys or values.
+
+    y[i, p, :] = sum over k of x[i, k] * w[p, k, :]      i < count <= TOKENS
+
+While a page is multiplied, the same lines of another are fetched: the next page may lie anywhere,
+so the hardware cannot guess it.  The sums run over k in order, as in `tile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from forerun.lean.formats import (
+    BYTE,
+    F32,
+    I32,
+    I64,
+    fetch,
+    load,
+    multiply_add,
+    spread,
+    vector,
+)
+from forerun.lean.jit import intrinsic
+from forerun.lean.loops import repeat_from
+from forerun.lean.shape import LANES, TOKENS, is_arm
+from forerun.lean.tile import address
+
+STEPS = [4 if is_arm() and tokens < TOKENS else 1 for tokens in range(TOKENS + 1)]
+"""Inputs of a row that are loaded at once, by number of rows.  ARM multiplies by any lane of a
+register, but all sums of a full tile leave none for that; other processors spread a number as they
+load it."""
+ROW = 4 * LANES  # bytes
+
+
+def multiply_pages(onto: bool) -> Callable[..., Any]:
+    """The loop for compiled code; `onto`: sums begin with y."""
+
+    @intrinsic
+    def multiply(
+        context: Any,
+        x: Any,  # float32, any shape
+        x_at: Any,
+        x_stride: Any,
+        w: Any,  # the address of the first panel
+        later: Any,  # the address of what is fetched meanwhile
+        panel_bytes: Any,  # from one panel to the next
+        num_panels: Any,
+        num_rows: Any,  # of a panel
+        y: Any,  # float32
+        y_at: Any,
+        y_stride: Any,
+        count: Any,  # 1 to TOKENS
+    ) -> Any:
+        """`count` rows of x, `x_stride` apart, times panels; panel p into y from `y_at + p * LANES`
+        on."""
+        n = types.intp
+        signature = types.void(x, n, n, n, n, n, n, n, y, n, n, n)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x, x_at, x_stride, w, later, panel_bytes, num_panels, num_rows, y, y_at, *rest = values
+            kinds = signature.args
+            x = address(context, builder, kinds[0], x, x_at)
+            y = address(context, builder, kinds[8], y, y_at)
+            function = _define(builder.module, onto)
+            w = builder.inttoptr(w, BYTE)
+            later = builder.inttoptr(later, BYTE)
+            builder.call(
+                function, [x, x_stride, w, later, panel_bytes, num_panels, num_rows, y, *rest]
+            )
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return multiply
+
+
+multiply_keys = multiply_pages(onto=False)
+multiply_values_onto = multiply_pages(onto=True)
+
+
+def _define(module: Any, onto: bool) -> Any:
+    """The function itself, once per module however often it is called."""
+    name = f"forerun_multiply_pages{'_onto' * onto}"
+    if name in module.globals:
+        return module.globals[name]
+    floats = F32.as_pointer()
+    arguments = [floats, I64, BYTE, BYTE, I64, I64, I64, floats, I64, I64]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block())
+    end = function.append_basic_block()
+    choice = builder.switch(function.args[-1], end)
+    for tokens in range(1, TOKENS + 1):
+        block = function.append_basic_block()
+        choice.add_case(I64(tokens), block)
+        builder.position_at_end(block)
+        _panels(builder, onto, tokens, *function.args[:-1])
+        builder.branch(end)
+    builder.position_at_end(end)
+    builder.ret_void()
+    return function
+
+
+def _panels(
+    builder: Any, onto: bool, tokens: int, x: Any, x_stride: Any, w: Any, later: Any,
+    panel_bytes: Any, num_panels: Any, num_rows: Any, y: Any, y_stride: Any,
+) -> None:  # fmt: skip
+    """Panel after panel, for a fixed number of tokens."""
+    inputs = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
+    step = STEPS[tokens]
+    whole_steps = builder.and_(num_rows, I64(-step))
+
+    def panel(index: Any, _: list[Any]) -> list[Any]:
+        out = builder.gep(y, [builder.mul(index, I64(LANES))])
+        outs = [builder.gep(out, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
+        begin = builder.mul(index, panel_bytes)
+
+        def rows(step: int) -> Callable[[Any, list[Any]], list[Any]]:
+            def body(k: Any, sums: list[Any]) -> list[Any]:
+                numbers = [_load_inputs(builder, row, k, step) for row in inputs]
+                for j in range(step):
+                    at = builder.add(begin, builder.mul(builder.add(k, I64(j)), I64(ROW)))
+                    fetch(builder, builder.gep(later, [at]), 0, ROW)
+                    weights = load(builder, F32, builder.gep(w, [at]))
+                    sums = [
+                        multiply_add(builder, _lane(builder, number, j), weights, total)
+                        for number, total in zip(numbers, sums, strict=True)
+                    ]
+                return sums
+
+            return body
+
+        zero = ir.Constant(vector(F32), [0.0] * LANES)
+        sums = [load(builder, F32, place) if onto else zero for place in outs]
+        sums = repeat_from(builder, I64(0), whole_steps, step, sums, rows(step))
+        if step > 1:
+            sums = repeat_from(builder, whole_steps, num_rows, 1, sums, rows(1))
+        for place, total in zip(outs, sums, strict=True):
+            builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)
+        return []
+
+    repeat_from(builder, I64(0), num_panels, 1, [], panel)
+
+
+def _load_inputs(builder: Any, row: Any, k: Any, step: int) -> Any:
+    """`step` numbers of a row from the k-th on."""
+    place = builder.gep(row, [k])
+    if step == 1:
+        return builder.load(place)
+    return builder.load(builder.bitcast(place, ir.VectorType(F32, step).as_pointer()), align=4)
+
+
+def _lane(builder: Any, numbers: Any, index: int) -> Any:
+    """One of the numbers in all lanes of a vector."""
+    if numbers.type == F32:
+        return spread(builder, numbers)
+    nothing = ir.Constant(numbers.type, ir.Undefined)
+    return builder.shuffle_vector(numbers, nothing, ir.Constant(vector(I32), [index] * LANES))
