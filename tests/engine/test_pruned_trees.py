@@ -67,7 +67,7 @@ class Reporting(PassingOn):
 
     def observe(self, state: Any, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.row in self.guesses and outcome.path:
+            if outcome.path:  # of rounds before the first guess there is none
                 guess = self.guesses[outcome.row]
                 tokens = [guess.tokens[node] for node in outcome.path]
                 kept = list(outcome.tokens[: len(tokens)])
