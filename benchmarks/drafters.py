@@ -4,6 +4,7 @@ Tokens per round say how good the guesses are, tokens per second whether they pa
 read once for all of ours.  transformers' prompt lookup is in the same run.
 
     python benchmarks/drafters.py [SPEC_BENCH.jsonl] [--per-group 4] [--max-new-tokens 64]
+        [--only NAME ...] [--output drafters]
 """
 
 from __future__ import annotations
@@ -32,21 +33,27 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, nargs="*", default=[0.0, 0.8])
     parser.add_argument("--keep", action="store_true", help="keep what other temperatures gave")
+    parser.add_argument("--only", nargs="*", help="measure these and plain decoding alone")
+    parser.add_argument("--output", default="drafters", help="name of the JSON file")
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
     target = ReadOnce(default_model()).target
     plain, size = default_model(lean=False), args.max_new_tokens
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
-    file = Path(__file__).with_suffix(".json")
+    place = Path(__file__).with_name(args.output)
+    file = place.with_suffix(".json")
     tables: dict[str, Any] = json.loads(file.read_text())["results"] if args.keep else {}
     for temperature in args.temperature:
-        records = take_turns(contenders(target, plain, size, temperature), prompts)
+        runs = contenders(target, plain, size, temperature)
+        if args.only is not None:
+            runs = {name: runs[name] for name in ["no drafter", *args.only]}
+        records = take_turns(runs, prompts)
         rows = table(records)
         report(temperature, rows, len(prompts))
         load = [load_before, os.getloadavg()[0]]
         tables[str(temperature)] = {"prompts": len(prompts), "load_average": load, "rows": rows}
         about = {"max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
-        save(__file__, {**about, "results": tables})
+        save(str(place), {**about, "results": tables})
 
 
 def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[str, Contender]:

@@ -53,7 +53,8 @@ def test_sampled_answers_follow_the_law():
 
 def gather(folder: Path, prompts, context=48, **how):
     told = []
-    settings = {"num_answer_tokens": 600, "seconds": 60.0, "seed": 0, "report": told.append} | how
+    settings = {"num_answer_tokens": 600, "seconds": 60.0, "seed": 0, "report": told.append}
+    settings = {**settings, "answer_limit": 320} | how
     collect(
         tiny_llama(seed=1),
         Chat.of(tiny_tokenizer()),

@@ -17,6 +17,7 @@ from forerun.drafters.heads.network import Network
 from forerun.train.objectives import forward_kl
 from forerun.train.optimiser import Optimiser
 from forerun.train.shards import Spoken
+from forerun.train.step_weights import STEP_WEIGHTS
 from forerun.train.teacher import Teacher
 from forerun.train.training import Budget, Training
 
@@ -85,6 +86,7 @@ def tiny_training(folder: Path, steps: int) -> Training:
         optimiser=Optimiser(network, 1e-3, muon=True),
         budget=Budget(None, steps),
         num_unrolled=2,
+        step_weights=STEP_WEIGHTS["fading"],
         batch_tokens=96,
         seed=0,
         folder=folder,

@@ -44,6 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     data.add_argument(
         "--data-seconds", type=float, metavar="S", help="stop collecting after this long"
     )
+    data.add_argument(
+        "--answer-limit", type=int, default=320, metavar="N", help="tokens of one (default: 320)"
+    )
     data.add_argument("--rows", type=int, metavar="N", help="conversations at once")
 
     train = parser.add_argument_group("training")
@@ -63,9 +66,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="(default: muon; adamw on a CPU that has no products in bfloat16)",
     )
     train.add_argument("--learning-rate", type=float, default=1e-3, help="(default: 0.001)")
-    train.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="(default: 8192)")
+    train.add_argument("--draft-vocab", type=int, metavar="N", help="(default: 8192)")
     train.add_argument("--mlp-size", type=int, metavar="N", help="(default: the target's)")
     train.add_argument("--unroll", type=int, default=5, metavar="N", help="steps (default: 5)")
+    train.add_argument(
+        "--later-steps",
+        choices=("fading", "reached"),
+        default="fading",
+        help="count for less, or where the guesses before them are right (default: fading)",
+    )
+    train.add_argument(
+        "--start-from",
+        metavar="DRAFTER",
+        help="go on from this drafter's weights; heads is the one that comes with Forerun",
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,10 +88,14 @@ def run(args: argparse.Namespace) -> int:
         received = "neither" if args.prompts is None else "both"
         cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
         raise InputError(explain("Either prompts or their answers are needed.", received, cure))
+    from forerun.train.beginning import Beginning
     from forerun.train.optimiser import usual_optimiser
     from forerun.train.prompts import read_prompts
     from forerun.train.run import TrainOptions, train
 
+    start = Beginning.named(args.start_from) if args.start_from else None
+    usual_vocab = start.trained.design.num_tokens if start else 8192
+    usual_mlp = start.trained.design.mlp_size if start else None
     prompts = read_prompts(args.prompts) if args.prompts else []
     held_out = read_prompts(args.held_out) if args.held_out else []
     if args.device is None:
@@ -92,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         prompts=prompts,
         held_out=held_out,
         num_answer_tokens=int(args.answer_tokens or (2e6 if on_gpu else 1e5)),
+        answer_limit=args.answer_limit,
         data_seconds=args.data_seconds,
         num_rows=args.rows or (1024 if on_gpu else 8),
         data_only=args.data_only,
@@ -102,9 +121,11 @@ def run(args: argparse.Namespace) -> int:
         objective=args.objective,
         optimizer=args.optimizer or usual_optimiser(args.device),
         learning_rate=args.learning_rate,
-        draft_vocab=args.draft_vocab,
-        mlp_size=args.mlp_size,
+        draft_vocab=args.draft_vocab or usual_vocab,
+        mlp_size=args.mlp_size or usual_mlp,
         num_unrolled=args.unroll,
+        later_steps=args.later_steps,
+        start=start,
         seed=args.seed,
     )
     return train(target, options)

@@ -123,6 +123,7 @@ def collect(
     endings: Sequence[int],
     scales: Sequence[Scale],
     num_answer_tokens: int,
+    answer_limit: int,
     seconds: float,
     seed: int,
     report: Callable[[int], None],
@@ -131,7 +132,7 @@ def collect(
     have = sum(count_answers(read(file)) for file in list_shards(folder))
     report(have)
     seed += 1000 * len(list_shards(folder))  # a resumed run must not repeat its answers
-    author = Author(chat, prompts, seed)
+    author = Author(chat, prompts, seed, answer_limit)
     kinds = (author.short, author.long)
     stages = [
         Stage(Slots(model, scale.num_rows, scale.context, endings, seed + index), kind)

@@ -27,7 +27,8 @@ class Say:
 
 Script = Generator[Say, list[int], None]
 
-TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
+LONG = 1600  # characters of a prompt that is asked where there is room for long ones
 MOST_KEPT = 4096  # passages and questions
 ENOUGH = 8  # of them before they are used
 
@@ -68,6 +69,25 @@ FRAMES = (
 )
 
 
+class Cycle:
+    """Texts in random order, over and over."""
+
+    def __init__(self, texts: Sequence[str], order: random.Random) -> None:
+        self.texts, self.order = texts, order
+        self.waiting: list[int] = []  # in this cycle
+        self.number = -1
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def next(self) -> tuple[str, int]:
+        """A text, and the number of the cycle it belongs to."""
+        if not self.waiting:
+            self.waiting = self.order.sample(range(len(self.texts)), len(self.texts))
+            self.number += 1
+        return self.texts[self.waiting.pop()], self.number
+
+
 @dataclass
 class Author:
     """Writes scripts, and keeps answers and questions for later ones."""
@@ -75,35 +95,39 @@ class Author:
     chat: Chat
     prompts: Sequence[str]
     seed: int
+    limit: int = 320  # tokens of an answer
     passages: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     foreign: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     questions: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.order: list[int] = []  # prompts still to be asked in this cycle
-        self.cycle = -1
+        is_long = [len(prompt) >= LONG for prompt in self.prompts]
+        pairs = list(zip(self.prompts, is_long, strict=True))
+        self.short_prompts = Cycle([text for text, long in pairs if not long], self.random)
+        self.long_prompts = Cycle([text for text, long in pairs if long], self.random)
 
     def short(self) -> Script:
         """A question from the file, from the model, or about one of its texts."""
         if not self.chat.has_turns or len(self.passages) < ENOUGH:
             return self.from_prompt()
         kinds = (self.from_prompt, self.self_prompted, self.about_text, self.asked_for_question)
-        kind = self.random.choices(kinds, (0.35, 0.35, 0.2, 0.1))[0]
+        kind = self.random.choices(kinds, (0.5, 0.25, 0.15, 0.1))[0]
         return kind()
 
     def long(self) -> Script:
-        """Several earlier texts and a question about them, once there are enough."""
+        """A long prompt of the file, or several earlier texts and a question about them, once
+        there are enough."""
+        if self.long_prompts and self.random.random() < 0.6:
+            return self.from_prompt(self.long_prompts)
         return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
 
-    def from_prompt(self) -> Script:
-        """Each prompt in turn; successive passes over the file use temperature 0, 0.7, 1."""
-        if not self.order:
-            self.order = self.random.sample(range(len(self.prompts)), len(self.prompts))
-            self.cycle += 1
-        prompt = self.prompts[self.order.pop()]
-        freedom = (0.0, 0.7, 1.0)[self.cycle % 3]
-        yield from self._discussion(self.chat.ask(prompt), 0.25, freedom)
+    def from_prompt(self, prompts: Cycle | None = None) -> Script:
+        """The next prompt of the file; successive passes over it use temperature 0, 0.7, 1."""
+        prompts = prompts or self.short_prompts or self.long_prompts
+        prompt, number = prompts.next()
+        chance = 0.7 if prompts is self.long_prompts else 0.25
+        yield from self._discussion(self.chat.ask(prompt), chance, (0.0, 0.7, 1.0)[number % 3])
 
     def self_prompted(self) -> Script:
         """Let the model write the user's turn, then answer it."""
@@ -118,7 +142,7 @@ class Author:
             return
         task = self.random.choice(TASKS)
         said = self.chat.ask(task.format(text=self._passage(200)))
-        answer = yield Say(said, self._temperature(), 256)
+        answer = yield Say(said, self._temperature(), min(256, self.limit))
         if "German" in task:
             self.foreign.append(_first_words(self.chat.decode(answer), 60))
 
@@ -142,7 +166,7 @@ class Author:
         """An answer, then up to three more questions about it, each with the given chance."""
         for _ in range(3):
             temperature = self._temperature() if temperature is None else temperature
-            answer = yield Say(tokens, temperature, 320)
+            answer = yield Say(tokens, temperature, self.limit)
             self._remember(answer, temperature)
             if not self.chat.has_turns or self.random.random() > chance:
                 return

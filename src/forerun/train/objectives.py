@@ -19,9 +19,7 @@ index (A,) of the target's likeliest token, -1 where it has none; gives losses (
 
 def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
     """Cross-entropy with the target's law, which differs from the divergence by a constant."""
-    total = torch.logsumexp(logits.float(), -1)
-    inner = torch.einsum("av,av->a", probs.to(logits.dtype), logits)
-    return probs.sum(-1, dtype=torch.float32) * total - inner.float()
+    return -(probs * torch.log_softmax(logits, -1, dtype=torch.float32)).sum(-1)
 
 
 def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
@@ -38,7 +36,9 @@ def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
 
 def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
     """The mean of `forward_kl` and `top_one`."""
-    return (forward_kl(logits, probs, best) + top_one(logits, probs, best)) / 2
+    aim = probs / 2
+    aim.scatter_add_(1, best.clamp_min(0)[:, None], (best >= 0)[:, None].to(aim.dtype) / 2)
+    return forward_kl(logits, aim, best)
 
 
 OBJECTIVES: dict[str, Objective] = {

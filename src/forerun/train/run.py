@@ -18,6 +18,7 @@ from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
 from forerun.errors import InputError, explain
+from forerun.train.beginning import Beginning
 from forerun.train.card import card
 from forerun.train.chat import Chat
 from forerun.train.collect import Scale, answer_each, collect, count_answers
@@ -29,6 +30,7 @@ from forerun.train.preflight import check_disk, check_prompts
 from forerun.train.prompts import TrainingPrompt, pick
 from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
+from forerun.train.step_weights import STEP_WEIGHTS
 from forerun.train.teacher import Teacher
 from forerun.train.training import Budget, Progress, Training
 from forerun.train.vocabulary import likeliest_tokens
@@ -59,6 +61,7 @@ class TrainOptions:
     prompts: Sequence[TrainingPrompt]
     held_out: Sequence[TrainingPrompt]
     num_answer_tokens: int
+    answer_limit: int  # tokens of one answer
     data_seconds: float | None
     num_rows: int
     data_only: bool
@@ -72,6 +75,8 @@ class TrainOptions:
     draft_vocab: int
     mlp_size: int | None
     num_unrolled: int
+    later_steps: str  # how they are weighted
+    start: Beginning | None
     seed: int
 
     def settings(self) -> dict[str, Any]:
@@ -80,9 +85,10 @@ class TrainOptions:
             return {"seed": self.seed}
         names = (
             "objective optimizer learning_rate draft_vocab mlp_size num_unrolled "
-            "batch_tokens seconds steps seed"
+            "batch_tokens seconds steps seed later_steps"
         )
-        return {name: getattr(self, name) for name in names.split()}
+        start = self.start.name if self.start else None
+        return {name: getattr(self, name) for name in names.split()} | {"start_from": start}
 
 
 def train(target: Any, options: TrainOptions) -> int:
@@ -101,6 +107,8 @@ def train(target: Any, options: TrainOptions) -> int:
     if options.prompts:
         check_prompts(chat, prompts, scales[0].context)
     fingerprint = Fingerprint.of(model, target.name)
+    if options.start:
+        options.start.check(fingerprint, design)
     if options.data != options.out:
         check_data(options.data, fingerprint)
     open_run(options.out, fingerprint, options.settings())
@@ -164,6 +172,7 @@ def _collect(
             endings=endings,
             scales=scales,
             num_answer_tokens=total,
+            answer_limit=options.answer_limit,
             seconds=options.data_seconds or float("inf"),
             seed=options.seed,
             report=lambda gained: bar.update(gained) and None,
@@ -219,7 +228,8 @@ def _train(
         wrong = "No answers have been collected."
         raise InputError(explain(wrong, repr(str(data)), "Collect some with --prompts."))
     vocab_size = fingerprint.vocab_size
-    tokens, covered = likeliest_tokens(spoken, options.draft_vocab, vocab_size, endings)
+    kept = options.start.trained.tokens if options.start else ()
+    tokens, covered = likeliest_tokens(spoken, options.draft_vocab, vocab_size, endings, kept)
     config = model.config.get_text_config(decoder=True)
     design = Design.after(config, len(tokens), options.mlp_size)
     torch.manual_seed(options.seed)
@@ -227,6 +237,8 @@ def _train(
     teacher = Teacher(model, design.layers, draft_tokens)
     network = Network(design).to(model.device)
     network.initialise(model.get_output_embeddings().weight[draft_tokens].float())
+    if options.start:
+        options.start.fill(network, tokens)
     training = Training(
         network=network,
         teacher=teacher,
@@ -234,6 +246,7 @@ def _train(
         optimiser=Optimiser(network, options.learning_rate, muon=options.optimizer == "muon"),
         budget=Budget(options.seconds, options.steps, options.pause_after),
         num_unrolled=options.num_unrolled,
+        step_weights=STEP_WEIGHTS[options.later_steps],
         batch_tokens=options.batch_tokens,
         seed=options.seed,
         folder=options.out,
@@ -255,7 +268,8 @@ def _train(
         "answers": f"{count_answers(spoken) / 1e6:.2f} million tokens in {len(spoken):,} "
         f"conversations, {covered:.1%} of them in the draft vocabulary",
         "objective": f"{options.objective}, unrolled {options.num_unrolled} steps, "
-        f"{options.optimizer}",
+        f"{options.optimizer}, later steps {options.later_steps}",
+        **({"started from": options.start.name} if options.start else {}),
         "device": _device(model.device),
         "command": f"`{' '.join(['forerun', *sys.argv[1:]])}`",
     }

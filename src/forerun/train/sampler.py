@@ -7,19 +7,16 @@ rows once every few passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from forerun.models.forward import without_cudnn_attention
+from forerun.train.slot_attention import attending
 
-ATTENTION = "forerun_slots"
 MOST_PREFILLED = 32_768  # tokens of one pass over new texts, padding included
 WARM_UP = 3  # passes before a graph is captured
 
@@ -83,7 +80,7 @@ class Slots:
 
     def advance(self, num_passes: int) -> None:
         """Let every unfinished row write up to `num_passes` tokens."""
-        with _attending(self.model):
+        with attending(self.model):
             for _ in range(num_passes):
                 self._replay()
 
@@ -142,7 +139,7 @@ class Slots:
         self._position[rows] = (lengths - 1).to(rows.device)
         order = lengths.argsort()
         start = 0
-        with _attending(self.model):
+        with attending(self.model):
             while start < len(order):
                 end = start + 1
                 while (
@@ -218,41 +215,3 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.rows = torch.arange(num_rows, device=device)
         self.position = torch.zeros(num_rows, dtype=torch.long, device=device)
         self.fresh: Any = None  # (R,): rows whose texts are being stored, or None
-
-
-def grouped_attention(
-    module: Any,
-    query: Tensor,  # (R, H, N, d)
-    key: Tensor,  # (R, KV, S, d)
-    value: Tensor,
-    attention_mask: Tensor,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention that reads shared heads once instead of copying them for each query head."""
-    if query.shape[2] > 1 or key.shape[2] == 1:
-        prompt_output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
-        return prompt_output.transpose(1, 2).contiguous(), None
-    grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # one token per row
-    scores = (grouped @ key.transpose(2, 3)).float() * scaling + attention_mask
-    attended = scores.softmax(-1).to(value.dtype) @ value
-    return attended.reshape(query.shape[0], 1, query.shape[1], query.shape[3]), None
-
-
-AttentionInterface.register(ATTENTION, grouped_attention)
-
-
-@contextmanager
-def _attending(model: Any) -> Iterator[None]:
-    """Switch a model to `grouped_attention` within the context."""
-    config = model.config.get_text_config(decoder=True)
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        with torch.inference_mode(), without_cudnn_attention():
-            yield
-    finally:
-        config._attn_implementation = before

@@ -40,7 +40,7 @@ class Batch:
             reach[row, : len(text)] = run_lengths(text.is_answer)
         rows, places = np.nonzero((reach[:, :-1] > 0) & (reach[:, 1:] > 0))
         arrays = tokens, rows, places, reach[rows, places]
-        ids, row, place, known = (torch.from_numpy(array).to(device) for array in arrays)
+        ids, row, place, known = (_placed(array, device) for array in arrays)
         first = int((places - reach[rows, places]).min())
         return cls(ids, row, place, known, first)
 
@@ -48,6 +48,14 @@ class Batch:
     def next_tokens(self) -> Tensor:
         """The token after each place, (A,)."""
         return self.tokens[self.rows, self.places + 1]
+
+
+def _placed(array: HostArray, device: Any) -> Tensor:
+    """A copy on the device; for a GPU one that the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def run_lengths(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> HostArray:
@@ -86,8 +94,9 @@ class Teacher:
             head = self.model.get_output_embeddings()
             for part in final.split(CHUNK):
                 logits = head(part)
-                total = torch.logsumexp(logits.float() / temperature, -1, keepdim=True)
-                drafted = logits[:, self.draft_tokens].float() / temperature
-                probs.append((drafted - total).exp().to(final.dtype))
                 likeliest.append(logits.argmax(-1))
+                if temperature != 1:
+                    logits = logits.float() / temperature
+                law = torch.log_softmax(logits, -1, dtype=torch.float32)
+                probs.append(law[:, self.draft_tokens].exp().to(final.dtype))
         return torch.cat(probs), torch.cat(likeliest)

@@ -20,11 +20,11 @@ from forerun.train.interrupts import held_back
 from forerun.train.objectives import Objective
 from forerun.train.optimiser import Optimiser
 from forerun.train.shards import Spoken
+from forerun.train.step_weights import StepWeights
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.unroll import unroll
 
 STATE = "state.pt"
-DECAY = 0.8  # weight of a step relative to the one before
 SAVE_EVERY = 60.0  # seconds
 
 
@@ -68,6 +68,7 @@ class Training:
     optimiser: Optimiser
     budget: Budget
     num_unrolled: int
+    step_weights: StepWeights
     batch_tokens: int
     seed: int
     folder: Path
@@ -166,9 +167,12 @@ class Training:
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean objective of each unrolled step over the answer tokens, weighted and summed."""
+        later = self.step_weights
+        reached = torch.ones(batch.tokens.shape, device=batch.tokens.device)  # (B, L), by start
         hidden, final = self.teacher.watch(batch.tokens)
         probs, likeliest = self.teacher.laws(final[batch.rows, batch.places])
         best = self.teacher.to_draft[likeliest]
+        said = self.teacher.to_draft[batch.next_tokens]  # -1 outside the draft vocabulary
         total: Any = 0.0
         with autocast(hidden.device):
             outputs = unroll(
@@ -182,6 +186,10 @@ class Training:
                 starts = (batch.places - 1 - step - batch.first).clamp_min(0)
                 logits = self.network.logits(output[batch.rows, starts])
                 counts = batch.reach > step  # else the draft would have begun before the answer
-                losses = self.objective(logits, probs, best) * counts
-                total = total + DECAY**step * losses.sum() / counts.sum().clamp_min(1)
+                weights = later.least + (1 - later.least) * reached[batch.rows, starts]
+                losses = self.objective(logits, probs, best) * counts * weights
+                total = total + later.decay**step * losses.sum() / counts.sum().clamp_min(1)
+                if later.least < 1:
+                    drafts = batch.rows, torch.where(counts, starts, -1)  # no draft starts last
+                    reached[drafts] *= logits.detach().argmax(-1) == said
         return total

@@ -63,9 +63,10 @@ def _attend(
     self_scores = [(query * key).sum(-1, keepdim=True).to(scores.dtype) for key, _ in later]
     with torch.autocast(query.device.type, enabled=False):  # its softmax would copy to float32
         weights = torch.cat((scores, *self_scores), -1).softmax(-1)
-    num_past = bias.shape[1]
-    attended = weights[..., :num_past].flatten(2, 3) @ past[1]
+    sizes = [bias.shape[1], *(1 for _ in later)]
+    past_weights, *self_weights = weights.split(sizes, -1)  # slices would each pad a gradient
+    attended = past_weights.flatten(2, 3) @ past[1]
     attended = attended.unflatten(2, query.shape[2:4])
-    for index, (_, value) in enumerate(later):
-        attended = attended + weights[..., num_past + index, None] * value
+    for weight, (_, value) in zip(self_weights, later, strict=True):
+        attended = attended + weight * value
     return attended

@@ -95,8 +95,12 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
         self.parts, self.eps = parts, eps
 
     def forward(self, values: Tensor) -> Tensor:
-        pieces = values.float().unflatten(-1, (self.parts, -1))
-        scaled = pieces * torch.rsqrt(pieces.square().mean(-1, keepdim=True) + self.eps)
+        wide, rms_norm = values.float(), nn.functional.rms_norm  # one kernel on a GPU
+        if self.parts == 1:
+            scaled = rms_norm(wide, self.weight.shape, self.weight.float(), self.eps)
+            return scaled.to(values.dtype)
+        pieces = wide.unflatten(-1, (self.parts, -1))
+        scaled = rms_norm(pieces, pieces.shape[-1:], None, self.eps)
         return (scaled.flatten(-2) * self.weight).to(values.dtype)
 
 

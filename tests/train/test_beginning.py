@@ -1,0 +1,94 @@
+"""Training goes on from a drafter: its weights, its draft tokens, and nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_end_to_end import history, train
+from tiny_heads import save_drafter, tiny_llama
+from tiny_training import save_prompts, save_target, some_texts
+
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.files import load
+from forerun.drafters.heads.fingerprint import Fingerprint
+from forerun.drafters.heads.network import Network
+from forerun.errors import InputError, UnsupportedError
+from forerun.train.beginning import Beginning
+from forerun.train.vocabulary import likeliest_tokens
+
+LARGER = 50  # draft tokens; the drafter has 40
+
+
+@pytest.fixture
+def start(tmp_path):
+    save_drafter(tmp_path / "drafter", tiny_llama(seed=3))
+    return Beginning.named(str(tmp_path / "drafter"))
+
+
+def test_its_weights_are_taken_over_and_new_tokens_start_from_the_target(start):
+    trained, model = start.trained, tiny_llama(seed=3)
+    tokens, _ = likeliest_tokens(some_texts(), LARGER, 61, [2], trained.tokens)
+    assert set(trained.tokens) < set(tokens)
+    assert len(tokens) == LARGER
+    theirs = model.get_output_embeddings().weight.detach()[tokens]
+    network = Network(replace(trained.design, num_tokens=LARGER)).initialise(theirs)
+    start.fill(network, tokens)
+    for name, value in network.state_dict().items():
+        if name != "head.weight":
+            np.testing.assert_array_equal(value.numpy(), trained.weights[name])
+    is_old = np.isin(tokens, trained.tokens)
+    head = network.head.weight.detach()
+    np.testing.assert_array_equal(head[is_old].numpy(), trained.weights["head.weight"])
+    assert torch.equal(head[~is_old], theirs[~is_old])
+
+
+def test_names(start, tmp_path):
+    folder = str(tmp_path / "drafter")
+    for name in (folder, f"heads:{folder}"):
+        assert Beginning.named(name).trained.design == start.trained.design
+    assert Beginning.named("heads").trained.target.name.endswith("SmolLM2-135M-Instruct")
+
+
+def test_another_target_or_other_sizes_are_refused(start):
+    model = tiny_llama(seed=3)
+    target, design = Fingerprint.of(model, "tiny"), Design.after(model.config, 40)
+    start.check(target, design)
+    start.check(target, replace(design, num_tokens=LARGER))
+    with pytest.raises(UnsupportedError, match="embeddings differ"):
+        start.check(Fingerprint.of(tiny_llama(seed=4), "other"), design)
+    with pytest.raises(InputError, match="has another mlp_size"):
+        start.check(target, replace(design, mlp_size=64))
+    with pytest.raises(InputError, match="--draft-vocab 39"):
+        start.check(target, replace(design, num_tokens=39))
+
+
+def test_a_second_training_begins_where_the_first_one_ended(tmp_path, capfd):
+    target = save_target(tmp_path / "target")
+    prompts = save_prompts(tmp_path / "prompts.jsonl")
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = ("--steps", "30", "--answer-tokens", "1000", "--learning-rate", "0.01")
+    assert train(target, first, "--prompts", prompts, *options) == 0
+    onwards = ("--from-data", str(first), "--steps", "1", "--start-from", str(first))
+    assert train(target, second, *onwards) == 0
+    rows = history(first)[0], history(first)[-1], history(second)[0]
+    untrained, ended, began = (row["temperature 0"] for row in rows)
+    assert began > 1.1 * untrained
+    assert began == pytest.approx(ended, rel=0.05)  # but for rounding to 8 bits
+    np.testing.assert_array_equal(load(second).tokens, load(first).tokens)
+    assert f"| started from | {first} |" in (second / "README.md").read_text()
+    assert train(target, second, *onwards[:-2]) == 2
+    assert "start_from None" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_drafter_of_another_target_is_refused_before_anything_is_collected(tmp_path, capfd):
+    save_drafter(tmp_path / "drafter", tiny_llama(seed=4))
+    target = save_target(tmp_path / "target")
+    prompts = save_prompts(tmp_path / "prompts.jsonl")
+    asked = ("--prompts", prompts, "--start-from", str(tmp_path / "drafter"))
+    assert train(target, tmp_path / "out", *asked) == 2
+    assert "does not fit" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,38 @@
+"""Which prompts are asked, and where."""
+
+from __future__ import annotations
+
+import random
+
+from tiny_training import tiny_tokenizer
+
+from forerun.train.chat import Chat
+from forerun.train.conversations import LONG, Author, Cycle
+
+SHORT = [f"w{i} w{i + 1}" for i in range(5)]
+LONGER = [" ".join([f"w{i}"] * LONG) for i in range(5, 8)]
+
+
+def asked(author: Author, script) -> str:
+    return author.chat.decode(list(next(script).tokens)).split()[0]
+
+
+def test_every_text_comes_once_in_a_cycle():
+    cycle = Cycle(SHORT, random.Random(0))
+    drawn = [cycle.next() for _ in range(15)]
+    assert [number for _, number in drawn] == [0] * 5 + [1] * 5 + [2] * 5
+    for number in range(3):
+        assert sorted(text for text, at in drawn if at == number) == SHORT
+
+
+def test_long_prompts_are_asked_where_there_is_room():
+    author = Author(Chat.of(tiny_tokenizer()), [*SHORT, *LONGER], 0)
+    in_short = {asked(author, author.short()) for _ in range(40)}
+    in_long = {asked(author, author.long()) for _ in range(40)}
+    assert in_short == {"w0", "w1", "w2", "w3", "w4"}
+    assert in_long >= {"w5", "w6", "w7"}
+
+
+def test_answers_are_as_long_as_asked_for():
+    author = Author(Chat.of(tiny_tokenizer()), SHORT, 0, 17)
+    assert next(author.short()).limit == 17
