@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.addresses import Purpose
+from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
 from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
+from forerun.gpu.kernels.streaming import stream_kernel
 from forerun.gpu.pieces import (
     LawPiece,
     RacePiece,
     SiftPiece,
+    StreamPiece,
     law_piece,
     num_tiles,
     race_piece,
@@ -98,7 +101,7 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
 
 
 def _launch_race(
-    piece: RacePiece,
+    piece: RacePiece | StreamPiece,
     made: Round,
     scratch: Scratch,
     out: Outcome,
@@ -106,8 +109,17 @@ def _launch_race(
     options: dict[str, Any],
 ) -> None:
     num_sequences, num_rows, vocab_size = made.logits.shape
-    step = min(piece.step, num_blocks(vocab_size))
-    race_kernel[(num_sequences * num_rows * -(-vocab_size // (step * BLOCK)),)](
+    most = num_blocks(vocab_size)
+    step, kernel = min(piece.step, most), race_kernel
+    options |= {"STEP": step, "GANG": piece.num_warps * 32, "num_warps": piece.num_warps}
+    width = step
+    if isinstance(piece, StreamPiece):
+        kernel, steps = stream_kernel, min(piece.steps, most // step)
+        options |= {"STEPS": steps, "STAGES": piece.stages}
+        width *= steps
+    else:
+        options["SCOUTS"] = min(piece.scouts, most)
+    kernel[(num_sequences * num_rows * -(-vocab_size // (width * BLOCK)),)](
         *inputs,
         scratch.keys,
         scratch.lists,
@@ -118,10 +130,6 @@ def _launch_race(
         out.fault,
         num_sequences,
         num_rows,
-        STEP=step,
-        SCOUTS=min(piece.scouts, num_blocks(vocab_size)),
-        GANG=piece.num_warps * 32,
-        num_warps=piece.num_warps,
         **options,
     )
 
@@ -135,9 +143,10 @@ def _launch_sift(
     options: dict[str, Any],
 ) -> None:
     num_sequences, num_rows, vocab_size = made.logits.shape
-    bar_kernel[(num_sequences * num_rows,)](
-        *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
-    )
+    if piece.bar_warps > 0:
+        bar_kernel[(num_sequences * num_rows,)](
+            *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
+        )
     step = min(piece.step, num_blocks(vocab_size))
     steps = min(piece.steps, num_blocks(vocab_size) // step)
     num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
@@ -160,7 +169,8 @@ def _launch_sift(
         STEP=step,
         STEPS=steps,
         STAGES=piece.stages,
-        GANG=piece.num_warps * 32,
+        GANG=piece.gang,
+        SHARING=piece.bar_warps == 0,
         SKIP=num_programs > AT_ONCE,
         num_warps=piece.num_warps,
         **options,
@@ -264,6 +274,7 @@ def launch_laws(
         POINT=made.draft_logits is None,
         SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
+        PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
         **OPTIONS,
     )
@@ -314,6 +325,7 @@ def _launch_residuals(
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
         num_warps=LAW_WARPS,
+        **dependent_launch(made.logits.device),
         **OPTIONS,
     )
 
