@@ -21,6 +21,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class Toll:
     num_refused: int = 0  # answered with an error before any text
     num_broken: int = 0  # ended by an error, or without an end, after some text
     num_killed: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 def deaths(args: argparse.Namespace) -> bool:
@@ -169,8 +171,9 @@ async def one(
     toll.num_asked += 1
     try:
         await ask(port, body_of(args, number, prompts), stream)
-    except (RuntimeError, OSError, asyncio.IncompleteReadError, ValueError):
+    except (RuntimeError, OSError, asyncio.IncompleteReadError, ValueError) as error:
         stream.is_whole = False
+        toll.errors[f"{type(error).__name__}: {error}"[:200]] += 1
     if stream.is_whole:
         toll.texts.setdefault(number, []).append("".join(stream.texts))
         moments = [stream.asked, *stream.times]
@@ -195,6 +198,7 @@ def told(toll: Toll, quiet: Toll) -> dict[str, Any]:
         "refused": toll.num_refused,
         "killed": toll.num_killed,
         "longest_pause_s": round(max(toll.pauses, default=0.0), 2),
+        "errors": dict(toll.errors.most_common(5)),
     }
 
 

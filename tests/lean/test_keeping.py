@@ -29,6 +29,8 @@ from forerun.lean.rotary import Rotary
 from forerun.models import contents
 from forerun.models.light_tokenizer import NONE
 from forerun.models.place import may_have_gpu
+from forerun.serve.defaults import defaults_of
+from forerun.serve.fingerprint import model_digest
 
 
 class Inner(NamedTuple):
@@ -103,6 +105,16 @@ assert target.model.config.vocab_size == {VOCAB_SIZE}
 assert "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_second_start_has_the_same_fingerprint(saved: Path) -> None:
+    """And the same defaults, and the transformers model is not loaded to tell them."""
+    first, second = fr.load(str(saved)), fr.load(str(saved))
+    assert is_recalled(second)
+    assert not is_recalled(first)
+    assert model_digest(second) == model_digest(first)
+    assert defaults_of(second) == defaults_of(first)
+    assert is_recalled(second)
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
@@ -204,7 +216,7 @@ def test_a_file_that_was_just_written_is_read_again(
 
 
 def test_every_field_comes_back(tmp_path: Path) -> None:
-    facts = Facts("llama", 3, 5, 7, 9, 1, [2, 3], True)
+    facts = Facts("llama", 3, 5, 7, 9, 1, [2, 3], {"top_p": 0.5}, True)
     rotary = Rotary(np.arange(4, dtype=np.float32)[None], np.array([1.5], np.float32))
     tree = Inner(np.float32(2.5), rotary, facts)
     kept_file.write(tmp_path / "file", tree)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ from tiny_models import Architecture, fresh_logits, largest, random_tokens
 
 pytest.importorskip("numba")
 
-from numba import config
 from numba.core.errors import NumbaError
 from numba.core.runtime import _nrt_python, rtsys
 
-from forerun.lean import shape, storage
+from forerun.lean import storage
 from forerun.lean.choice import choose
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import compiled
@@ -159,50 +156,3 @@ def test_what_does_not_count_references_makes_no_array() -> None:
 
     with pytest.raises(NumbaError, match="Only accept returning of array"):
         make(3)
-
-
-@pytest.mark.parametrize(
-    ("machine", "system", "features", "override", "expected"),
-    [
-        ("aarch64", "Linux", "fp asimd asimddp", None, True),
-        ("aarch64", "Linux", "fp asimd asimddp", "1", True),
-        ("aarch64", "Linux", "fp asimd asimddp", "0", False),
-        ("aarch64", "Linux", "fp asimd asimddphp", None, False),
-        ("aarch64", "Linux", None, None, False),
-        ("arm64", "Darwin", None, None, True),
-        ("arm64", "Darwin", None, "0", False),
-        ("x86_64", "Linux", "asimddp", None, False),
-    ],
-)
-def test_the_processor_decides_on_the_kind_of_products(
-    machine: str,
-    system: str,
-    features: str | None,
-    override: str | None,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def read(path: Path) -> str:
-        assert path == Path("/proc/cpuinfo")
-        if features is None:
-            raise FileNotFoundError
-        return f"processor : 0\nFeatures : {features}\n"
-
-    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
-    if override is not None:
-        monkeypatch.setenv("FORERUN_DOT_PRODUCTS", override)
-    monkeypatch.setattr(config, "CPU_FEATURES", None)
-    monkeypatch.setattr(shape, "known_features", lambda: "")
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(platform, "system", lambda: system)
-    monkeypatch.setattr(Path, "read_text", read)
-    assert shape.has_dot_products() is expected
-
-
-def test_features_that_a_user_withholds_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    for features, expected in (("+neon", False), ("+neon,+dotprod", True)):
-        monkeypatch.setattr(config, "CPU_FEATURES", features)
-        assert shape.has_dot_products() is expected

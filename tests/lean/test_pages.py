@@ -1,4 +1,4 @@
-"""Pages of keys and values: shared, copied before they are written to, reused, never cleared."""
+"""Pages of keys and values: shared, copied before they are written to, reused as they are."""
 
 from __future__ import annotations
 
@@ -141,6 +141,27 @@ def test_pages_are_reused_over_a_thousand_requests() -> None:
         assert pages.num_used == len(used)
     assert pages.num_allocated == -(-most // CHUNK) * CHUNK
     assert most <= NUM_ROWS * 6
+
+
+def test_pages_are_cleared_before_rows_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows reach the end of a page together: what they are given has been written to."""
+
+    def marked(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
+        made = empty_pages(count, num_layers, heads)
+        for page in made:
+            page.numbers[...] = np.nan
+        return made
+
+    monkeypatch.setattr("forerun.lean.pages.empty_pages", marked)
+    pages = no_pages()
+    for slot in range(PAGE):
+        for row in range(NUM_ROWS):
+            pages.reserve(row, slot, slot + 1)
+    for row in range(NUM_ROWS):
+        pages.reserve(row, PAGE, PAGE + 1)
+        assert not np.isnan(pages.of_row(row, PAGE + 1)[1].numbers.reshape(-1)[0])
+    assert np.isnan(pages.of_row(0, 1)[0].numbers).all()  # this one was needed at once
+    assert pages.num_used == 2 * NUM_ROWS
 
 
 def lean() -> LeanModel:

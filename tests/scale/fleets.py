@@ -15,6 +15,7 @@ from forerun.scale.ingress import make_ingress
 from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work
 from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
+from forerun.serve.defaults import defaults_of
 from forerun.serve.desk import Desk
 from forerun.serve.engines import Engines
 
@@ -73,10 +74,8 @@ class Mortals:
 
 
 def card_of(target: Any) -> ModelCard:
-    inner = getattr(target, "model", None)
-    return ModelCard(
-        target.name, target.vocab_size, target.max_context, target.tokenizer, inner, DIGEST
-    )
+    name, size, context = target.name, target.vocab_size, target.max_context
+    return ModelCard(name, size, context, target.tokenizer, defaults_of(target), DIGEST)
 
 
 class Asking:

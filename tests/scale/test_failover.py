@@ -10,7 +10,7 @@ from fleets import DIGEST, Asking, fleet, masked, merged
 from serving import run, until
 from talking import CHAT, COMPLETIONS, HERMES, MESSAGES, RESPONSES, Sayer, Talker
 
-from forerun.serve.ticket import MOST_MYSTERIES
+from forerun.scale.blame import LEAST_DEATHS
 
 SAMPLED = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0.8, "seed": 7}
 TOOLS = [
@@ -168,7 +168,7 @@ def test_a_request_that_kills_is_given_up_and_the_others_go_on() -> None:
             answer = await ask(CHAT, SAMPLED, [1] * 50)
             assert answer.status == 500
             assert answer.json()["error"]["code"] == "generation_failed"
-            assert len(ask.replicas.works) == MOST_MYSTERIES + 1
+            assert len(ask.replicas.works) == LEAST_DEATHS
             assert (await ask(CHAT, SAMPLED)).status == 200
 
     run(work())
@@ -177,9 +177,9 @@ def test_a_request_that_kills_is_given_up_and_the_others_go_on() -> None:
 def test_a_request_that_gains_a_token_in_between_is_no_killer() -> None:
     async def work() -> None:
         async with fleet(Talker(), Talker()) as ask:
-            answer = await ask(CHAT, SAMPLED, [*[1] * (MOST_MYSTERIES - 1), 3] * 3)
+            answer = await ask(CHAT, SAMPLED, [*[1] * (LEAST_DEATHS - 1), 3] * 3)
             assert answer.status == 200
-            assert ask.replicas.num_deaths == 3 * MOST_MYSTERIES
+            assert ask.replicas.num_deaths == 3 * LEAST_DEATHS
 
     run(work())
 
@@ -187,9 +187,9 @@ def test_a_request_that_gains_a_token_in_between_is_no_killer() -> None:
 def test_work_that_only_waited_is_not_held_against_a_request() -> None:
     async def work() -> None:
         async with fleet(Talker(), Talker()) as ask:
-            answer = await ask(CHAT, SAMPLED, [0] * (MOST_MYSTERIES + 2))
+            answer = await ask(CHAT, SAMPLED, [0] * (LEAST_DEATHS + 2))
             assert answer.status == 200
-            assert len(ask.replicas.works) == MOST_MYSTERIES + 3
+            assert len(ask.replicas.works) == LEAST_DEATHS + 3
 
     run(work())
 

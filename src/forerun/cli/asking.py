@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from forerun import prompts as prompt_sets
-from forerun.cli.loading import DTYPES, usual_drafters
+from forerun.cli.loading import add_place, usual_drafters
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.prompts import Prompt
@@ -37,8 +37,7 @@ def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
     )
     parser.add_argument("--max-new-tokens", metavar="N", type=int, default=64, help="(default: 64)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
-    parser.add_argument("--dtype", choices=DTYPES)
+    add_place(parser)
 
 
 def read_subject(args: argparse.Namespace) -> tuple[list[str], list[Prompt]]:

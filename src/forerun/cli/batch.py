@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.generate import OPTIONS, draft_length
-from forerun.cli.loading import DRAFTERS, DTYPES
+from forerun.cli.loading import DRAFTERS, add_pass, add_place
 from forerun.errors import InputError, explain
 from forerun.models.bundled import NAME
 from forerun.sampling import Sampling
@@ -80,16 +80,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="auto",
         help="guesses in a row (default: auto, what pays in each round)",
     )
-    models.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
-    models.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="(default: the one the weights were saved in)",
-    )
-    models.add_argument(
-        "--no-lean", action="store_true", help="keep to transformers where our pass would fit"
-    )
-    models.add_argument("--quantize", choices=("int8",), help="round the weights: another model")
+    add_place(models)
+    add_pass(models)
 
     sampling = parser.add_argument_group(
         "defaults", "of lines that are bare prompts or messages; OpenAI's lines say it themselves"

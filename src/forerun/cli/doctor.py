@@ -7,7 +7,7 @@ import json
 
 from forerun.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
 from forerun.cli.lists import tree
-from forerun.cli.loading import DRAFTERS, DTYPES, load_drafter, load_target
+from forerun.cli.loading import DRAFTERS, add_place, load_drafter, load_target
 from forerun.cli.prompts import read_list
 from forerun.sampling import Sampling
 
@@ -44,10 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch", type=int, default=1, help="requests per pass (default: 1)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
-    )
+    add_place(parser)
     parser.add_argument("--json", action="store_true", help="one JSON line per prompt")
     parser.set_defaults(run=run)
 

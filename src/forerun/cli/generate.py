@@ -12,7 +12,8 @@ from forerun import rules
 from forerun.cli.lists import tree
 from forerun.cli.loading import (
     DRAFTERS,
-    DTYPES,
+    add_pass,
+    add_place,
     add_ranks,
     follow,
     is_follower,
@@ -100,20 +101,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     models.add_argument(
         "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
     )
-    models.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
-    models.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="(default: the one the weights were saved in)",
-    )
-    models.add_argument(
-        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
-    )
-    models.add_argument(
-        "--quantize",
-        choices=("int8",),
-        help="round the target's weights to 8 bits, which makes it another model",
-    )
+    add_place(models)
+    add_pass(models)
     add_ranks(models)
 
     sampling = parser.add_argument_group("sampling")

@@ -59,7 +59,27 @@ def _spread(
     return tensor_parallel.load(name, num_ranks, device, dtype)
 
 
-def add_ranks(group: argparse._ArgumentGroup) -> None:
+def add_place(group: argparse._ActionsContainer) -> None:
+    """The flags for where the model runs, and in which numbers."""
+    group.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
+    group.add_argument(
+        "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
+    )
+
+
+def add_pass(group: argparse._ActionsContainer) -> None:
+    """The flags for how the target runs on a CPU."""
+    group.add_argument(
+        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
+    )
+    group.add_argument(
+        "--quantize",
+        choices=("int8",),
+        help="round the target's weights to 8 bits, which makes it another model",
+    )
+
+
+def add_ranks(group: argparse._ActionsContainer) -> None:
     """The flag for models larger than one GPU."""
     group.add_argument(
         "--tensor-parallel",

@@ -20,7 +20,8 @@ from forerun.cli import serve_ray
 from forerun.cli.generate import draft_length
 from forerun.cli.loading import (
     DRAFTERS,
-    DTYPES,
+    add_pass,
+    add_place,
     add_ranks,
     follow,
     is_follower,
@@ -83,18 +84,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="R,R",
         help="those a request may name; lossy ones must be named (default: all lossless ones)",
     )
-    models.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if any)")
-    models.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="(default: the one the weights were saved in)",
-    )
-    models.add_argument(
-        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
-    )
-    models.add_argument(
-        "--quantize", choices=("int8",), help="round the weights to 8 bits: another model"
-    )
+    add_place(models)
+    add_pass(models)
     add_ranks(models)
     models.add_argument(
         "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"

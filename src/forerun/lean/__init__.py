@@ -6,9 +6,9 @@ of a small model's step is Python.  Here a whole pass is one compiled call: `til
 `linear` and `attention` are made of it, `plan` says what each token sees, `crew` shares the work
 between threads, `forward` strings it together, `weights` takes it all from a transformers model,
 `storage` keeps it in few bits, and `model` is what the engine sees.  `heads_pass` does for a
-drafting network what `forward` does for its target.  Where a processor adds up products of bytes,
-`limbs` and `limb_tile` multiply what is kept in blocks, several times faster.  `packed` is a model
-apart from transformers, and `keeping` has it on disk for the next process.
+drafting network what `forward` does for its target.  Where a processor adds up products of bytes
+(`dots`), `limbs` and `limb_tile` multiply what is kept in blocks, several times faster.  `packed`
+is a model apart from transformers, and `keeping` has it on disk for the next process.
 
 Every number of a token is computed by the same operations in the same order whatever else is in
 the pass, so logits do not depend, to the last bit, on the draft, its shape, the batch or the

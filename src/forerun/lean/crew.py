@@ -3,7 +3,9 @@
 Each stage is a number of items.  A thread claims the next item until none is left, then waits for
 the ones others still hold.  Nobody waits for a thread that holds nothing: a helper that the
 system starts late, or not at all, costs its share and no more, and a pass needs no pool that
-only one caller may use.  Waiting is spinning, because stages last microseconds.
+only one caller may use.  Waiting is spinning, because stages last microseconds.  Who has spun for
+long waits for a thread that the system has stopped in the middle of an item, and sleeps: an idle
+core is where the system lets the stopped thread go on.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ CLAIMED, FINISHED = 0, 1
 LINE = 8  # counters per stage: one cache line, of which two are used
 MOST_CLAIMED = 8  # items at once
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
-PATIENCE = 2000  # looks before the thread offers its core to others
+PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
+NUM_OFFERS = 2000  # after which it sleeps between looks
+SLEEP = 50  # microseconds
 PAUSE: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
     "aarch64": ("llvm.aarch64.hint", [1]),
 }
 PAUSE |= {"AMD64": PAUSE["x86_64"], "arm64": PAUSE["aarch64"]}
-CAN_YIELD = os.name == "posix"
+CAN_WAIT = os.name == "posix"
 
 Board = NDArray[np.int64]  # (stages, LINE)
 
@@ -84,7 +88,9 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
     looks = 0
     while look(board, stage * LINE + FINISHED) < count:
         looks += 1
-        if looks > PATIENCE:
+        if looks > PATIENCE + NUM_OFFERS:
+            sleep(SLEEP)
+        elif looks > PATIENCE:
             give_way()
 
 
@@ -122,13 +128,27 @@ def give_way(context: Any) -> Any:
     """Let another thread have the core, if the system has a call for that."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if CAN_YIELD:
-            kind = ir.FunctionType(ir.IntType(32), [])
-            call = cgutils.get_or_insert_function(builder.module, kind, "sched_yield")
-            builder.call(call, [])
-        return context.get_dummy_value()
+        return _call_system(context, builder, "sched_yield", [])
 
     return types.void(), generate
+
+
+@intrinsic
+def sleep(context: Any, microseconds: Any) -> Any:
+    """Leave the core idle for so long at least, if the system has a call for that."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        count = builder.trunc(values[0], ir.IntType(32))
+        return _call_system(context, builder, "usleep", [count])
+
+    return types.void(types.int64), generate
+
+
+def _call_system(context: Any, builder: Any, name: str, values: list[Any]) -> Any:
+    if CAN_WAIT:
+        kind = ir.FunctionType(ir.IntType(32), [value.type for value in values])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+    return context.get_dummy_value()
 
 
 def _counter(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.extending import intrinsic as numba_intrinsic
 
-from forerun.lean.shape import HAS_DOT_PRODUCTS
+from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -91,7 +91,7 @@ def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def sources() -> int:
     """A number that changes when any file of this package does, or the kind of products."""
-    digest = sha256(str(HAS_DOT_PRODUCTS).encode())
+    digest = sha256(DOT_PRODUCTS.encode())
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return int.from_bytes(digest.digest()[:6], "big")

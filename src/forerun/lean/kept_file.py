@@ -24,12 +24,12 @@ Tree = TypeVar("Tree")
 
 def write(file: Path, tree: Any) -> None:
     """Write a named tuple of arrays, numbers, texts, lists of these, and named tuples of such."""
-    leaves = dict(_leaves(tree, ""))
-    values = {name: leaf for name, leaf in leaves.items() if not _is_array(leaf)}
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items() if _is_array(leaf)}
+    named = dict(leaves(tree))
+    values = {name: leaf for name, leaf in named.items() if not _is_array(leaf)}
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named.items() if _is_array(leaf)}
     table, end = {}, 0
     for name, array in arrays.items():
-        table[name] = (array.dtype.str, leaves[name].shape, end)
+        table[name] = (array.dtype.str, named[name].shape, end)
         end += -(-array.nbytes // PAGE) * PAGE
     head = MAGIC + json.dumps({"values": values, "arrays": table, "bytes": end}).encode() + b"\n"
     with NamedTemporaryFile(dir=file.parent, suffix=UNFINISHED, delete=False) as unfinished:
@@ -58,18 +58,18 @@ def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> 
         begin = -(-stream.tell() // PAGE) * PAGE
         if os.fstat(stream.fileno()).st_size != begin + head["bytes"]:
             raise ValueError(f"{file} is cut short")
-        leaves = dict(head["values"])
+        named = dict(head["values"])
         for name, (dtype, shape, offset) in head["arrays"].items():
             if name in mapped:  # "c": our own copy of a page that is written to
                 table = np.memmap(stream, dtype, "c", begin + offset, tuple(shape))
-                leaves[name] = table.view(np.ndarray)
+                named[name] = table.view(np.ndarray)
                 continue
             array = np.empty(shape, dtype)
             stream.seek(begin + offset)
             if stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
                 raise ValueError(f"{file} is cut short")
-            leaves[name] = array if shape else array[()]
-    tree: Tree = _tree(kind, leaves, "")
+            named[name] = array if shape else array[()]
+    tree: Tree = _tree(kind, named, "")
     return tree
 
 
@@ -81,18 +81,18 @@ def _filled(head: bytes) -> bytes:
     return head + bytes(-len(head) % PAGE)
 
 
-def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every array and value by its path, as in `weights.matrices.depth`."""
     if not hasattr(tree, "_fields"):
         yield name, tree
         return
     for field in tree._fields:
-        yield from _leaves(getattr(tree, field), f"{name}.{field}".lstrip("."))
+        yield from leaves(getattr(tree, field), f"{name}.{field}".lstrip("."))
 
 
-def _tree(kind: Any, leaves: dict[str, Any], name: str) -> Any:
+def _tree(kind: Any, named: dict[str, Any], name: str) -> Any:
     if not hasattr(kind, "_fields"):
-        return leaves[name]
+        return named[name]
     hints = get_type_hints(kind)
-    parts = [_tree(hints[field], leaves, f"{name}.{field}".lstrip(".")) for field in kind._fields]
+    parts = [_tree(hints[field], named, f"{name}.{field}".lstrip(".")) for field in kind._fields]
     return kind(*parts)

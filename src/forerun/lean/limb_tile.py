@@ -5,39 +5,37 @@
 The two inner sums are whole numbers and exact; the outer one runs over the blocks in order, so a
 token's result does not depend on which tokens stand beside it.
 
-A panel lies in quads: four of its outputs over all inputs, then the next four.  A block of a quad
-is a header (d, and m of BLOCK4: four float16 each) and rows of 16 bytes, each of four outputs by
-four inputs, which is what one instruction multiplies with four inputs of a token.  A row of BLOCK4
-holds two such: four inputs in the low bits, and the four that are 16 inputs later in the high bits.
+A panel lies in strips: as many of its outputs as one instruction of `dots` has sums, over all
+inputs, then the next strip.  A block of a strip is a header (d, and m of BLOCK4: a float16 for each
+output) and rows of four inputs of each output, which is what one instruction multiplies with four
+inputs of a token.  A row of BLOCK4 holds two such: four inputs in the low bits, and the four that
+are 16 inputs later in the high bits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
+from forerun.lean.dots import DOTS, FOUR, Dots, dot, finished, nothing_yet
 from forerun.lean.formats import BLOCK, BYTE, F16, F32, I8, I32, I64, Format, declare, fetch
 from forerun.lean.jit import intrinsic
-from forerun.lean.limbs import CUT_BYTES, LIMBS, constant, same
+from forerun.lean.limbs import LIMBS, constant, cut_bytes, same
 from forerun.lean.shape import LANES
 from forerun.lean.tile import AHEAD, address, repeat
 
-QUAD = 4  # outputs, and inputs too
 MOST_TOKENS = 8  # in a tile: with more, sums leave the registers
-BEST_TOKENS = 6  # in each tile of many: the least time for a token
-QUAD_BYTES = {Format.BLOCK8: 2 * QUAD + BLOCK * QUAD, Format.BLOCK4: 4 * QUAD + BLOCK * QUAD // 2}
+OUTPUT_BYTES = {Format.BLOCK8: 2 + BLOCK, Format.BLOCK4: 4 + BLOCK // 2}  # of a block
 # How many limbs share a sum of 32 bits, the highest first.  Of BLOCK4 all do: 15 * 32 * 2**22 is
 # less than 2**31.  With the 127 of BLOCK8 that would overflow.
 LIMBS_PER_SUM = {Format.BLOCK8: (1, 2), Format.BLOCK4: (3,)}
 
-QUAD_I32, QUAD_F32, QUAD_F16 = (ir.VectorType(number, QUAD) for number in (I32, F32, F16))
-ROW = ir.VectorType(I8, QUAD * QUAD)
 
-
-def multiply_limbs_by(format: Format) -> Callable[..., Any]:
+def multiply_limbs_by(format: Format, dots: Dots = DOTS) -> Callable[..., Any]:
     """The loop over a panel of one block format, for compiled code."""
 
     @intrinsic
@@ -64,7 +62,7 @@ def multiply_limbs_by(format: Format) -> Callable[..., Any]:
             x = address(context, builder, kinds[0], x, x_at)
             w = address(context, builder, kinds[3], w, w_at)
             y = address(context, builder, kinds[6], y, y_at)
-            function = _define(builder.module, format)
+            function = define(builder.module, format, dots)
             builder.call(function, [x, x_stride, w, num_blocks, y, y_stride, count])
             return context.get_dummy_value()
 
@@ -77,9 +75,9 @@ multiply_limbs_block8 = multiply_limbs_by(Format.BLOCK8)
 multiply_limbs_block4 = multiply_limbs_by(Format.BLOCK4)
 
 
-def _define(module: Any, format: Format) -> Any:
+def define(module: Any, format: Format, dots: Dots) -> Any:
     """The function itself, once per module however often it is called."""
-    name = f"forerun_multiply_limbs_{format.name.lower()}"
+    name = f"forerun_multiply_limbs_{format.name.lower()}_{dots.name}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -87,9 +85,9 @@ def _define(module: Any, format: Format) -> Any:
     function = ir.Function(module, kind, name)
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
-    # LLVM is not told of this feature for the whole module.  llvmlite prints attributes as they
-    # are, but refuses to add one that it does not know.
-    set.add(function.attributes, '"target-features"="+fp-armv8,+neon,+dotprod"')
+    if dots.features:
+        # llvmlite prints attributes as they are, but refuses to add one that it does not know.
+        set.add(function.attributes, f'"target-features"="{dots.features}"')
     x, x_stride, w, num_blocks, y, y_stride, count = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     end = function.append_basic_block()
@@ -100,154 +98,186 @@ def _define(module: Any, format: Format) -> Any:
         builder.position_at_end(block)
         rows = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
-        _quads(builder, format, rows, w, num_blocks, places)
+        _Tile(builder, format, dots).panel(rows, w, num_blocks, places)
         builder.branch(end)
     builder.position_at_end(end)
     builder.ret_void()
     return function
 
 
-def _quads(
-    builder: Any, format: Format, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]
-) -> None:
-    """A whole panel, for a fixed number of tokens."""
-    size = builder.mul(num_blocks, I64(QUAD_BYTES[format]))
+class _Tile:
+    """Writes the loops for a fixed number of tokens."""
 
-    def quad(index: Any, _: list[Any]) -> list[Any]:
-        sums = _quad(builder, format, rows, builder.gep(w, [builder.mul(index, size)]), num_blocks)
-        for place, total in zip(places, sums, strict=True):
-            place = builder.gep(place, [builder.mul(index, I64(QUAD))])
-            builder.store(total, builder.bitcast(place, QUAD_F32.as_pointer()), align=4)
-        return []
+    def __init__(self, builder: Any, format: Format, dots: Dots) -> None:
+        self.builder, self.format, self.dots = builder, format, dots
+        self.words, self.floats, self.halves = (
+            ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
+        )
+        self.row = ir.VectorType(I8, FOUR * dots.sums)
+        self.block_bytes = OUTPUT_BYTES[format] * dots.sums
 
-    repeat(builder, I64(LANES // QUAD), [], quad)
+    def panel(self, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]) -> None:
+        builder, outputs = self.builder, self.dots.sums
+        size = builder.mul(num_blocks, I64(self.block_bytes))
 
+        def strip(index: Any, _: list[Any]) -> list[Any]:
+            sums = self._strip(rows, builder.gep(w, [builder.mul(index, size)]), num_blocks)
+            for place, total in zip(places, sums, strict=True):
+                place = builder.gep(place, [builder.mul(index, I64(outputs))])
+                builder.store(total, builder.bitcast(place, self.floats.as_pointer()), align=4)
+            return []
 
-def _quad(builder: Any, format: Format, rows: list[Any], w: Any, num_blocks: Any) -> list[Any]:
-    """The finished sums of four outputs, one vector for each token."""
+        repeat(builder, I64(LANES // outputs), [], strip)
 
-    def block(index: Any, sums: list[Any]) -> list[Any]:
-        place = builder.gep(w, [builder.mul(index, I64(QUAD_BYTES[format]))])
-        fetch(builder, place, AHEAD, QUAD_BYTES[format])
-        header, digits = _read_block(builder, format, place)
-        at = builder.mul(index, I64(CUT_BYTES))
-        xs = [builder.gep(row, [at]) for row in rows]
-        products = _products(builder, format, digits, xs)
-        return [
-            _add_block(builder, header, x, product, total)
-            for x, product, total in zip(xs, products, sums, strict=True)
-        ]
+    def _strip(self, rows: list[Any], w: Any, num_blocks: Any) -> list[Any]:
+        """The finished sums of its outputs, one vector for each token."""
+        builder = self.builder
 
-    return repeat(builder, num_blocks, [constant(QUAD_F32, 0.0)] * len(rows), block)
+        def block(index: Any, sums: list[Any]) -> list[Any]:
+            place = builder.gep(w, [builder.mul(index, I64(self.block_bytes))])
+            fetch(builder, place, AHEAD, self.block_bytes)
+            header, digits = self._read_block(place)
+            at = builder.mul(index, I64(cut_bytes(self.dots)))
+            xs = [builder.gep(row, [at]) for row in rows]
+            products = self._products(digits, xs)
+            return [
+                self._add_block(header, x, product, total)
+                for x, product, total in zip(xs, products, sums, strict=True)
+            ]
 
+        return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * len(rows), block)
 
-def _read_block(builder: Any, format: Format, place: Any) -> tuple[list[Any], list[Any]]:
-    """The numbers that hold for a block of a quad, and its eight rows of q, four inputs each."""
-    count = 2 if format is Format.BLOCK4 else 1
-    halves = [_read(builder, QUAD_F16, place, 2 * QUAD * i) for i in range(count)]
-    header = [builder.fpext(half, QUAD_F32) for half in halves]
-    begin, step = 2 * QUAD * count, QUAD * QUAD
-    digits = [_read(builder, ROW, place, at) for at in range(begin, QUAD_BYTES[format], step)]
-    if format is Format.BLOCK4:
-        low = [builder.and_(row, constant(ROW, 15)) for row in digits]
-        digits = low + [builder.lshr(row, constant(ROW, 4)) for row in digits]
-    return header, digits
+    def _read_block(self, place: Any) -> tuple[list[Any], list[Any]]:
+        """The numbers that hold for a block of a strip, and its eight rows of q, four inputs
+        each."""
+        builder, outputs = self.builder, self.dots.sums
+        count = 2 if self.format is Format.BLOCK4 else 1
+        halves = [self._read(self.halves, place, 2 * outputs * i) for i in range(count)]
+        header = [builder.fpext(half, self.floats) for half in halves]
+        begin, step = 2 * outputs * count, FOUR * outputs
+        digits = [self._read(self.row, place, at) for at in range(begin, self.block_bytes, step)]
+        if self.format is Format.BLOCK4:
+            low = [builder.and_(row, constant(self.row, 15)) for row in digits]
+            digits = low + [builder.lshr(row, constant(self.row, 4)) for row in digits]
+        return header, digits
 
+    def _products(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+        """Sums of limbs * q over a block for each token, as float32.
 
-def _products(builder: Any, format: Format, digits: list[Any], xs: list[Any]) -> list[Any]:
-    """Sums of limbs * q over a block for each token, as float32.
+        An addition waits for the one before it in the same sum, so several sums are kept going:
+        those of several tokens, or those of the limbs of a few.  All ways give the same whole
+        numbers.  The groups are the largest that leave the other registers alone.
+        """
+        if self.dots.abreast:
+            count = -(-len(xs) // self.dots.abreast)
+            ends = [len(xs) * i // count for i in range(count + 1)]
+            groups = [xs[begin:end] for begin, end in itertools.pairwise(ends)]
+            return [product for group in groups for product in self._limbs_abreast(digits, group)]
+        size = 3 if len(xs) > 3 else 2
+        products = []
+        for first in range(0, len(xs), size):
+            group = xs[first : first + size]
+            way = self._limb_by_limb if len(group) > 1 and len(xs) > 2 else self._limbs_abreast
+            products += way(digits, group)
+        return products
 
-    An addition waits for the one before it in the same sum, so two sums or more are kept going:
-    those of several tokens, or those of the limbs of one or two.  Both ways give the same whole
-    numbers.  The groups are the largest that leave the other registers alone.
-    """
-    size = 3 if len(xs) > 3 else 2
-    products = []
-    for first in range(0, len(xs), size):
-        group = xs[first : first + size]
-        way = _limb_by_limb if len(group) > 1 and len(xs) > 2 else _limbs_abreast
-        products += way(builder, format, digits, group)
-    return products
+    def _limb_by_limb(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+        """The tokens abreast: a lower limb is added onto what the higher ones gave."""
+        limb, words = 0, []
+        for size in LIMBS_PER_SUM[self.format]:
+            sums = [nothing_yet(self.dots)] * len(xs)
+            for number in range(size):
+                if number:
+                    sums = [self._raise(total) for total in sums]
+                sums = self._dot(digits, [self._limb(x, limb) for x in xs], sums)
+                limb += 1
+            words.append(sums)
+        return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
+    def _limbs_abreast(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+        """The limbs abreast too: more sums, and some additions to join them."""
+        places = [self._limb(x, limb) for x in xs for limb in range(LIMBS)]
+        starts = [start for x in xs for start in self._starts(x)]
+        sums = iter(self._dot(digits, places, starts))
+        products = []
+        for _ in xs:
+            words = []
+            for size in LIMBS_PER_SUM[self.format]:
+                word = next(sums)
+                for _ in range(size - 1):
+                    word = self.builder.add(self._raise(word), next(sums))
+                words.append(word)
+            products.append(self._as_float(words))
+        return products
 
-def _limb_by_limb(builder: Any, format: Format, digits: list[Any], xs: list[Any]) -> list[Any]:
-    """The tokens abreast: a lower limb is added onto what the higher ones gave."""
-    limb, words = 0, []
-    for size in LIMBS_PER_SUM[format]:
-        sums = [constant(QUAD_I32, 0)] * len(xs)
-        for number in range(size):
-            if number:
-                sums = [_raise(builder, total) for total in sums]
-            sums = _dot(builder, digits, [_limb(builder, x, limb) for x in xs], sums)
-            limb += 1
-        words.append(sums)
-    return [_as_float(builder, format, of_token) for of_token in zip(*words, strict=True)]
+    def _starts(self, x: Any) -> list[Any]:
+        """What the sums of a token's limbs begin with: what an offset of the weights adds to the
+        lowest limb of each word, taken away."""
+        starts = [nothing_yet(self.dots)] * LIMBS
+        if self.format is Format.BLOCK8 and self.dots.is_offset:
+            last = -1
+            for number, size in enumerate(LIMBS_PER_SUM[self.format]):
+                last += size
+                starts[last] = self._everywhere(I32, x, LIMBS * BLOCK + 8 + 4 * number)
+        return starts
 
+    def _limb(self, x: Any, limb: int) -> Any:
+        """Where one limb of a block's activations lies."""
+        return self.builder.gep(x, [I64(limb * BLOCK)])
 
-def _limbs_abreast(builder: Any, format: Format, digits: list[Any], xs: list[Any]) -> list[Any]:
-    """The limbs abreast too: more sums, and some additions to join them."""
-    places = [_limb(builder, x, limb) for x in xs for limb in range(LIMBS)]
-    sums = iter(_dot(builder, digits, places, [constant(QUAD_I32, 0)] * len(places)))
-    products = []
-    for _ in xs:
-        words = []
-        for size in LIMBS_PER_SUM[format]:
-            word = next(sums)
-            for _ in range(size - 1):
-                word = builder.add(_raise(builder, word), next(sums))
-            words.append(word)
-        products.append(_as_float(builder, format, words))
-    return products
+    def _raise(self, sums: Any) -> Any:
+        """To where the next lower limb can be added."""
+        return self.builder.shl(sums, constant(self.words, 8))
 
+    def _dot(self, digits: list[Any], places: list[Any], sums: list[Any]) -> list[Any]:
+        """`sums` plus the products of a block's q with the limbs at each of the places."""
+        builder, count = self.builder, self.dots.words_read
+        read = ir.VectorType(I32, count)
+        inputs: list[Any] = []
+        for number, row in enumerate(digits):
+            if count == 1:
+                lanes = [self._everywhere(I32, place, FOUR * number) for place in places]
+            else:
+                if number % count == 0:
+                    inputs = [self._read(read, place, FOUR * number) for place in places]
+                lanes = [same(builder, some, number % count, self.dots.sums) for some in inputs]
+            limbs = [builder.bitcast(lane, self.row) for lane in lanes]
+            sums = [
+                dot(builder, self.dots, total, row, x) for total, x in zip(sums, limbs, strict=True)
+            ]
+        return [finished(builder, self.dots, total) for total in sums]
 
-def _limb(builder: Any, x: Any, limb: int) -> Any:
-    """Where one limb of a block's activations lies."""
-    return builder.gep(x, [I64(limb * BLOCK)])
+    def _everywhere(self, number: Any, place: Any, offset: int) -> Any:
+        """A number from memory in all lanes."""
+        nothing = ir.Constant(ir.VectorType(number, self.dots.sums), ir.Undefined)
+        first = self.builder.insert_element(nothing, self._read(number, place, offset), I32(0))
+        return same(self.builder, first, 0, self.dots.sums)
 
+    def _as_float(self, words: Sequence[Any]) -> Any:
+        """The words of a sum joined."""
+        total, *rest = (self.builder.sitofp(word, self.floats) for word in words)
+        for size, word in zip(LIMBS_PER_SUM[self.format][1:], rest, strict=True):
+            total = self._fused(total, constant(self.floats, float(1 << 8 * size)), word)
+        return total
 
-def _raise(builder: Any, sums: Any) -> Any:
-    """To where the next lower limb can be added."""
-    return builder.shl(sums, constant(QUAD_I32, 8))
+    def _add_block(self, header: list[Any], x: Any, product: Any, total: Any) -> Any:
+        """`total` and what one block adds to it for one token."""
+        if self.dots.words_read == 1:
+            scale, sum_of_x = (self._everywhere(F32, x, LIMBS * BLOCK + 4 * i) for i in (0, 1))
+        else:
+            numbers = self._read(ir.VectorType(F32, 2), x, LIMBS * BLOCK)
+            scale, sum_of_x = (same(self.builder, numbers, i, self.dots.sums) for i in (0, 1))
+        product = self.builder.fmul(product, header[0])
+        if len(header) > 1:
+            product = self._fused(header[1], sum_of_x, product)
+        return self._fused(product, scale, total)
 
+    def _fused(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c, rounded once."""
+        name = f"llvm.fma.v{self.dots.sums}f32"
+        fused = declare(self.builder, self.floats, [self.floats] * 3, name)
+        return self.builder.call(fused, [a, b, c])
 
-def _dot(builder: Any, digits: list[Any], places: list[Any], sums: list[Any]) -> list[Any]:
-    """`sums` plus the products of a block's q with the limbs at each of the places."""
-    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    dot = declare(builder, QUAD_I32, [QUAD_I32, ROW, ROW], name)
-    inputs: list[Any] = []
-    for number, row in enumerate(digits):
-        if number % QUAD == 0:
-            inputs = [_read(builder, QUAD_I32, place, QUAD * number) for place in places]
-        lanes = [same(builder, four, number % QUAD, QUAD) for four in inputs]
-        limbs = [builder.bitcast(lane, ROW) for lane in lanes]
-        sums = [builder.call(dot, [sum, row, x]) for sum, x in zip(sums, limbs, strict=True)]
-    return sums
-
-
-def _as_float(builder: Any, format: Format, words: Sequence[Any]) -> Any:
-    """The words of a sum joined."""
-    total, *rest = (builder.sitofp(word, QUAD_F32) for word in words)
-    for size, word in zip(LIMBS_PER_SUM[format][1:], rest, strict=True):
-        total = _fused(builder, total, constant(QUAD_F32, float(1 << 8 * size)), word)
-    return total
-
-
-def _add_block(builder: Any, header: list[Any], x: Any, product: Any, total: Any) -> Any:
-    """`total` and what one block adds to it for one token."""
-    numbers = _read(builder, ir.VectorType(F32, 2), x, LIMBS * BLOCK)
-    scale, sum_of_x = (same(builder, numbers, i, QUAD) for i in (0, 1))
-    product = builder.fmul(product, header[0])
-    if len(header) > 1:
-        product = _fused(builder, header[1], sum_of_x, product)
-    return _fused(builder, product, scale, total)
-
-
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
-    fused = declare(builder, QUAD_F32, [QUAD_F32] * 3, f"llvm.fma.v{QUAD}f32")
-    return builder.call(fused, [a, b, c])
-
-
-def _read(builder: Any, kind: Any, place: Any, offset: int) -> Any:
-    place = builder.gep(place, [I64(offset)])
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+    def _read(self, kind: Any, place: Any, offset: int) -> Any:
+        place = self.builder.gep(place, [I64(offset)])
+        return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=1)

@@ -8,22 +8,27 @@ order.  Only what joins the blocks is rounded, and that happens in one order (`l
 A cut block is CUT_BYTES: 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest, then
 two float32, the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has
 the scale NaN, so that every output it reaches is NaN.
+
+Where 8-bit weights are kept OFFSET higher, two int32 follow: -OFFSET times the sum of the highest
+limbs, and of what the lower two make.  Sums that begin with these are those of the weights proper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 
+from forerun.lean.dots import DOTS, OFFSET, Dots
 from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, declare
 from forerun.lean.jit import intrinsic
 from forerun.lean.tile import address
 
 LIMBS = 3  # bytes of an activation
 BITS = 8 * LIMBS - 2  # a whole number is at most 2**BITS
-CUT_BYTES = LIMBS * BLOCK + 8
+LOW_BITS = 8 * (LIMBS - 1)  # those of the lower limbs
 
 MIDDLE = sum(128 << 8 * limb for limb in range(LIMBS - 1))  # makes the lower limbs positive
 ROUND = 1.5 * 2.0**23  # added to a float32, it leaves no room for a fraction
@@ -34,29 +39,57 @@ NOT_FINITE = 255  # the exponent of NaN and infinity
 FLOATS, WORDS, BYTES = (ir.VectorType(number, BLOCK) for number in (F32, I32, I8))
 
 
-@intrinsic
-def cut_block(context: Any, x: Any, x_at: Any, limbs: Any, limbs_at: Any) -> Any:
-    """Write the limbs of the 32 float32 from `x_at` on to the CUT_BYTES from `limbs_at` on."""
-    signature = types.void(x, types.intp, limbs, types.intp)
+def cut_bytes(dots: Dots) -> int:
+    """The size of a cut block."""
+    return LIMBS * BLOCK + (16 if dots.is_offset else 8)
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        x = address(context, builder, signature.args[0], values[0], values[1])
-        out = address(context, builder, signature.args[2], values[2], values[3])
-        x = builder.load(builder.bitcast(x, FLOATS.as_pointer()), align=4)
-        up, scale = _powers(builder, x)
-        numbers = _whole_numbers(builder, x, up)
-        for limb in range(LIMBS):
-            part = builder.trunc(builder.lshr(numbers, constant(WORDS, 8 * limb)), BYTES)
-            if limb < LIMBS - 1:
-                part = builder.xor(part, constant(BYTES, 128))  # takes MIDDLE away again
-            _write(builder, part, out, (LIMBS - 1 - limb) * BLOCK)
-        add = declare(builder, I32, [WORDS], f"llvm.vector.reduce.add.v{BLOCK}i32")
-        total = builder.sub(builder.call(add, [numbers]), I32(BLOCK * MIDDLE))
-        _write(builder, scale, out, LIMBS * BLOCK)
-        _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
-        return context.get_dummy_value()
 
-    return signature, generate
+def cut_block_for(dots: Dots) -> Callable[..., Any]:
+    """What cuts activations for one kind of instruction, for compiled code."""
+
+    @intrinsic
+    def cut_block(context: Any, x: Any, x_at: Any, limbs: Any, limbs_at: Any) -> Any:
+        """Write the limbs of the 32 float32 from `x_at` on to the bytes from `limbs_at` on."""
+        signature = types.void(x, types.intp, limbs, types.intp)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x = address(context, builder, signature.args[0], values[0], values[1])
+            out = address(context, builder, signature.args[2], values[2], values[3])
+            x = builder.load(builder.bitcast(x, FLOATS.as_pointer()), align=4)
+            _cut(builder, dots, x, out)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return cut_block
+
+
+CUT_BYTES = cut_bytes(DOTS)
+cut_block = cut_block_for(DOTS)
+
+
+def _cut(builder: Any, dots: Dots, x: Any, out: Any) -> None:
+    up, scale = _powers(builder, x)
+    numbers = _whole_numbers(builder, x, up)
+    for limb in range(LIMBS):
+        part = builder.trunc(builder.lshr(numbers, constant(WORDS, 8 * limb)), BYTES)
+        if limb < LIMBS - 1:
+            part = builder.xor(part, constant(BYTES, 128))  # takes MIDDLE away again
+        _write(builder, part, out, (LIMBS - 1 - limb) * BLOCK)
+    total = builder.sub(_sum(builder, numbers), I32(BLOCK * MIDDLE))
+    _write(builder, scale, out, LIMBS * BLOCK)
+    _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
+    if dots.is_offset:
+        high = _sum(builder, builder.ashr(numbers, constant(WORDS, LOW_BITS)))
+        low = builder.sub(total, builder.shl(high, I32(LOW_BITS)))
+        for number, part in enumerate((high, low)):
+            start = builder.mul(part, I32(-OFFSET))
+            _write(builder, start, out, LIMBS * BLOCK + 8 + 4 * number)
+
+
+def _sum(builder: Any, numbers: Any) -> Any:
+    add = declare(builder, I32, [WORDS], f"llvm.vector.reduce.add.v{BLOCK}i32")
+    return builder.call(add, [numbers])
 
 
 def _powers(builder: Any, x: Any) -> tuple[Any, Any]:

@@ -13,17 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
-from forerun.lean.limb_tile import (
-    BEST_TOKENS,
-    MOST_TOKENS,
-    multiply_limbs_block4,
-    multiply_limbs_block8,
-)
+from forerun.lean.limb_tile import MOST_TOKENS, multiply_limbs_block4, multiply_limbs_block8
 from forerun.lean.limbs import CUT_BYTES, cut_block
 from forerun.lean.scalar import exp
-from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
+from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import padded, store
 from forerun.lean.tile import (
     multiply_bfloat16,
@@ -43,7 +39,9 @@ from forerun.lean.unpack import (
 
 CHUNK = 4 * BLOCK  # inputs
 FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
-BLOCK8 = int(Format.BLOCK8)
+BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
+FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # from it on formats meet limbs, if any do
+BEST_TOKENS = DOTS.best_tokens
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -95,14 +93,14 @@ def make_work(num_tokens: int, limbs: Bytes) -> Work:
 
 def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
     """Room for the limbs of so many tokens' inputs of any of the matrices."""
-    blocks = int(m.depth.max()) // BLOCK if HAS_DOT_PRODUCTS else 0
+    blocks = int(m.depth.max()) // BLOCK if LIMBS_4 else 0
     return np.empty((num_tokens, blocks * CUT_BYTES), np.uint8)
 
 
 @inner
 def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
     """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
-    if HAS_DOT_PRODUCTS and m.format[index] >= BLOCK8:
+    if LIMBS_4 and m.format[index] >= FIRST_OF_LIMBS:
         for block in range(x.size // BLOCK):
             cut_block(x, block * BLOCK, limbs, block * CUT_BYTES)
 
@@ -150,7 +148,7 @@ def panel(
     """Outputs without bias of one panel for the first tokens of x: (tokens, LANES)."""
     depth, w, format = m.depth[index], m.panels, m.format[index]
     at, blocks = m.panel_at[index] + number * m.panel_bytes[index], depth // BLOCK
-    if HAS_DOT_PRODUCTS and format >= BLOCK8:
+    if LIMBS_4 and format >= FIRST_OF_LIMBS:
         panel_of_limbs(m, index, at, work.limbs, num_tokens, sums)
     elif num_tokens > TOKENS:
         panel_of_many(m, index, at, x, num_tokens, sums, work.flat)
@@ -160,9 +158,9 @@ def panel(
         multiply_bfloat16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif format == FLOAT16:
         multiply_float16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
-    elif HAS_DOT_PRODUCTS:
+    elif LIMBS_8:
         pass  # blocks are done above: what would not run is not compiled
-    elif format == BLOCK8:
+    elif LIMBS_4 or format == BLOCK8:
         multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
     else:
         multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
@@ -178,7 +176,7 @@ def panel_of_limbs(
     for tile in range(tiles):
         first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
         x_at, y_at, count = first * stride, first * LANES, last - first
-        if m.format[index] == BLOCK8:
+        if LIMBS_8 and m.format[index] == BLOCK8:
             multiply_limbs_block8(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
         else:
             multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
@@ -207,9 +205,9 @@ def panel_of_many(
             unpack_bfloat16(m.panels, w_at, 1, size, flat)
         elif format == FLOAT16:
             unpack_float16(m.panels, w_at, 1, size, flat)
-        elif HAS_DOT_PRODUCTS:
+        elif LIMBS_8:
             pass
-        elif format == BLOCK8:
+        elif LIMBS_4 or format == BLOCK8:
             unpack_block8(m.panels, w_at, size // BLOCK, BLOCK, flat)
         else:
             unpack_block4(m.panels, w_at, size // BLOCK, BLOCK // 2, flat)

@@ -20,6 +20,7 @@ from forerun.models.base import (
     check_truncate,
     check_watched,
     endings_of,
+    generation_defaults,
 )
 from forerun.models.naming import size_name
 
@@ -101,6 +102,12 @@ class LeanModel:
     def endings(self) -> Sequence[int]:
         """The tokens with which the model ends a text."""
         return self.packed.facts.endings if self._model is None else endings_of(self._model)
+
+    @property
+    def generation_defaults(self) -> dict[str, float]:
+        """Sampling options that the model states for itself."""
+        loaded = self._model
+        return self.packed.facts.defaults if loaded is None else generation_defaults(loaded)
 
     @property
     def embedding(self) -> Any:

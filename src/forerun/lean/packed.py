@@ -30,6 +30,7 @@ class Facts(NamedTuple):
     hidden_size: int
     num_layers: int
     endings: list[int]  # tokens with which it ends a text
+    defaults: dict[str, float]  # sampling options that it states for itself
     is_rounded: bool  # to 8 bits
 
 

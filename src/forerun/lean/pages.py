@@ -3,6 +3,9 @@
 A row has a list of pages; slot s lies in page s // PAGE.  Storage grows by single pages, so nothing
 is copied to make room, and released pages are reused.  Rows that begin with the same text share
 pages; a shared page is copied when one of its rows is about to write to it.
+
+The system clears memory when it is first written to.  Rows that reach the end of a page in the same
+pass would wait for all of theirs, so that is done little by little in the passes before.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ Rotary = Callable[[int, int], tuple[Floats, Floats]]
 """Cosines and sines (tables, end - begin, head size / 2) of the positions `begin` to `end`."""
 
 LINE = 64  # bytes of a cache line
+CLEARED = 1024  # numbers that the system clears at once, at least
 CHUNK = 8  # pages that are allocated together
 ANGLES = 512  # positions by which the rotary table grows
 
@@ -68,13 +72,15 @@ class Pages:
         self._heads = heads
         self._rotary = rotary
         self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
-        self._free: list[Page] = []
+        self._free: list[Page] = []  # given back, or cleared ahead of their use
+        self._fresh: list[Page] = []  # never written to, but for the beginning of the last one
+        self._num_cleared = 0  # numbers of the last fresh page
         self.cache = Cache(np.zeros((1, 1), np.int64), *rotary(0, ANGLES))
 
     @property
     def num_used(self) -> int:
         """Pages that rows hold."""
-        return self.num_allocated - len(self._free)
+        return self.num_allocated - len(self._free) - len(self._fresh)
 
     def of_row(self, row: int, length: int) -> list[Page]:
         """The pages of the first `length` slots of a row."""
@@ -94,6 +100,7 @@ class Pages:
             pages += [self._new_page() for _ in range(num_needed - num_held)]
             self._write_addresses(row, num_held)
         self._extend_angles(end)
+        self._clear_ahead(end - begin)
 
     def copy_out(self, row: int, length: int) -> list[Page]:
         """Copies of these pages, which rows may share; they are never written to or reused."""
@@ -131,12 +138,34 @@ class Pages:
             written.values[:, :, :, there] = read.values[:, :, :, here]
 
     def _new_page(self) -> Page:
-        if not self._free:
-            self.num_allocated += CHUNK
-            self._free = empty_pages(CHUNK, self._num_layers, self._heads)[::-1]
-        page = self._free.pop()
+        if self._free:
+            page = self._free.pop()
+        else:
+            page = self._fresh_page()
+            self._fresh.pop()
+            self._num_cleared = 0
         page.num_holders = 1
         return page
+
+    def _fresh_page(self) -> Page:
+        """The next page that was never used; it stays where it is."""
+        if not self._fresh:
+            self.num_allocated += CHUNK
+            self._fresh = empty_pages(CHUNK, self._num_layers, self._heads)[::-1]
+        return self._fresh[-1]
+
+    def _clear_ahead(self, num_slots: int) -> None:
+        """Write to the share of a page that so many slots are, if rows could need it at once."""
+        if len(self._free) >= sum(map(bool, self._rows)):
+            return
+        page = self._fresh_page()
+        size = page.numbers.size
+        end = min(size, self._num_cleared + -(-size * num_slots // PAGE))
+        page.numbers.reshape(-1)[self._num_cleared : end : CLEARED] = 0
+        self._num_cleared = end
+        if end == size:
+            self._free.append(self._fresh.pop())
+            self._num_cleared = 0
 
     def _drop(self, page: Page) -> None:
         page.num_holders -= 1

@@ -7,8 +7,16 @@ import platform
 from pathlib import Path
 from typing import NamedTuple
 
-from llvmlite import binding
 from numba import config
+from numba.core.codegen import get_host_cpu_features
+
+X86 = {
+    "vnni512": ("avx512f", "avx512bw", "avx512vnni"),
+    "vnni256": ("avx2", "fma", "f16c", "avxvnni"),
+    "madd512": ("avx512f", "avx512bw"),
+    "madd256": ("avx2", "fma", "f16c"),
+}
+"""What each kind of `dots` needs, the best first."""
 
 
 class Shape(NamedTuple):
@@ -26,10 +34,7 @@ def known_features() -> str:
     """What LLVM may use of this processor; a user may have told Numba to hold back."""
     if config.CPU_FEATURES is not None:
         return str(config.CPU_FEATURES)
-    try:
-        return str(binding.get_host_cpu_features().flatten())
-    except RuntimeError:  # LLVM does not know this processor
-        return ""
+    return str(get_host_cpu_features())
 
 
 def best_shape() -> Shape:
@@ -38,13 +43,21 @@ def best_shape() -> Shape:
     return Shape(lanes=32, tokens=8) if is_wide else Shape(lanes=16, tokens=6)
 
 
-def has_dot_products() -> bool:
-    """Whether one instruction adds up products of bytes; FORERUN_DOT_PRODUCTS=0 says no.
+def dot_products() -> str:
+    """Which instructions add up products of bytes (`dots`); FORERUN_DOT_PRODUCTS=0 says none."""
+    if os.environ.get("FORERUN_DOT_PRODUCTS") == "0":
+        return ""
+    if is_arm():
+        return "sdot" if _has_sdot() else ""
+    features = known_features().split(",")
+    for name, parts in X86.items():
+        if all(f"+{part}" in features for part in parts):
+            return name
+    return ""
 
-    On ARM the system is asked, because LLVM does not list this feature.
-    """
-    if os.environ.get("FORERUN_DOT_PRODUCTS") == "0" or not is_arm():
-        return False
+
+def _has_sdot() -> bool:
+    """The system is asked, because LLVM does not list this feature."""
     if config.CPU_FEATURES is not None or "+dotprod" in known_features():
         return "+dotprod" in known_features()
     if platform.system() == "Darwin":
@@ -58,6 +71,8 @@ def has_dot_products() -> bool:
 LANES, TOKENS = best_shape()
 READS_HALVES = "+f16c" in known_features() or is_arm()
 """Whether there is an instruction for float16; what LLVM calls instead may not be there at all."""
-HAS_DOT_PRODUCTS = has_dot_products()
+DOT_PRODUCTS = dot_products()
+HAS_DOT_PRODUCTS = DOT_PRODUCTS != ""
 """Which of two kinds of products serves the block formats, in passes of every size: those of
-`limb_tile`, or those of `tile`.  They round differently, so this is no matter of speed alone."""
+`limb_tile`, or those of `tile`.  They round differently, so this is no matter of speed alone.
+All instructions of `dots` give the same numbers, but want the weights in layouts of their own."""

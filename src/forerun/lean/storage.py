@@ -19,17 +19,31 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.lean.dots import DOTS, FOUR, LIMBS_4, LIMBS_8, OFFSET, Dots
 from forerun.lean.formats import BLOCK, HEADER, INPUTS_PER_ROW, ROW, Format
-from forerun.lean.limb_tile import QUAD
 from forerun.lean.packing import extremes, fits, pack4, pack8
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, is_arm
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-# How a block lies: outputs beside each other, inputs of one output beside each other, and how many
-# inputs lie between the two 4-bit numbers of a byte.  See `limb_tile`, and otherwise `formats`.
-BLOCK_LANES, SIDE_BY_SIDE, APART = (QUAD, QUAD, BLOCK // 2) if HAS_DOT_PRODUCTS else (LANES, 1, 1)
+
+class Layout(NamedTuple):
+    """How a block lies.  See `limb_tile`, and `formats` for floats."""
+
+    lanes: int  # outputs beside each other
+    side_by_side: int  # inputs of one output beside each other
+    apart: int  # inputs between the two 4-bit numbers of a byte
+    is_offset: bool  # 8-bit numbers are OFFSET higher
+
+
+def layout_for(dots: Dots) -> Layout:
+    return Layout(dots.sums, FOUR, BLOCK // 2, dots.is_offset)
+
+
+FOR_FLOATS = Layout(LANES, 1, 1, False)
+LAYOUT_8 = layout_for(DOTS) if LIMBS_8 else FOR_FLOATS
+LAYOUT_4 = layout_for(DOTS) if LIMBS_4 else FOR_FLOATS
 
 BLOCKS_PAY = HAS_DOT_PRODUCTS or not is_arm()
 """Whether blocks are faster than float32.  ARM without products of bytes makes floats of them more
@@ -87,26 +101,30 @@ def float16(matrix: Floats) -> Stored | None:
     return Stored(Format.FLOAT16, panels.reshape(len(panels), -1).view(np.uint8))
 
 
-def block8(matrix: Floats) -> Stored | None:
+def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
     low, high = _extremes(matrix)
     size = np.maximum(high, -low)
     guesses = [(_half(size / count), np.zeros_like(size)) for count in (127, 16)]
     d, _ = _best(matrix, guesses, -127, 127)
-    blocks = _with_headers(Format.BLOCK8, [d])
-    header = HEADER[Format.BLOCK8] // LANES * BLOCK_LANES
-    fits = pack8(matrix, d, BLOCK_LANES, SIDE_BY_SIDE, blocks, header)
-    return Stored(Format.BLOCK8, _joined(blocks)) if fits else None
+    blocks = _with_headers(Format.BLOCK8, [d], layout)
+    header = HEADER[Format.BLOCK8] // LANES * layout.lanes
+    if not pack8(matrix, d, layout.lanes, layout.side_by_side, blocks, header):
+        return None
+    if layout.is_offset:
+        blocks[:, :, header:] ^= OFFSET  # which adds it to a byte
+    return Stored(Format.BLOCK8, _joined(blocks, layout))
 
 
-def block4(matrix: Floats) -> Stored | None:
+def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
     low, high = _extremes(matrix)
     largest = np.where(high > -low, high, low)
     guesses = [(_half((high - low) / 15), _half(low)), (_half(largest / -8), _half(largest))]
     d, m = _best(matrix, guesses, 0, 15)
-    blocks = _with_headers(Format.BLOCK4, [d, m])
-    header = HEADER[Format.BLOCK4] // LANES * BLOCK_LANES
-    fits = pack4(matrix, d, m, BLOCK_LANES, SIDE_BY_SIDE, APART, blocks, header)
-    return Stored(Format.BLOCK4, _joined(blocks)) if fits else None
+    blocks = _with_headers(Format.BLOCK4, [d, m], layout)
+    header = HEADER[Format.BLOCK4] // LANES * layout.lanes
+    lanes, side_by_side, apart, _ = layout
+    fits = pack4(matrix, d, m, lanes, side_by_side, apart, blocks, header)
+    return Stored(Format.BLOCK4, _joined(blocks, layout)) if fits else None
 
 
 def rounded(matrix: Floats) -> Floats:
@@ -139,17 +157,17 @@ def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _with_headers(format: Format, numbers: list[Floats]) -> Bytes:
-    """Blocks (panels or quads, blocks, bytes) that begin with their numbers (out, blocks)."""
+def _with_headers(format: Format, numbers: list[Floats], layout: Layout) -> Bytes:
+    """Blocks (panels or strips, blocks, bytes) that begin with their numbers (out, blocks)."""
     halves = [each.astype(np.float16) for each in numbers]
-    headers = np.concatenate([to_panels(each, BLOCK_LANES).view(np.uint8) for each in halves], 2)
-    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format] // LANES * BLOCK_LANES
+    headers = np.concatenate([to_panels(each, layout.lanes).view(np.uint8) for each in halves], 2)
+    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format] // LANES * layout.lanes
     return np.pad(headers, ((0, 0), (0, 0), (0, body)))
 
 
-def _joined(blocks: Bytes) -> Bytes:
+def _joined(blocks: Bytes, layout: Layout) -> Bytes:
     """The blocks of each panel one after the other."""
-    return blocks.reshape(len(blocks) * BLOCK_LANES // LANES, -1)
+    return blocks.reshape(len(blocks) * layout.lanes // LANES, -1)
 
 
 def _half(x: NDArray[Any]) -> Floats:

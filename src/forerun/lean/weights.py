@@ -24,7 +24,7 @@ from forerun.lean.linear import Floats, Matrices, alternate, join
 from forerun.lean.packed import Facts, Packed
 from forerun.lean.rotary import rotary_of, tables
 from forerun.lean.storage import padded, rounded
-from forerun.models.base import endings_of
+from forerun.models.base import endings_of, generation_defaults
 from forerun.models.llama_family import linear_layers, why_other_shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,6 +44,7 @@ def pack(model: Any, int8: bool = False) -> Packed:
             hidden_size=config.hidden_size,
             num_layers=config.num_hidden_layers,
             endings=list(endings_of(model)),
+            defaults=generation_defaults(model),
             is_rounded=int8,
         ),
     )

@@ -88,6 +88,18 @@ def identity(model: LanguageModel) -> Any:
     return getattr(model, "identity", model)
 
 
+GENERATION_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"
+)  # fmt: skip
+
+
+def generation_defaults(model: Any) -> dict[str, float]:
+    """The sampling options that a transformers model's `generation_config` states."""
+    config = getattr(model, "generation_config", None)
+    values = {name: getattr(config, name, None) for name in GENERATION_FIELDS}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
 def endings_of(model: Any) -> Sequence[int]:
     """The ids with which a transformers model ends a text."""
     for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):

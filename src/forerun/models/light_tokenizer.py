@@ -98,6 +98,10 @@ class LightTokenizer:
         return type(self._all)
 
     @property
+    def backend_tokenizer(self) -> Any:
+        return self._backend if vars(self)["_whole"] is None else self._all.backend_tokenizer
+
+    @property
     def _all(self) -> Any:
         own = vars(self)
         if own["_whole"] is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from forerun.models.base import LanguageModel
+from forerun.serve.defaults import defaults_of
 from forerun.serve.fingerprint import model_digest
 
 
@@ -18,22 +18,16 @@ class ModelCard:
     vocab_size: int
     max_context: int | None
     tokenizer: Any
-    model: Any  # with the settings that the real one has: `config` and `generation_config`
+    generation_defaults: dict[str, float]
     digest: str  # equal where the same seed gives the same text
 
 
 def card_of(target: LanguageModel) -> ModelCard:
-    inner = getattr(target, "model", None)
-    settings = {
-        name: getattr(inner, name)
-        for name in ("config", "generation_config")
-        if hasattr(inner, name)
-    }
     return ModelCard(
         target.name,
         target.vocab_size,
         target.max_context,
         getattr(target, "tokenizer", None),
-        SimpleNamespace(**settings),
+        defaults_of(target),
         model_digest(target),
     )

@@ -10,6 +10,7 @@ engine of its own, `serve/ticket.py`, it does for one elsewhere.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Protocol
 
@@ -18,8 +19,6 @@ from forerun.engine.text import TextStream
 from forerun.errors import LOG, GenerationError
 from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work, grow
 from forerun.serve.errors import ApiError
-from forerun.serve.pool import PooledEngine
-from forerun.serve.trial import Death, Trial
 
 
 class Replicas(Protocol):
@@ -40,20 +39,23 @@ class RemoteEngine:
         self._start = start
         self.failure: Exception | None = None
         self.has_given = False  # any token
+        self.known = 0, 0.0  # what others had lost when it was taken; see `blame`
+        self._entered: float | None = None
+        self._left: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """For which the answer was in the replica."""
+        return 0.0 if self._entered is None else (self._left or time.monotonic()) - self._entered
+
+    def enter(self) -> None:
+        self._entered = time.monotonic()
+
+    def leave(self) -> None:
+        self._left = time.monotonic()
 
     def submit(self, prompt: list[int], **options: Any) -> RemoteAnswer:
         return self._start(self, prompt, options)
-
-
-class NoTrial(Trial):
-    """A replica that died cannot be asked who killed it, and no other is emptied to find out.
-
-    A death is held against a request if the replica gave it no token.  After a few of those in a
-    row it is not sent to another one: a request that kills cannot go through all replicas.
-    """
-
-    def accuse(self, engine: PooledEngine) -> Death:
-        return Death(is_explained=getattr(engine, "has_given", False))
 
 
 class RemoteAnswer(AsyncIterator[Piece]):
@@ -141,6 +143,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self.replica = message.replica
         if not self.has_entered:
             self.has_entered = True
+            self._engine.enter()
             self._on_entry()
         grow(self.stats, message.growth)
         for piece in message.pieces:
@@ -204,6 +207,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return text
 
     def _finish(self, outcome: Generation | Exception) -> None:
+        self._engine.leave()
         if isinstance(outcome, Generation):
             self._end.set_result(outcome)
         else:

@@ -6,8 +6,9 @@ from typing import Any
 
 from starlette.applications import Starlette
 
+from forerun.scale.blame import Blame
 from forerun.scale.card import ModelCard
-from forerun.scale.failover import NoTrial, Replicas
+from forerun.scale.failover import Replicas
 from forerun.scale.fleet import Fleet
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.assembly import make_server
@@ -29,7 +30,7 @@ def make_ingress(
         draft_length=settings.draft_length,
         max_batch=scale.most * settings.max_batch,
         engines=fleet,
-        trial=NoTrial(),
+        trial=Blame(),
         model_digest=card.digest,
         **options,
     )

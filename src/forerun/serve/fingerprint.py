@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import platform
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from importlib import metadata
 from typing import Any
+
+import numpy as np
 
 from forerun.engine.intake import ending_tokens
 from forerun.models.base import LanguageModel
@@ -75,6 +77,11 @@ def _model_parts(target: LanguageModel) -> Iterator[str]:
     yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
     yield _tokenizer(getattr(target, "tokenizer", None))
+    packed = getattr(target, "packed", None)
+    if packed is not None:  # on our CPU pass, which reads nothing else
+        yield from _packed_weights(packed)
+        yield from arithmetic(target)
+        return
     model: Any = getattr(target, "model", None)
     weights = getattr(target, "fingerprint", None)  # where they lie in several processes
     if weights is None and not hasattr(model, "state_dict"):  # a function: nothing is known of it
@@ -99,7 +106,7 @@ def arithmetic(target: LanguageModel) -> list[str]:
         from forerun.lean import shape
 
         packages, processor = ["numba"], llvm.get_host_cpu_name()
-        told.append(f"{shape.LANES} {shape.TOKENS} {shape.HAS_DOT_PRODUCTS}")
+        told.append(f"{shape.LANES} {shape.TOKENS} {shape.DOT_PRODUCTS}")
     elif kind == "GpuModel":
         packages, processor = ["torch", "triton"], _device(target)
     else:
@@ -116,20 +123,43 @@ def _device(target: LanguageModel) -> str:
     return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
-def _weights(model: Any) -> Iterator[str]:
+def _packed_weights(packed: Any) -> list[str]:
+    """A digest of each array, and every number, by their names."""
+    from forerun.lean.kept_file import leaves
+
+    def told(leaf: tuple[str, Any]) -> str:
+        name, value = leaf
+        if not isinstance(value, np.ndarray):
+            return f"{name} {value!r}"
+        return f"{name} {value.shape} {value.dtype} {_digest_of(np.ascontiguousarray(value))}"
+
+    return _all_told(told, leaves(packed))
+
+
+def _weights(model: Any) -> list[str]:
     """A digest of each tensor, in the order of their names."""
     import torch
 
-    def told(name: str, value: Any) -> str:
+    def told(pair: tuple[str, Any]) -> str:
+        name, value = pair
         if not isinstance(value, torch.Tensor):
             return f"{name} {value!r}"
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest = blake2b(flat.numpy().data, digest_size=16).hexdigest()
-        return f"{name} {tuple(value.shape)} {value.dtype} {digest}"
+        return f"{name} {tuple(value.shape)} {value.dtype} {_digest_of(flat.numpy())}"
 
-    named = sorted(model.state_dict().items())
+    return _all_told(told, sorted(model.state_dict().items()))
+
+
+def _all_told(
+    told: Callable[[tuple[str, Any]], str], pairs: Iterable[tuple[str, Any]]
+) -> list[str]:
+    """In their order, several at once."""
     with ThreadPoolExecutor() as workers:
-        yield from workers.map(lambda pair: told(*pair), named)
+        return list(workers.map(told, pairs))
+
+
+def _digest_of(array: Any) -> str:
+    return blake2b(array.reshape(-1).view(np.uint8).data, digest_size=16).hexdigest()
 
 
 def _tokenizer(tokenizer: Any) -> str:

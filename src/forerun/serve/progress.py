@@ -31,17 +31,6 @@ class Progress:
         self.fates += piece.fates
         self.logprobs += piece.logprobs or ()
 
-    @property
-    def num_mysteries(self) -> int:
-        """Deaths of engines that it was in and that nobody was found guilty of, since the last
-        one that was explained."""
-        count = 0
-        for death in reversed(self.deaths):
-            if death.is_explained:
-                break
-            count += death.is_mystery
-        return count
-
     def leave(self, partial: Generation | None) -> None:
         """The next engine goes on after what the present one gave, if anything."""
         if partial is not None:

@@ -19,9 +19,6 @@ from forerun.serve.row_budget import RowBudget
 from forerun.serve.trial import Trial
 from forerun.serve.watcher import Watcher
 
-MOST_MYSTERIES = 3
-"""Engines that may die around a choice for no reason found, before that is held against it."""
-
 
 class Ticket(AsyncIterator[tuple[int, Piece]]):
     """Iterate over (choice, piece), await `results`, or `abort`.
@@ -178,10 +175,11 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         if progress.is_suspect:
             return await self._tried(choice, progress)
         engine = await self._engines.get(self._pair)
+        self._trial.enter(engine)
         try:
             return await self._answered(engine, choice, progress)
         except GenerationError as error:
-            if engine.failure is None or progress.num_mysteries == MOST_MYSTERIES:
+            if engine.failure is None:
                 raise
             if self._is_aborted:  # the engine did not live to hear of it
                 return self._unfinished(choice, "aborted", progress)
@@ -190,12 +188,16 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 return None  # it only waited there
             death = self._trial.accuse(engine)
             progress.deaths.append(death)
+            if self._trial.blames(progress.deaths):
+                raise
             progress.is_suspect = death.num_untried > 0
-            return None
         finally:
+            self._trial.leave(engine)
             self._answers.pop(choice, None)
             if engine.failure is not None:
                 self._engines.replace(self._pair, engine)
+        await self._trial.pause(progress.deaths)
+        return None
 
     async def _tried(self, choice: int, progress: Progress) -> Generation | None:
         """The first tokens after a death, alone in an engine; None if that outlives them."""

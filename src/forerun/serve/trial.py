@@ -8,10 +8,14 @@ engine dies too, its one request was the killer, and ends; the others go on toge
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from forerun.serve.pool import PooledEngine
+
+MOST_MYSTERIES = 3
+"""Engines that may die around a choice for no reason found, before that is held against it."""
 
 
 @dataclass
@@ -39,3 +43,24 @@ class Trial:
         death = self._deaths.setdefault(engine, Death())
         death.num_untried += 1
         return death
+
+    def blames(self, deaths: Sequence[Death]) -> bool:
+        """Whether a choice that was in these engines shall not be sent to another one."""
+        return sum(death.is_mystery for death in unexplained(deaths)) == MOST_MYSTERIES
+
+    async def pause(self, deaths: Sequence[Death]) -> None:
+        """Before a choice that was in these engines is sent to another one."""
+
+    def enter(self, engine: PooledEngine) -> None:
+        """A choice is given to an engine."""
+
+    def leave(self, engine: PooledEngine) -> None:
+        """It has ended there, or the engine has."""
+
+
+def unexplained(deaths: Sequence[Death]) -> Sequence[Death]:
+    """Those since the last one that was explained."""
+    count = 0
+    while count < len(deaths) and not deaths[-1 - count].is_explained:
+        count += 1
+    return deaths[len(deaths) - count :]

@@ -1,0 +1,141 @@
+"""The instructions that add up products of bytes, as each processor has them.
+
+    total[i] += w[4 * i] * x[4 * i] + ... + w[4 * i + 3] * x[4 * i + 3]
+
+x, the limbs of activations, are signed.  w, the weights, are signed on ARM and unsigned on x86,
+where 8-bit weights are therefore kept OFFSET higher; `limbs` has what takes that away again.
+
+Older processors of x86 make sums of two products, in 16 bits.  A block of 32 inputs adds 16
+products to each, of 4-bit weights at most 16 * 15 * 128 = 30,720, which fits; neighbours are added
+up after that.  Of 8-bit weights even two need not fit: these are multiplied as floats there.
+
+The whole numbers that come out are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+
+from forerun.lean.formats import I8, I16, I32, declare
+from forerun.lean.shape import DOT_PRODUCTS, HAS_DOT_PRODUCTS
+
+FOUR = 4  # products in each sum
+OFFSET = 128  # of 8-bit weights where weights are unsigned
+
+
+class Dots(NamedTuple):
+    """One processor's instructions, and how they are best used."""
+
+    name: str
+    sums: int  # that one instruction makes
+    call: str  # LLVM's name for it; "" for plain instructions that every processor has
+    join: str = ""  # LLVM's name for what adds up neighbours, where sums are narrow
+    is_narrow: bool = False  # sums of two products in 16 bits
+    is_signed: bool = False  # whether weights are
+    features: str = ""  # that LLVM is told of, where it does not know of them anyway
+    words_read: int = 1  # of activations, by one instruction
+    abreast: int = 0  # tokens whose sums all fit the registers; 0: see `limb_tile`
+    best_tokens: int = 6  # in each tile of many: the least time for a token
+
+    @property
+    def is_offset(self) -> bool:
+        """Whether 8-bit weights are kept OFFSET higher."""
+        return not self.is_signed and not self.is_narrow
+
+
+SDOT = Dots(
+    "sdot", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", is_signed=True, words_read=4,
+    features="+fp-armv8,+neon,+dotprod",
+)  # fmt: skip
+VNNI_512 = Dots("vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", abreast=4, best_tokens=8)
+VNNI_256 = Dots("vnni256", 8, "llvm.x86.avx512.vpdpbusd.256", abreast=3)
+MADD_512 = Dots(
+    "madd512", 16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512",
+    is_narrow=True, abreast=4, best_tokens=8,
+)  # fmt: skip
+MADD_256 = Dots(
+    "madd256", 8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd", is_narrow=True, abreast=3
+)
+
+
+def plain(dots: Dots) -> Dots:
+    """The same sums in the same layout, on any processor and slowly."""
+    return dots._replace(name=f"plain_{dots.name}", call="", join="", features="")
+
+
+KINDS = {dots.name: dots for dots in (SDOT, VNNI_512, VNNI_256, MADD_512, MADD_256)}
+KINDS |= {dots.name: dots for dots in map(plain, tuple(KINDS.values()))}
+DOTS = KINDS.get(DOT_PRODUCTS, plain(SDOT))
+"""This processor's; where there are none, some that nothing is multiplied with."""
+LIMBS_4 = HAS_DOT_PRODUCTS
+LIMBS_8 = HAS_DOT_PRODUCTS and not DOTS.is_narrow
+"""Whether weights in BLOCK4 and in BLOCK8 meet limbs; otherwise they meet floats."""
+
+
+def nothing_yet(dots: Dots) -> Any:
+    """Sums before the first products."""
+    kind = ir.VectorType(*(I16, 2 * dots.sums) if dots.is_narrow else (I32, dots.sums))
+    return ir.Constant(kind, [0] * kind.count)
+
+
+def dot(builder: Any, dots: Dots, total: Any, weights: Any, x: Any) -> Any:
+    """`total` plus the products of weights and x (FOUR * sums,)."""
+    if not dots.call:
+        return builder.call(_plain_function(builder.module, dots), [total, weights, x])
+    kind = total.type
+    if dots.is_narrow:
+        pairs = declare(builder, kind, [weights.type, x.type], dots.call)
+        return builder.add(total, builder.call(pairs, [weights, x]))
+    operands = [weights, x]
+    if not dots.is_signed:  # on x86 LLVM calls four bytes a number
+        operands = [builder.bitcast(operand, kind) for operand in operands]
+    fours = declare(builder, kind, [kind, *(operand.type for operand in operands)], dots.call)
+    return builder.call(fours, [total, *operands])
+
+
+def finished(builder: Any, dots: Dots, total: Any) -> Any:
+    """Sums of a block as int32 (sums,)."""
+    if not dots.is_narrow:
+        return total
+    words = ir.VectorType(I32, dots.sums)
+    if dots.join:
+        neighbours = declare(builder, words, [total.type] * 2, dots.join)
+        return builder.call(neighbours, [total, ir.Constant(total.type, [1] * total.type.count)])
+    return _add_up(builder, builder.sext(total, ir.VectorType(I32, 2 * dots.sums)), 2)
+
+
+def _plain_function(module: Any, dots: Dots) -> Any:
+    """`dot` as a function of its own, because a tile makes hundreds of these sums."""
+    name = f"forerun_{dots.name}"
+    if name in module.globals:
+        return module.globals[name]
+    kind, row = nothing_yet(dots).type, ir.VectorType(I8, FOUR * dots.sums)
+    function = ir.Function(module, ir.FunctionType(kind, [kind, row, row]), name)
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block())
+    total, weights, x = function.args
+    wide = ir.VectorType(I32, FOUR * dots.sums)
+    weights = (builder.sext if dots.is_signed else builder.zext)(weights, wide)
+    products = builder.mul(weights, builder.sext(x, wide))
+    sums = _add_up(builder, products, wide.count // kind.count)
+    if dots.is_narrow:
+        for bound, name in ((32767, "smin"), (-32768, "smax")):  # as the instruction saturates
+            limit = declare(builder, sums.type, [sums.type] * 2, f"llvm.{name}.v{kind.count}i32")
+            sums = builder.call(limit, [sums, ir.Constant(sums.type, [bound] * kind.count)])
+        sums = builder.trunc(sums, kind)
+    builder.ret(builder.add(total, sums))
+    return function
+
+
+def _add_up(builder: Any, numbers: Any, count: int) -> Any:
+    """Sums of `count` neighbours."""
+    nothing, total = ir.Constant(numbers.type, ir.Undefined), None
+    for first in range(count):
+        lanes = list(range(first, numbers.type.count, count))
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+        part = builder.shuffle_vector(numbers, nothing, mask)
+        total = part if total is None else builder.add(total, part)
+    return total

@@ -1,0 +1,250 @@
+"""Every processor's instructions for products of bytes, in its own layout, played on this one."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from llvmlite import binding, ir
+from numba import config
+
+from forerun.lean import limb_tile, shape, storage
+from forerun.lean.dots import DOTS, KINDS, MADD_256, MADD_512, SDOT, VNNI_256, VNNI_512, Dots, plain
+from forerun.lean.formats import BLOCK, Format
+from forerun.lean.jit import counted
+from forerun.lean.limb_tile import multiply_limbs_by
+from forerun.lean.limbs import cut_block_for, cut_bytes
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
+from forerun.lean.storage import layout_for
+
+TOKENS = 5  # makes groups of one, two and three
+BLOCK_FORMATS = (Format.BLOCK8, Format.BLOCK4)
+DIGITS = {Format.BLOCK8: (-127, 127), Format.BLOCK4: (0, 15)}
+
+Product = Callable[[Any, Any, int], Any]
+
+
+@cache
+def product_by(format: Format, dots: Dots) -> Product:
+    """A function that multiplies matrices (LANES, inputs) with the first tokens of x."""
+    multiply, cut_block, size = (
+        multiply_limbs_by(format, dots),
+        cut_block_for(dots),
+        cut_bytes(dots),
+    )
+
+    @counted
+    def run(panels: Any, x: Any, count: int, y: Any) -> None:
+        blocks = x.shape[1] // BLOCK
+        limbs = np.empty((count, blocks * size), np.uint8)
+        for i in range(count):
+            for block in range(blocks):
+                cut_block(x[i], block * BLOCK, limbs[i], block * size)
+        multiply(limbs, 0, limbs.shape[1], panels, 0, blocks, y, 0, LANES, count)
+
+    def product(matrix: Any, x: Any, count: int) -> Any:
+        shrink = storage.block8 if format is Format.BLOCK8 else storage.block4
+        stored, y = shrink(matrix, layout_for(dots)), np.full((TOKENS, LANES), 7, np.float32)
+        assert stored is not None
+        run(stored.panels.reshape(-1), x, count, y)
+        return y
+
+    return product
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compile sooner."""
+    monkeypatch.setattr(limb_tile, "MOST_TOKENS", TOKENS)
+
+
+def kinds_for(format: Format) -> list[Dots]:
+    """This processor's, and those of others in plain instructions."""
+    kinds = [DOTS] if HAS_DOT_PRODUCTS else []
+    kinds += [plain(dots) for dots in (SDOT, VNNI_512, VNNI_256, MADD_256)]
+    return [dots for dots in kinds if not (dots.is_narrow and format is Format.BLOCK8)]
+
+
+def example(format: Format, num_blocks: int) -> Any:
+    """A matrix (LANES, inputs) whose blocks reach both ends of a format."""
+    generator = np.random.default_rng(8)
+    low, high = DIGITS[format]
+    q = generator.integers(low, high + 1, (LANES, num_blocks, BLOCK)).astype(np.float32)
+    q[..., 2], q[..., 30] = low, high
+    d = (1 + generator.integers(0, 9, (LANES, num_blocks, 1))).astype(np.float32) / 64
+    m = generator.integers(-9, 9, (LANES, num_blocks, 1)) if format is Format.BLOCK4 else 0
+    return (d * q + m).astype(np.float32).reshape(LANES, -1)
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_all_processors_give_the_same_bits(format: Format) -> None:
+    matrix = example(format, 3)
+    x = np.random.default_rng(9).normal(size=(TOKENS, 3 * BLOCK)).astype(np.float32)
+    x *= np.float32(10) ** np.arange(-2, TOKENS - 2, dtype=np.float32)[:, None]
+    x[:, 5] = -x[:, 6] * 40
+    exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
+    sizes = np.abs(x).astype(np.float64) @ np.abs(matrix).T.astype(np.float64)
+    expected = product_by(format, plain(SDOT))(matrix, x, TOKENS)
+    assert (np.abs(expected - exact) < 1e-6 * sizes).all()
+    for dots in kinds_for(format):
+        for count in range(1, TOKENS + 1):
+            y = product_by(format, dots)(matrix, x, count)
+            assert (y[:count] == expected[:count]).all(), dots.name
+            assert (y[count:] == 7).all(), dots.name  # nothing past the tokens asked for
+
+
+@pytest.mark.parametrize("number", [0x3E7F80, -0x3F8080, 0x3F7F7F, -0x400000])
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_no_limbs_overflow_a_sum(format: Format, number: int) -> None:
+    """Activations whose two lower limbs are all -128 or all 127, and the largest of all."""
+    x = np.full((1, BLOCK), number / 2**22, np.float32)
+    for sign in (1, -1):
+        q = np.full((LANES, BLOCK), DIGITS[format][1], np.float32)
+        q[:, 0], q[:, 1] = 0, q[:, 1] - 1  # or it would fit fewer bits
+        matrix = sign * q / 8
+        exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
+        for dots in kinds_for(format):
+            y = product_by(format, dots)(matrix, x, 1)
+            assert np.allclose(y[:1], exact, rtol=1e-7), dots.name
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_what_is_not_finite_stays_so(format: Format) -> None:
+    x = np.ones((3, 2 * BLOCK), np.float32)
+    x[0, 3], x[1, 40] = np.nan, -np.inf
+    for dots in kinds_for(format):
+        y = product_by(format, dots)(example(format, 2), x, 3)
+        assert not np.isfinite(y[:2]).any(), dots.name
+        assert np.isfinite(y[2]).all(), dots.name
+
+
+@pytest.mark.parametrize(
+    ("dots", "machine", "processor", "instructions"),
+    [
+        (SDOT, "aarch64", "neoverse-n1", {"sdot": 24}),
+        (VNNI_512, "x86_64", "icelake-server", {"vpdpbusd": 24}),
+        (VNNI_256, "x86_64", "alderlake", {"vpdpbusd": 24}),
+        (MADD_512, "x86_64", "skylake-avx512", {"vpmaddubsw": 24, "vpmaddwd": 3}),
+        (MADD_256, "x86_64", "haswell", {"vpmaddubsw": 24, "vpmaddwd": 3}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Dots) else "",
+)
+def test_a_block_takes_so_many_instructions(
+    dots: Dots,
+    machine: str,
+    processor: str,
+    instructions: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight for each limb, and those that join: compiled for that processor, not run."""
+    monkeypatch.setattr(limb_tile, "MOST_TOKENS", 1)
+    monkeypatch.setattr(limb_tile, "LANES", dots.sums)
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = f"{machine}-unknown-linux-gnu"
+    try:
+        target = binding.Target.from_triple(module.triple)
+    except RuntimeError:
+        pytest.skip("this LLVM does not compile for that processor")
+    limb_tile.define(module, Format.BLOCK4, dots).linkage = "external"
+    compiled = binding.parse_assembly(str(module))
+    text = target.create_target_machine(cpu=processor, opt=3).emit_assembly(compiled)
+    for name, count in instructions.items():
+        assert len(re.findall(rf"\b{name}\b", text)) == count
+
+
+HASWELL = "+sse4.2,+avx,+avx2,+fma,+f16c"
+SKYLAKE = f"{HASWELL},+avx512f,+avx512bw,+avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (f"{SKYLAKE},+avx512vnni,+avxvnni", "vnni512"),
+        (f"{SKYLAKE},+avx512vnni", "vnni512"),
+        (f"{HASWELL},+avxvnni", "vnni256"),
+        (f"{HASWELL},-avx512vnni,-avx512f,+avxvnni", "vnni256"),
+        (SKYLAKE, "madd512"),
+        (f"{HASWELL},+avx512f,-avx512bw", "madd256"),
+        (HASWELL, "madd256"),
+        ("+sse4.2,+avx,+f16c", ""),
+        ("", ""),
+    ],
+)
+def test_x86_takes_the_best_it_has(
+    features: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(shape, "known_features", lambda: features)
+    assert shape.dot_products() == expected
+    assert not expected or not KINDS[expected].is_signed
+    monkeypatch.setenv("FORERUN_DOT_PRODUCTS", "0")
+    assert shape.dot_products() == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "system", "features", "override", "expected"),
+    [
+        ("aarch64", "Linux", "fp asimd asimddp", None, "sdot"),
+        ("aarch64", "Linux", "fp asimd asimddp", "1", "sdot"),
+        ("aarch64", "Linux", "fp asimd asimddp", "0", ""),
+        ("aarch64", "Linux", "fp asimd asimddphp", None, ""),
+        ("aarch64", "Linux", None, None, ""),
+        ("arm64", "Darwin", None, None, "sdot"),
+        ("arm64", "Darwin", None, "0", ""),
+        ("x86_64", "Linux", "asimddp", None, ""),
+    ],
+)
+def test_an_arm_system_is_asked(
+    machine: str,
+    system: str,
+    features: str | None,
+    override: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(path: Path) -> str:
+        assert path == Path("/proc/cpuinfo")
+        if features is None:
+            raise FileNotFoundError
+        return f"processor : 0\nFeatures : {features}\n"
+
+    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
+    if override is not None:
+        monkeypatch.setenv("FORERUN_DOT_PRODUCTS", override)
+    monkeypatch.setattr(config, "CPU_FEATURES", None)
+    monkeypatch.setattr(shape, "known_features", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert shape.dot_products() == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "expected"),
+    [
+        ("aarch64", "+neon", ""),
+        ("aarch64", "+neon,+dotprod", "sdot"),
+        ("x86_64", HASWELL, "madd256"),
+        ("x86_64", "+avx", ""),
+    ],
+)
+def test_features_that_a_user_withholds_are_not_used(
+    machine: str, features: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORERUN_DOT_PRODUCTS", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    assert shape.dot_products() == expected
