@@ -21,7 +21,7 @@ from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide, scratch  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
-from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece, StreamPiece  # noqa: E402
+from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece  # noqa: E402
 from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.gpu.siblings import most_refusals  # noqa: E402
 from forerun.rules import siblings  # noqa: E402
@@ -33,9 +33,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
 ]
-RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1, 1, 32)
-SHARING = [StreamPiece(1, 2, 1, 1), SiftPiece(1, 2, 1, 1, 0, 32)]
-"""Pieces whose programs share what they learn about a row."""
+RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1, 1)
 XP = compat.array_namespace(np.empty(0))
 
 
@@ -100,10 +98,8 @@ def test_block_keeps_part_of_a_draft_by_its_second_coins() -> None:
     assert decided(out) == ([2] * 2, [extra[row] for row in some])
 
 
-@pytest.mark.parametrize("piece", [SIFT, *SHARING])
-def test_match_on_trees(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_match_on_trees() -> None:
     """Two children: the second is right, or both are, or the second does not count."""
-    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
     tree = Tree((-1, -1, 1))
     made = example(5, 3, 3, 300, temperatures=(1.0,), ragged=False, tree=tree)
     first = made.reference("match")[1]  # no guess is right by itself
@@ -172,26 +168,10 @@ def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
     assert (memory.keys == LOWEST_KEY).all()
 
 
-@pytest.mark.parametrize("piece", SHARING)
-def test_bars_are_shared_and_forgotten(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of three temperatures, one of them broken, twice with the same scratch memory."""
-    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
-    made = example(1, 4, 2, 600, temperatures=(0.7, 0.0, 1.0), ragged=False)
-    expected = made.reference("match")
-    made.target[3, 0, 500] = float("nan")
-    memory = Scratch.allocate(4, 3, 600, "cpu")
-    for _ in range(2):
-        out = launch("match", made.round(torch.float32, "cpu"), memory)
-        assert out.fault.tolist() == [0, 0, 0, 1]
-        assert (out.accepted[:3].tolist(), out.extra[:3].tolist()) == tuple(
-            part[:3] for part in expected
-        )
-        assert (memory.keys == LOWEST_KEY).all()
-        assert not memory.finished.any()
-
-
-@pytest.mark.parametrize("piece", [RACE, SIFT, *SHARING])
-def test_a_quad_whose_bound_is_tight_is_timed(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece", [RACE, SIFT])
+def test_a_quad_whose_bound_is_tight_is_timed(
+    piece: RacePiece | SiftPiece, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Races, out of 1,000, in which the fastest tokens of the blocks, which are timed first, nearly
     exclude the winner: the bound of its block is earlier by a factor of less than 3."""
     monkeypatch.setattr(decide, "race_piece", lambda *_: piece)

@@ -17,12 +17,10 @@ from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
 from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
-from forerun.gpu.kernels.streaming import stream_kernel
 from forerun.gpu.pieces import (
     LawPiece,
     RacePiece,
     SiftPiece,
-    StreamPiece,
     law_piece,
     num_tiles,
     race_piece,
@@ -101,7 +99,7 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
 
 
 def _launch_race(
-    piece: RacePiece | StreamPiece,
+    piece: RacePiece,
     made: Round,
     scratch: Scratch,
     out: Outcome,
@@ -109,17 +107,8 @@ def _launch_race(
     options: dict[str, Any],
 ) -> None:
     num_sequences, num_rows, vocab_size = made.logits.shape
-    most = num_blocks(vocab_size)
-    step, kernel = min(piece.step, most), race_kernel
-    options |= {"STEP": step, "GANG": piece.num_warps * 32, "num_warps": piece.num_warps}
-    width = step
-    if isinstance(piece, StreamPiece):
-        kernel, steps = stream_kernel, min(piece.steps, most // step)
-        options |= {"STEPS": steps, "STAGES": piece.stages}
-        width *= steps
-    else:
-        options["SCOUTS"] = min(piece.scouts, most)
-    kernel[(num_sequences * num_rows * -(-vocab_size // (width * BLOCK)),)](
+    step = min(piece.step, num_blocks(vocab_size))
+    race_kernel[(num_sequences * num_rows * -(-vocab_size // (step * BLOCK)),)](
         *inputs,
         scratch.keys,
         scratch.lists,
@@ -130,6 +119,10 @@ def _launch_race(
         out.fault,
         num_sequences,
         num_rows,
+        STEP=step,
+        SCOUTS=min(piece.scouts, num_blocks(vocab_size)),
+        GANG=piece.num_warps * 32,
+        num_warps=piece.num_warps,
         **options,
     )
 
@@ -143,10 +136,9 @@ def _launch_sift(
     options: dict[str, Any],
 ) -> None:
     num_sequences, num_rows, vocab_size = made.logits.shape
-    if piece.bar_warps > 0:
-        bar_kernel[(num_sequences * num_rows,)](
-            *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
-        )
+    bar_kernel[(num_sequences * num_rows,)](
+        *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
+    )
     step = min(piece.step, num_blocks(vocab_size))
     steps = min(piece.steps, num_blocks(vocab_size) // step)
     num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
@@ -169,8 +161,7 @@ def _launch_sift(
         STEP=step,
         STEPS=steps,
         STAGES=piece.stages,
-        GANG=piece.gang,
-        SHARING=piece.bar_warps == 0,
+        GANG=piece.num_warps * 32,
         SKIP=num_programs > AT_ONCE,
         num_warps=piece.num_warps,
         **options,

@@ -39,15 +39,6 @@ class RacePiece(NamedTuple):
     scouts: int  # tokens of the whole row that are timed first
 
 
-class StreamPiece(NamedTuple):
-    """How it is cut for more rows, if programs share what they learn; up to FEW_ROWS."""
-
-    step: int  # blocks that are read at a time
-    steps: int
-    stages: int  # of the pipeline that reads
-    num_warps: int
-
-
 class SiftPiece(NamedTuple):
     """How it is cut for more rows."""
 
@@ -55,11 +46,10 @@ class SiftPiece(NamedTuple):
     steps: int
     stages: int  # of the pipeline that reads
     num_warps: int
-    bar_warps: int  # of the first launch; 0: there is none, and programs share their bars
-    gang: int = 256  # quads that are timed at a time
+    bar_warps: int  # of the first launch
 
 
-def race_piece(num_rows: int, vocab_size: int) -> RacePiece | StreamPiece | SiftPiece:
+def race_piece(num_rows: int, vocab_size: int) -> RacePiece | SiftPiece:
     """Small pieces where rows are few, so that they fill the device."""
     num_tokens = num_rows * vocab_size
     if num_rows <= FEW_ROWS and num_tokens <= FEW:

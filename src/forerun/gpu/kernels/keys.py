@@ -1,6 +1,7 @@
 """What a race is decided by: the keys of tokens, whole numbers that are larger the sooner they win.
 
-Which tokens are timed is decided in `bars`.
+No token arrives before the minimum of its block of 256 allows.  So the key of any token gives for
+every block the logit that a winner must have, and only the quads of tokens that reach it are timed.
 """
 
 import triton
@@ -9,12 +10,16 @@ import triton.language as tl
 from forerun.gpu.kernels.arithmetic import (
     BLOCK,
     FAR,
+    HALF,
+    QUADS,
     TARGET,
     TARGET_BLOCK,
+    TINY,
     at_slot,
     block_minimum,
     exponential,
     finite,
+    lane_noise,
     load_values,
     logarithm,
     words,
@@ -26,6 +31,13 @@ HIGHEST = tl.constexpr(2**63 - 1)
 LOWEST = tl.constexpr(-(2**63 - 1))
 """The key of nothing: `keys` between launches, and tokens of probability 0."""
 TOKEN_BITS = tl.constexpr(2**20 - 1)
+SLACK = tl.constexpr(1e-4)
+"""Above the rounding error of a logarithm, so that a bound cannot exclude the winner."""
+KEY_SLACK = tl.constexpr(2.0**-30)
+"""Above the part of a score that its key leaves out."""
+LOGIT_SLACK = tl.constexpr(2.0**-21)
+"""Above the rounding error of a float32 number."""
+SMALLEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -37,7 +49,7 @@ def _key(value, score, token):
 
 
 @triton.jit
-def least_score(key):
+def _least_score(key):
     """A score that no score of this key is below."""
     ordered = key & ~TOKEN_BITS
     bits = tl.where(ordered >= 0, ordered, ordered ^ HIGHEST)
@@ -49,6 +61,59 @@ def noisy_key(values, rate, noise, tokens):
     """Keys of the scores x r - log E in float64; the product is exact."""
     score = values.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
     return _key(values, score, tokens)
+
+
+@triton.jit
+def first_bar(
+    row,
+    guesses,
+    blocks,
+    threshold,
+    rate,
+    greedy,
+    seed,
+    position,
+    V: tl.constexpr,
+    GUESSED: tl.constexpr,
+):
+    """(the largest key of some tokens of a row, the minima of blocks (N,)): of its guesses, and of
+    the tokens that have the minimum of these blocks.  Logits are asked for before noise is made."""
+    drawn, lanes, _, _ = words(seed, position, blocks, TARGET_BLOCK)
+    tokens = blocks * BLOCK + (lanes & 255).to(tl.int32)
+    values = load_values(row, tokens, tokens < V, threshold)
+    bar = tl.full((), LOWEST, tl.int64)
+    if GUESSED:
+        inside = (guesses >= 0) & (guesses < V)
+        guesses = tl.where(inside, guesses, 0).to(tl.int32)
+        guess_values = load_values(row, guesses, inside, threshold)
+        at, lane, _, _ = words(seed, position, guesses // BLOCK, TARGET_BLOCK)
+        noise = lane_noise(seed, position, guesses, block_minimum(at), (lane & 255).to(tl.int32))
+        bar = tl.max(noisy_key(guess_values, rate, tl.where(greedy, 1.0, noise), guesses), axis=0)
+    minimum = block_minimum(drawn)
+    keys = noisy_key(values, rate, tl.where(greedy, 1.0, minimum), tokens)
+    return tl.maximum(bar, tl.max(keys, axis=0)), minimum
+
+
+@triton.jit
+def needed_logit(bar, minimum, temperature, threshold):
+    """The logit that a token must have to reach the key `bar`, in blocks of these minima (N,)."""
+    greedy = temperature == 0.0
+    score = _least_score(bar)
+    score -= SLACK + tl.abs(score) * KEY_SLACK
+    noise = tl.where(greedy, 0.0, logarithm(minimum)).to(tl.float64)
+    heat = tl.where(greedy, 1.0, tl.maximum(temperature, TINY)).to(tl.float64)
+    logit = (score + noise) * heat
+    logit = (logit - tl.abs(logit) * LOGIT_SLACK).to(tl.float32)
+    return tl.maximum(tl.maximum(logit, threshold), SMALLEST)
+
+
+@triton.jit
+def read_quads(row, halves, V: tl.constexpr):
+    """The largest logit of each quad of half blocks (N,), (QUADS, N); +inf where there is NaN."""
+    columns = halves[:, None] * HALF + tl.arange(0, HALF)[None, :]
+    values = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+    values = tl.where(values != values, float("inf"), values)
+    return tl.trans(tl.max(tl.reshape(values, (halves.shape[0], QUADS, 4)), axis=2))
 
 
 @triton.jit

@@ -10,8 +10,16 @@ import triton
 import triton.language as tl
 
 from forerun.gpu.kernels.arithmetic import BLOCK, QUADS, arrive, block_noise, inverse
-from forerun.gpu.kernels.bars import first_bar, needed_logit, read_quads
-from forerun.gpu.kernels.keys import HIGHEST, LOWEST, conclude, quad_keys, token_of
+from forerun.gpu.kernels.keys import (
+    HIGHEST,
+    LOWEST,
+    conclude,
+    first_bar,
+    needed_logit,
+    quad_keys,
+    read_quads,
+    token_of,
+)
 from forerun.gpu.kernels.trees import depth_of
 
 

@@ -1,9 +1,8 @@
-"""`match` for many rows: what a winner must have, and who has it, in one launch or in two.
+"""`match` for many rows, in two launches: what a winner must have, and who has it.
 
-Of two, the first, one program a row, times the guesses and the fastest token of every block, and
-writes for every block the logit that a winner must have.  The other reads rows, at the speed of
-memory, and lists the quads of tokens that reach it; if it is the only one, its programs find that
-logit themselves and share what they learn.  Whoever finishes a row last times the list and compares
+The first, one program a row, times the guesses and the fastest token of every block, and writes for
+every block the logit that a winner must have.  The second reads rows, at the speed of memory, and
+lists the quads of tokens that reach it.  Whoever finishes a row last times the list and compares
 the winner with the draft; whoever finishes a sequence last says how far the draft was right.
 Programs of rows past a refusal that is already known read nothing.
 """
@@ -12,8 +11,15 @@ import triton
 import triton.language as tl
 
 from forerun.gpu.kernels.arithmetic import BLOCK, FAR, QUADS, arrive, inverse, limit_now
-from forerun.gpu.kernels.bars import first_bar, needed_logit, read_quads, share_bar, shared_bar
-from forerun.gpu.kernels.keys import LOWEST, conclude, quad_keys, token_of
+from forerun.gpu.kernels.keys import (
+    LOWEST,
+    conclude,
+    first_bar,
+    needed_logit,
+    quad_keys,
+    read_quads,
+    token_of,
+)
 from forerun.gpu.kernels.trees import depth_of
 
 
@@ -83,7 +89,7 @@ def sift_kernel(
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
     keys,  # (B, N) int64, LOWEST before and after
-    bars,  # (B, N, BLOCKS) float32, unless SHARING
+    bars,  # (B, N, BLOCKS) float32
     lists,  # (B, N, LIST) int32: quads that are timed
     list_counts,  # (B, N) int32, zero before and after
     counts,  # (B, N) int32, zero before and after
@@ -102,7 +108,6 @@ def sift_kernel(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,  # of the pipeline that reads
     GANG: tl.constexpr,  # quads that are timed at a time
-    SHARING: tl.constexpr,  # whether this is the only launch
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
@@ -123,47 +128,13 @@ def sift_kernel(
     seed = tl.load(seeds + sequence)
     position = tl.load(positions + sequence)
     is_read = index <= length
-    if SKIP and not TREE:  # noqa: SIM102
-        if index > 0:  # a condition at run time
-            is_read = is_read & (index <= limit_now(limits + sequence))
-    threshold = float("-inf")
-    if TRUNCATED:
-        threshold = tl.load(thresholds + place)
+    if SKIP and not TREE:
+        is_read = is_read & (index <= limit_now(limits + sequence))
     if is_read:
-        if TREE:
-            position += depth_of(parents + draft, index - 1)
-        else:
-            position += index
-        if SHARING:
-            slots = tl.arange(0, ROWS)
-            follows = slots == index
-            if TREE:
-                above = tl.load(parents + draft + slots, mask=slots < num_rows - 1, other=-2)
-                follows = above == index - 1
-            expected = tl.load(tokens + draft + slots, mask=follows & (slots < length), other=-1)
         for step in tl.range(STEPS, num_stages=STAGES):
-            begin = (piece * STEPS + step) * STEP * 2
-            halves = begin + tl.arange(0, STEP * 2)
-            if SHARING:
-                bar, minimum = share_bar(
-                    row,
-                    begin,
-                    keys + place,
-                    expected,
-                    temperature,
-                    threshold,
-                    seed,
-                    position,
-                    V,
-                    STEP * 2,
-                    ROWS > 1,
-                )
-                largest = read_quads(row, halves, V)
-                bar = shared_bar(keys + place, bar)
-                needed = needed_logit(bar, minimum, temperature, threshold)
-            else:
-                needed = tl.load(bars + place * BLOCKS + halves // 2)
-                largest = read_quads(row, halves, V)
+            halves = (piece * STEPS + step) * STEP * 2 + tl.arange(0, STEP * 2)
+            needed = tl.load(bars + place * BLOCKS + halves // 2)
+            largest = read_quads(row, halves, V)
             is_listed = largest >= needed[None, :]
             quads = halves[None, :] * QUADS + tl.arange(0, QUADS)[:, None]
             counter = list_counts + place + quads * 0
@@ -172,6 +143,13 @@ def sift_kernel(
     if arrive(counts + place) == PIECES - 1:  # the last of a row; it may be past a refusal
         num_listed = tl.atomic_xchg(list_counts + place, 0, sem="relaxed", scope="gpu")
         if is_read:
+            threshold = float("-inf")
+            if TRUNCATED:
+                threshold = tl.load(thresholds + place)
+            depth = index
+            if TREE:
+                depth = depth_of(parents + draft, index - 1)
+            position += depth
             is_full = num_listed > LIST  # then every quad of the row is timed
             num_listed = tl.where(is_full, BLOCKS * 2 * QUADS, num_listed)
             best = tl.full((), LOWEST, tl.int64)
