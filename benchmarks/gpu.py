@@ -267,6 +267,9 @@ def main() -> None:
         "--seconds", type=float, default=1e9, help="after which no cell begins any more"
     )
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu: no CUDA device, nothing measured")
+        return
     bench = Bench(args)
     bench.note("memory, GiB", weights=bench.bytes[0] / 2**30,
                allocated=torch.cuda.memory_allocated() / 2**30)  # fmt: skip

@@ -17,10 +17,11 @@ from tiny import build, noisy_copy  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
-from forerun.drafters import Forced, Model, NGram, Suffix  # noqa: E402
+from forerun.drafters import Forced, Mixed, Model, NGram, Suffix  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
+from forerun.gpu import captures  # noqa: E402
 from forerun.gpu.executor import Captured  # noqa: E402
 from forerun.gpu.host_drafts import HostDrafts  # noqa: E402
 from forerun.gpu.lanes import Lane, Lanes  # noqa: E402
@@ -105,6 +106,28 @@ def test_a_drafter_on_the_host(plain: list[list[int]], monkeypatch: pytest.Monke
     assert not any(answer.stats.notes for answer in answers)
 
 
+@pytest.mark.parametrize("drafter", [NGram(min_n=1), Mixed(NGram(min_n=1), Suffix())], ids=repr)
+def test_a_guess_longer_than_any_captured_round(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first tokens are judged, and the drafter is told so."""
+    monkeypatch.setattr(captures, "LONGEST", 2)
+    scored: list[int | None] = []
+    observe = NGram.observe
+
+    def listen(self: NGram, state: Any, outcomes: Sequence[Any]) -> None:
+        scored.extend(outcome.num_scored for outcome in outcomes)
+        observe(self, state, outcomes)
+
+    monkeypatch.setattr(NGram, "observe", listen)
+    how: dict[str, Any] = {"sampling": SAMPLING, "max_new_tokens": 5}
+    expected = fr.generate(TARGET, PROMPTS[1], drafter=None, **how).tokens
+    answer = fr.generate(TARGET, PROMPTS[1], drafter=drafter, draft_length=4, **how)
+    assert answer.tokens == expected
+    assert not answer.stats.notes
+    assert max(count for count in scored if count is not None) == 2
+
+
 SLOW: dict[str, dict[str, Any]] = {
     "in one batch": {},
     "a tree": {"drafter": Model(DRAFT), "draft_length": 3, "tree": 5},
@@ -153,6 +176,8 @@ def test_which_rounds_are_captured() -> None:
     assert kind(Model(DRAFT), "ratio") is kind(Model(DRAFT), "block") is Captured
     assert kind(Forced(Model(DRAFT))) is Captured  # as `AsyncEngine` has it
     assert kind(NGram()) is kind(Suffix(), "ratio") is kind(Forced()) is HostDrafts
+    assert kind(Mixed(NGram(), Suffix())) is kind(Forced(Mixed(Suffix()))) is HostDrafts
+    assert kind(Mixed(NGram(), Model(DRAFT))) is kind(Mixed(Suffix()), "ratio") is SampledSteps
     assert kind(NGram(), tree=4) is kind(Model(DRAFT), tree=4) is SampledSteps
     assert kind(Model(MODEL)) is SampledSteps
     assert kind(Model(DRAFT, temperature=0.5), "ratio") is SampledSteps

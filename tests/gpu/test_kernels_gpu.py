@@ -75,17 +75,35 @@ def test_siblings_end_as_the_rule_says(point: bool) -> None:
         assert decided(launch("siblings", one)) == ([together[0][row]], [together[1][row]])
 
 
+@pytest.mark.parametrize("batch", [8, BATCH])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_sequence_alone_ends_as_in_a_batch(made: Example, rule: str) -> None:
+def test_a_sequence_alone_ends_as_in_a_batch(made: Example, rule: str, batch: int) -> None:
     """To the bit, so no outcome differs, in ten batches and one by one."""
-    on_device = made.round(torch.float32, "cuda", law=rule != "match")
+    on_device = rows_of(made, range(batch)).round(torch.float32, "cuda", law=rule != "match")
     together = decided(launch(rule, on_device))
     for _ in range(9):
         assert decided(launch(rule, on_device)) == together
-    for row in range(0, BATCH, 3):
+    for row in range(0, batch, 3):
         one = rows_of(made, range(row, row + 1)).round(torch.float32, "cuda", law=rule != "match")
         expected = [together[0][row]], [together[1][row]]
         assert decided(launch(rule, one)) == expected
+
+
+@pytest.mark.parametrize("batch", [8, BATCH])
+def test_sums_are_the_same_bits_in_every_batch(made: Example, batch: int) -> None:
+    """Maxima and sums of all segments, and the normaliser of every row that is read."""
+    rows = rows_of(made, range(batch))
+    memory = Scratch.allocate(batch, LENGTH + 1, VOCAB_SIZE, "cuda")
+    launch("block", rows.round(torch.float32, "cuda", law=True), memory)
+    for row in range(0, batch, 5):
+        alone = Scratch.allocate(1, LENGTH + 1, VOCAB_SIZE, "cuda")
+        launch("block", rows_of(made, [row]).round(torch.float32, "cuda", law=True), alone)
+        num_slots, num_segments = made.lengths[row] + 1, -(-VOCAB_SIZE // 512)
+        assert memory.laws is not None
+        assert alone.laws is not None
+        for name, width in (("maxima", num_segments), ("sums", num_segments), ("laws", 2)):
+            together, single = (getattr(laws, name) for laws in (memory.laws, alone.laws))
+            assert torch.equal(together[row, :num_slots, :width], single[0, :num_slots, :width])
 
 
 @pytest.mark.parametrize("rule", RULES)

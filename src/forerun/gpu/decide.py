@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.addresses import Purpose
+from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
@@ -264,6 +265,7 @@ def launch_laws(
         POINT=made.draft_logits is None,
         SKIP=num_programs > AT_ONCE,
         TRUNCATED=made.thresholds is not None,
+        PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
         **OPTIONS,
     )
@@ -314,6 +316,7 @@ def _launch_residuals(
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
         num_warps=LAW_WARPS,
+        **dependent_launch(made.logits.device),
         **OPTIONS,
     )
 

@@ -1,8 +1,8 @@
 """Plans executed as captured rounds: for targets without a draft, or whose drafter is a model on
 the same device.
 
-While the host turns one round into text, the next is already running, for the same requests and
-with the draft lengths of the last plan.  If a request has ended meanwhile, its lane was in vain and
+While one round runs, the next is already queued, for the same requests and with the draft lengths
+of the last plan.  If a request has ended meanwhile, its lane was in vain and
 nothing else: rows are overwritten past their length.  If one has come, it is given a round of its
 own once, and joins the others in the next.  Requests that need the host (a processor, a grammar,
 log-probabilities) are answered step by step, and the others do not wait for them.
@@ -130,12 +130,11 @@ class Captured:
         begin = max((self._last_result, *(each.launched for each in rounds[:1])))
         before = self._captures.seconds
         again = self._prepare_again(flight, plan) if flight and late is None else None
+        turn = again.launch() if again is not None else 0  # now: the device must not wait for it
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
         for each in rounds:
             each.wait()
             self._last_result = now()
-            if again is not None:
-                turn = again.launch()  # before anything else: the device has nothing to do
             table = each.table()
             self._note_results(each, table, plan, results)
             if again is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.kernels.layers import (
     PARTIAL,
     add_product,
@@ -29,7 +30,6 @@ from forerun.gpu.weights import Weights
 MOST_TOKENS = 128  # in one pass
 MOST_LOGITS = 64  # rows of logits in one pass
 FEWEST = 16  # rows of a tensor-core product
-DEPENDENT = (9, 0)  # compute capability from which kernels can overlap in a graph
 PER_SEGMENT = 16  # tokens of a segment of attention at most
 CHUNK = 128  # keys of a chunk of attention; another number gives other bits
 BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
@@ -192,9 +192,7 @@ def launch(
     w, m = weights, shape.num_tokens
     rows = max(FEWEST, int(triton.next_power_of_2(m)))
     hidden, vocab = w.hidden, w.head.shape[0]
-    pdl: dict[str, Any] = {"PDL": False}
-    if w.head.is_cuda and torch.cuda.get_device_capability(w.head.device) >= DEPENDENT:
-        pdl = {"PDL": True, "launch_pdl": True}  # a kernel is launched while the last one ends
+    pdl = dependent_launch(w.head.device)
     capacity = cache.keys.shape[3]
     heads = w.num_heads + 2 * w.num_key_heads
     half = w.head_size // 2

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.clock import now
-from forerun.drafters import Forced, Heads, NGram, Suffix
+from forerun.drafters import Forced, Heads, Mixed, NGram, Suffix
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder
 from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import Proposal, worthwhile
 from forerun.engine.stepwise import Decision
 from forerun.gpu.executor import Captured
 from forerun.gpu.flight import Flight
@@ -54,8 +55,11 @@ class HostDrafts(Captured):
 
     def _launch_missing(self, plan: RoundPlan) -> Flight | None:
         begin = now()
-        self._drafted = self._drafting.propose(plan)
+        drafted = self._drafting.propose(plan)
         self._proposing = begin, now()
+        most = self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
+        short = [_shortened(draft, most) for draft in drafted.proposals]
+        self._drafted = replace(drafted, proposals=short)
         guesses = [draft.tokens for draft in self._drafted.proposals]
         self._num_silent = 0 if any(guesses) else self._num_silent + 1
         if not any(guesses):
@@ -139,9 +143,16 @@ class HostDrafts(Captured):
         return replace(outcome, states=state.kept[row], num_processed=state.lengths[row])
 
 
+def _shortened(draft: Proposal, most: int) -> Proposal:
+    """The first tokens of a draft, as many as a captured round has room for."""
+    return worthwhile(draft, 1.0, [float(slot < most) for slot in range(len(draft.tokens))])
+
+
 def drafts_beside(drafter: Any, rule: Rule) -> bool:
     """Whether a drafter's guesses can be judged by captured rounds: they are point masses, or the
     rule asks for no law."""
     if type(drafter) is Forced:
         return drafter.inner is None or drafts_beside(drafter.inner, rule)
+    if type(drafter) is Mixed:
+        return type(rule) is Match and all(drafts_beside(part, rule) for part in drafter.drafters)
     return type(drafter) in (NGram, Suffix) or (type(drafter) is Heads and type(rule) is Match)

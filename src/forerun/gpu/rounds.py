@@ -33,6 +33,8 @@ WIDEST = 16
 """Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
 FEWEST_LANES = 32
 """Lanes that these kernels are compiled for at least."""
+ALIGNED = 16
+"""A row of a multiple of so many logits begins at an address that kernels read fastest."""
 DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
 
 
@@ -116,6 +118,8 @@ class CapturedRound:
         if needs_laws:
             length = self.shape.draft_length
             self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
+        # The logits of a single lane are written where they are kept, if that keeps them aligned.
+        self._is_direct = needs_laws and b == 1 and vocab % ALIGNED == 0
         first, later = PassShape(2 * b, b, b, 2, chunks), PassShape(b, b, b, 1, chunks)
         self._first_step = _Pass(draft, first, self._step_logits)
         self._later_step = _Pass(draft, later, self._step_logits)
@@ -246,11 +250,12 @@ class CapturedRound:
                     self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
                     *where, step, k, V=self._step_logits.shape[1], **sizes,
                 )  # fmt: skip
-            this.queue()
+            logits, kept = self._step_logits, self._draft_logits
+            if kept is not None and self._is_direct:
+                logits = kept[:, step]
+            this.queue(logits)
             if self._edits is not None:
-                self._edits.apply(
-                    self._step_logits, self.drafts, lanes.output, num_rows=1, first=step
-                )
+                self._edits.apply(logits, self.drafts, lanes.output, num_rows=1, first=step)
             positions = lanes.output
             if purpose is Purpose.TARGET and step:
                 torch.add(lanes.output, step, out=self._places)
@@ -259,16 +264,16 @@ class CapturedRound:
             if self._draft_thresholds is not None:
                 cuts = self._step_thresholds
                 find_thresholds(
-                    self._step_logits[:, None], self._sampling.no_tokens, lanes.draft_temperature,
+                    logits[:, None], self._sampling.no_tokens, lanes.draft_temperature,
                     lanes.top_k, lanes.top_p, lanes.min_p, cuts, more=1,
                 )  # fmt: skip
                 self._draft_thresholds[:, step].copy_(cuts[:, 0])
             sample(
-                self._step_logits, lanes.draft_temperature, lanes.seeds, positions, purpose, step,
+                logits, lanes.draft_temperature, lanes.seeds, positions, purpose, step,
                 self._sampling, self._sampled, thresholds=cuts,
             )  # fmt: skip
-            if self._draft_logits is not None:
-                self._draft_logits[:, step].copy_(self._step_logits)
+            if kept is not None and not self._is_direct:
+                kept[:, step].copy_(logits)
 
 
 class _Pass:
@@ -288,11 +293,12 @@ class _Pass:
         self._logits = logits
         self._watched, self._layers = watched, layers
 
-    def queue(self) -> None:
+    def queue(self, logits: Any = None) -> None:
+        """Launch it; logits: where they go instead."""
         storage = self._storage
         launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
-               self._attention, self._logits, watched=self._watched,
-               layers=self._layers)  # fmt: skip
+               self._attention, self._logits if logits is None else logits,
+               watched=self._watched, layers=self._layers)  # fmt: skip
 
 
 def _padded(count: int) -> int:

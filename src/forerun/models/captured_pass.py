@@ -1,8 +1,9 @@
 """Short passes of a transformers model as CUDA graphs: one launch instead of a thousand.
 
 A graph holds addresses and sizes, so a pass is padded to a whole number of blocks of keys, and what
-it reads (tokens, positions, slots, mask) is copied to fixed places first.  Only the passes of
-rounds are captured: prompts are long enough to keep the device busy.
+it reads (tokens, positions, slots, the mask of a tree) is copied to fixed places first.  The mask
+of a chain is made within the graph.  Only the passes of rounds are captured: prompts are long
+enough to keep the device busy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from forerun.capturing import captured
 from forerun.errors import warn
 from forerun.models.attention import LayerKind, attention_mask
 from forerun.models.forward import Forward
+from forerun.models.fused_norms import Norm, fused_norms, taken
+from forerun.models.grouped_attention import grouped_attention
 from forerun.models.ragged_cache import Placement, RaggedCache
 
 MOST_TOKENS = 32  # of a row in a captured pass
@@ -39,6 +42,7 @@ class CapturedPasses:
         self._cache = cache
         self._kinds = kinds
         self._made: dict[Any, _CapturedPass] = {}
+        self._norms: dict[Any, Norm] | None = None  # of the model, fused; None: not looked for yet
         self._storage: Any = None  # the keys of the first layer when these were captured
 
     def run(self, ids: Any, positions: Any, place: Placement, trees: Any) -> Any:
@@ -48,10 +52,12 @@ class CapturedPasses:
         """
         end = -(-place.end // KEYS) * KEYS
         self._grow(replace(place, end=end))
-        mask = attention_mask(self._kinds, positions, 0, end, self._forward.dtype, trees)
+        mask = None
+        if trees is not None:
+            mask = attention_mask(self._kinds, positions, 0, end, self._forward.dtype, trees)
         is_run = isinstance(place.rows, slice)
         rows = (place.rows.start, place.rows.stop) if is_run else None
-        key = (*ids.shape, end, rows)
+        key = (*ids.shape, end, rows, trees is None)
         if key not in self._made:
             if len(self._made) >= MOST_GRAPHS:
                 self._made.clear()
@@ -64,10 +70,16 @@ class CapturedPasses:
         return made.run()
 
     def _call(self, ids: Any, positions: Any, place: Placement, mask: Any) -> Any:
+        if mask is None:
+            mask = attention_mask(self._kinds, positions, 0, place.end, self._forward.dtype)
         self._cache.placement = place
-        done = self._forward(
-            ids, ids.shape[1], self._cache, position_ids=positions, attention_mask=mask
-        )
+        model = self._forward.model
+        if self._norms is None:
+            self._norms = fused_norms(model)
+        with taken(self._norms), grouped_attention(model):
+            done = self._forward(
+                ids, ids.shape[1], self._cache, position_ids=positions, attention_mask=mask
+            )
         return done.logits
 
     def _capture(self, made: _CapturedPass) -> None:
@@ -98,7 +110,8 @@ class _CapturedPass:
         self, call: Callable[..., Any], ids: Any, positions: Any, place: Placement, mask: Any
     ) -> None:
         self._call = call
-        self._ids, self._positions, self._place, self._mask = ids, positions, place, mask
+        self._ids, self._positions, self._place = ids, positions, place
+        self._mask = mask  # None for chains
         self._logits: Any = None
         self.graph: Any = None
         self.num_runs = 0
@@ -133,9 +146,12 @@ def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, 
         if isinstance(value := getattr(place, name), torch.Tensor)
     }
     masks = {kind: part.clone() for kind, part in _parts(mask).items()}
-    still_mask = masks if isinstance(mask, dict) else masks[""]
+    still_mask = masks if isinstance(mask, dict) else masks.get("")
     return ids.clone(), positions.clone(), replace(place, **tensors), still_mask
 
 
 def _parts(mask: Any) -> dict[str, Any]:
+    """The mask of each kind of layer; none of a chain."""
+    if mask is None:
+        return {}
     return mask if isinstance(mask, dict) else {"": mask}

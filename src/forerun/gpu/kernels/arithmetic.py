@@ -140,6 +140,12 @@ def finite(x):
 
 
 @triton.jit
+def at_slot(values, slots, slot):
+    """The entry of values (N,) at a slot."""
+    return tl.sum(tl.where(slots == slot, values, 0), axis=0)
+
+
+@triton.jit
 def arrive(counter):
     """Count this program in, after all that it wrote; how many were there before it."""
     tl.debug_barrier()

@@ -15,6 +15,7 @@ from forerun.gpu.kernels.arithmetic import (
     TARGET,
     TARGET_BLOCK,
     TINY,
+    at_slot,
     block_minimum,
     exponential,
     finite,
@@ -134,12 +135,6 @@ def quad_keys(row, quads, exist, threshold, rate, greedy, seed, position, V: tl.
 
 
 @triton.jit
-def _at(values, slots, slot):
-    """The entry of values (N,) at a slot."""
-    return tl.sum(tl.where(slots == slot, values, 0), axis=0)
-
-
-@triton.jit
 def token_of(key):
     """The token of a key, 0 if it is of none."""
     return tl.where((key == HIGHEST) | (key == LOWEST), 0, TOKEN_BITS - (key & TOKEN_BITS))
@@ -158,18 +153,18 @@ def _compare(keys, guesses, above, slots, length, TREE: tl.constexpr):
         accepted = 0
         going_on = True
         while going_on:
-            is_hit = (above == reached - 1) & (guesses == _at(winners, slots, reached))
+            is_hit = (above == reached - 1) & (guesses == at_slot(winners, slots, reached))
             child = tl.min(tl.where(is_hit, slots, FAR), axis=0)
-            going_on = (child < FAR) & (_at(is_broken.to(tl.int32), slots, reached) == 0)
+            going_on = (child < FAR) & (at_slot(is_broken.to(tl.int32), slots, reached) == 0)
             reached = tl.where(going_on, child + 1, reached)
             accepted += going_on.to(tl.int32)
     else:
         is_hit = (slots < length) & (guesses == winners) & (is_broken == 0)
         reached = tl.min(tl.where(is_hit, FAR, slots), axis=0)
         accepted = reached
-    is_wrong = _at(is_broken.to(tl.int32), slots, reached) != 0
+    is_wrong = at_slot(is_broken.to(tl.int32), slots, reached) != 0
     fault = tl.where(is_wrong, fault_at(reached, TARGET_ROW), 0)
-    return reached, accepted, _at(winners, slots, reached), fault
+    return reached, accepted, at_slot(winners, slots, reached), fault
 
 
 @triton.jit

@@ -9,12 +9,14 @@ nothing to do for the sequence.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
     FAR,
     SEGMENT,
     arrive,
+    at_slot,
     finite,
     inverse,
     limit_now,
@@ -48,6 +50,15 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
 
 
 @triton.jit
+def _load_segments(maxima, sums, is_there, V: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Maxima and sums (SEGMENTS,) that other programs wrote."""
+    segments = tl.arange(0, SEGMENTS)
+    inside = (segments * SEGMENT < V) & is_there
+    largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    return largest, tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def _gather(
     row,
     threshold,
@@ -62,19 +73,15 @@ def _gather(
 ):
     """(largest logit, total weight, likeliest token, probability of a token) of a row.
 
-    value: the logit of that token.
+    maxima, sums: (SEGMENTS,); value: the logit of that token.
     """
-    segments = tl.arange(0, SEGMENTS)
-    inside = segments * SEGMENT < V
-    largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
-    best = tl.max(largest, axis=0)
-    mass = tl.sum(segment_sums(largest, total, best, rate), axis=0)
+    best = tl.max(maxima, axis=0)
+    mass = tl.sum(segment_sums(maxima, sums, best, rate), axis=0)
     value = tl.where(value < threshold, float("-inf"), value)
     chance = tl.div_rn(power(value, best, rate), mass)
     top = 0
     if greedy:
-        top = likeliest(row, largest, best, threshold, V, SEGMENTS)
+        top = likeliest(row, maxima, best, threshold, V, SEGMENTS)
         chance = (top == token).to(tl.float32)
     return best, mass, top, chance
 
@@ -128,6 +135,7 @@ def ratio_kernel(
     POINT: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
+    PDL: tl.constexpr,  # whether the next launch may begin while this one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
@@ -146,8 +154,9 @@ def ratio_kernel(
     draft_row = draft_logits + drafted.to(tl.int64) * V
     is_read = index <= length
     has_law = (index < length) & (not POINT)
-    if SKIP and RULE == RATIO:
-        is_read = is_read & (index <= limit_now(limits + sequence))
+    if SKIP and RULE == RATIO:  # noqa: SIM102
+        if index > 0:  # a condition at run time
+            is_read = is_read & (index <= limit_now(limits + sequence))
     threshold = float("-inf")
     draft_threshold = float("-inf")
     if TRUNCATED:
@@ -172,14 +181,21 @@ def ratio_kernel(
             _write_tile(values, rate, maxima + start, sums + start, segments, V)
             if not POINT and has_law:
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
+    if PDL:
+        gdc_launch_dependents()
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
+            largest, total = _load_segments(maxima + start, sums + start, True, V, SEGMENTS)
+            if not POINT:  # both rows are asked for before either is reduced
+                draft_largest, draft_total = _load_segments(
+                    draft_maxima + start, draft_sums + start, has_law, V, SEGMENTS
+                )
             best, mass, top, chance = _gather(
                 row,
                 threshold,
                 rate,
-                maxima + start,
-                sums + start,
+                largest,
+                total,
                 token,
                 value,
                 greedy,
@@ -193,8 +209,8 @@ def ratio_kernel(
                     draft_row,
                     draft_threshold,
                     rate,
-                    draft_maxima + start,
-                    draft_sums + start,
+                    draft_largest,
+                    draft_total,
                     token,
                     draft_value,
                     greedy,
@@ -223,50 +239,51 @@ def ratio_kernel(
             first = sequence * num_rows
             slots = tl.arange(0, ROWS)
             if RULE != LAWS:
+                inside = slots <= length  # all that may be needed is asked for at once
+                wrongs = tl.load(faults + first + slots, mask=inside, other=0, cache_modifier=".cg")
+                tops = tl.load(
+                    likeliests + first + slots, mask=inside, other=0, cache_modifier=".cg"
+                )
+                guesses = tl.load(
+                    tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
+                )
+                last = first + length  # the row of the draw, which is made where all is kept
+                best = tl.load(laws + last * 4, cache_modifier=".cg")
+                largest, total = _load_segments(
+                    maxima + last * SEGMENTS, sums + last * SEGMENTS, True, V, SEGMENTS
+                )
+                if TRUNCATED:
+                    threshold = tl.load(thresholds + last)
                 fault = 0
                 kept = 0
                 if RULE == RATIO:
                     kept = tl.load(limits + sequence, volatile=True)
                     tl.store(scales + first + kept, 1.0)
                 if RULE == BLOCKWISE:
+                    steps = tl.load(
+                        ratios + first + slots, mask=inside, other=0.0, cache_modifier=".cg"
+                    )
+                    coins = unit(seed, position, 2 * slots, ACCEPT)
                     survival = 1.0
                     tl.store(scales + first, 1.0)
                     count = 0
                     while count < length:
-                        wrong = tl.load(faults + first + count, cache_modifier=".cg")
+                        wrong = at_slot(wrongs, slots, count)
                         fault = tl.where(fault == 0, wrong, fault)
-                        ratio = tl.load(ratios + first + count, cache_modifier=".cg")
-                        survival = tl.minimum(survival * ratio, 1.0)
+                        survival = tl.minimum(survival * at_slot(steps, slots, count), 1.0)
+                        hopeful = at_slot(coins, slots, count) < survival.to(tl.float64)
                         count += 1
-                        hopeful = unit(seed, position, 2 * count - 2, ACCEPT) < survival.to(
-                            tl.float64
-                        )
                         sure = hopeful & ((count == length) | (survival >= 1.0))
                         kept = tl.where(sure, count, kept)
                         tl.store(scales + first + count, survival)
                         tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-                last = first + kept
-                every = tl.arange(0, SEGMENTS)
-                inside = every * SEGMENT < V
-                at = last * SEGMENTS + every  # what the draw needs is asked for at once
-                wrong = tl.load(faults + last, cache_modifier=".cg")
-                extra = tl.load(likeliests + last, cache_modifier=".cg")
-                best = tl.load(laws + last * 4, cache_modifier=".cg")
-                total = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
-                largest = tl.load(
-                    maxima + at, mask=inside, other=float("-inf"), cache_modifier=".cg"
-                )
-                guesses = tl.load(
-                    tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
-                )
-                fault = outside(guesses, slots, tl.where(fault == 0, wrong, fault), V)
+                fault = tl.where(fault == 0, at_slot(wrongs, slots, kept), fault)
+                fault = outside(guesses, slots, fault, V)
                 plan = kept
                 if greedy | (kept == length) | (fault != 0):
                     plan = -1
+                    extra = at_slot(tops, slots, kept)
                     if (fault == 0) & (greedy == 0):
-                        threshold = float("-inf")
-                        if TRUNCATED:
-                            threshold = tl.load(thresholds + last)
                         extra = draw_law(
                             logits + last.to(tl.int64) * V,
                             largest,

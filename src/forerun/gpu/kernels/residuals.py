@@ -7,12 +7,15 @@ draws the extra token.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
+    FAR,
     RESIDUAL,
     SEGMENT,
     arrive,
+    at_slot,
     inverse,
     load_values,
     unit,
@@ -80,12 +83,15 @@ def residual_kernel(
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     TRUNCATED: tl.constexpr,
+    PDL: tl.constexpr,  # whether this launch may begin while the first one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     column = pid // TILES // num_sequences  # of `owed`
+    if PDL:
+        gdc_wait()
     plan = tl.load(planned + sequence)
     first = sequence * num_rows
     slot = plan
@@ -134,18 +140,18 @@ def residual_kernel(
             inside = every * SEGMENT < V
             kept = plan
             if BLOCKWISE:
-                length = tl.load(lengths + sequence)
-                slot = plan + 1
-                while slot < length:  # the last one that passes is kept
-                    if tl.load(tested + first + slot) != 0:
-                        at = (sequence * num_slots + slot) * SEGMENTS + every
-                        parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
-                        missing = total_of(parts).to(tl.float32)  # Z
-                        left = tl.load(scales + first + slot)
-                        share = tl.div_rn(missing, left * (missing + 1.0 - left))
-                        if unit(seed, position, 2 * slot - 1, ACCEPT) < share.to(tl.float64):
-                            kept = slot
-                    slot += 1
+                survivals = tl.load(scales + first + slots, mask=after, other=1.0)
+                coins = unit(seed, position, 2 * slots - 1, ACCEPT)
+                slot = tl.min(tl.where(is_tested != 0, slots, FAR), axis=0)
+                while slot < FAR:  # the last one that passes is kept
+                    at = (sequence * num_slots + slot) * SEGMENTS + every
+                    parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
+                    missing = total_of(parts).to(tl.float32)  # Z
+                    left = at_slot(survivals, slots, slot)
+                    share = tl.div_rn(missing, left * (missing + 1.0 - left))
+                    if at_slot(coins, slots, slot) < share.to(tl.float64):
+                        kept = slot
+                    slot = tl.min(tl.where((is_tested != 0) & (slots > slot), slots, FAR), axis=0)
             number = unit(seed, position, 0, RESIDUAL)
             column = 0
             if BLOCKWISE:
