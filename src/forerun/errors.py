@@ -60,6 +60,12 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     LOG.warning(message)
 
 
+def notice(message: str) -> None:
+    """Say on standard error what takes long, and in the log named "forerun"."""
+    print(f"forerun: {message}", file=sys.stderr, flush=True)
+    LOG.info(message)
+
+
 def explain(wrong: str, received: object, cure: str) -> str:
     """The three parts of a useful message, in the order a reader needs them."""
     return f"{wrong} Received {received}. {cure}"

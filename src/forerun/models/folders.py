@@ -22,6 +22,15 @@ TOKENIZERS = (
 """Files that some tokenizer is read from; with none of them there is no tokenizer."""
 
 
+LARGE = 50_000_000
+"""Bytes of weights from which on it is told that loading takes long."""
+
+
+def is_large(folder: Path) -> bool:
+    """Whether the weights in a folder take long to load."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
+
+
 def check_name(name: str) -> None:
     """Refuse an empty name, and the path of a folder that does not exist."""
     if not name.strip():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain, warn
+from forerun.errors import InputError, MissingExtraError, explain, notice, warn
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
-from forerun.models.folders import check_folder, check_name, tokenizer_of
+from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
 from forerun.models.kept import Kept, can_keep, keep, recall
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
@@ -68,6 +68,8 @@ def load(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    from forerun.models.llama_family import FAMILY
+
     if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
         check_folder(Path(place))
     if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
@@ -98,6 +100,11 @@ def load(
         model = on_usual_device(model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
+    if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
+        notice(
+            f"packing the weights of {name_or_path} and compiling code for this CPU; both are "
+            "kept for the next time"
+        )
     chosen = with_pass(loaded, lean, quantize)
     if kept is not None:
         keep(kept, chosen)
