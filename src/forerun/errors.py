@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,18 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     LOG.warning(message)
 
 
+def notice(message: str) -> None:
+    """Say on standard error what takes long, and in the log named "forerun"."""
+    print(f"forerun: {message}", file=sys.stderr, flush=True)
+    LOG.info(message)
+
+
 def explain(wrong: str, received: object, cure: str) -> str:
     """The three parts of a useful message, in the order a reader needs them."""
     return f"{wrong} Received {received}. {cure}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question to add to a message about an unknown name: the known one that is most like it."""
+    alike = get_close_matches(name, list(known), 1, cutoff=0.7)
+    return f" Did you mean {alike[0]}?" if alike else ""

@@ -170,7 +170,9 @@ def test_another_seed_gives_other_cases() -> None:
 
 def test_randomness_from_elsewhere_is_noticed(few: list[Case]) -> None:
     np.random.seed(3)  # noqa: NPY002
-    found = fr.certify(hidden, cases=few, samples=4000)
+    with pytest.raises(fr.InputError, match=r"none from the rng that it is given.*numpy\.random"):
+        fr.certify(hidden, cases=few, samples=4000)
+    found = fr.certify(hidden, cases=few, samples=4000, method="sampled")
     assert found.method == "sampled"
     assert found.lossless
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forerun as fr
-from forerun.certification import standard_cases
+from forerun.certification import standard_cases, telling
 from forerun.certification.mutants import MUTANTS
 from forerun.cli import certify as command
 from forerun.cli import main
@@ -124,7 +124,8 @@ def test_what_was_only_sampled_is_not_called_lossless(
     assert captured.out.startswith("my_verifiers:seeds: no bias of 0.19 or more found (sampled")
     assert "lossless" not in captured.out
     assert "To catch 0.02 take about" in captured.out
-    assert captured.err == "", "no bar where nobody looks"
+    assert captured.err.startswith("certify: the outcomes of my_verifiers:seeds cannot be listed")
+    assert captured.err.count("\n") == 1, "no bar where nobody looks"
     assert main([*command_line, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["verdict"], data["proven"]) == ("no bias of 0.19 or more found", False)
@@ -134,9 +135,12 @@ def test_a_bar_on_a_terminal(
     quick: None, mine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(command, "BAR_DELAY", 0)
+    monkeypatch.setattr(telling, "FIRST", 0)
+    monkeypatch.setattr(telling, "REFRESH", 0)
     assert main(["certify", "--function", "my_verifiers:seeds", "--samples", "1000"]) == 0
-    assert "one draft token" in capsys.readouterr().err
+    shown = capsys.readouterr().err.split("\r")
+    assert any("one draft token" in line and "left" in line for line in shown)
+    assert not shown[-2].strip(), "erased in the end"
 
 
 def test_a_function_for_trees(mine: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,8 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (["--drafter", ""], "No drafter is named"),
+        (["--drafter", "sufix"], "no drafter of that name, and no model. Received 'sufix'. Use"),
+        (["--drafter", "sufix"], "Did you mean suffix?"),
         (["--drafter", "heads:nofolder"], "no such folder"),
         (["--drafter", "ngram:3"], "ngram takes nothing after a colon"),
         (["--tree", "x"], "--tree is no tree. Received 'x'. Write a number of nodes, 16, or"),
@@ -62,6 +64,19 @@ def test_a_misspelt_drafter_is_answered_with_the_names(
     assert "huggingface.co" not in told
     assert main(["generate", PROMPT, "--drafter", "some/model"]) == 2
     assert "huggingface.co has no some/model" in capsys.readouterr().err
+
+
+def test_the_command_alone_shows_its_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    assert "forerun serve" in capsys.readouterr().out
+
+
+def test_misspelt_commands_and_rules_are_answered_with_the_right_ones(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generat"])
+    assert "Did you mean generate?" in capsys.readouterr().err
+    assert main(["generate", PROMPT, "--rule", "blok"]) == 2
+    assert "Did you mean block?" in capsys.readouterr().err
 
 
 def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None:

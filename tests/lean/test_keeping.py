@@ -26,7 +26,7 @@ from forerun.lean.keeping import KeptModel
 from forerun.lean.model import LeanModel
 from forerun.lean.packed import Facts
 from forerun.lean.rotary import Rotary
-from forerun.models import contents
+from forerun.models import contents, folders
 from forerun.models.light_tokenizer import NONE
 from forerun.models.place import may_have_gpu
 from forerun.serve.defaults import defaults_of
@@ -228,3 +228,15 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     assert np.array_equal(back.rotary.frequencies, rotary.frequencies)
     assert back.rotary.frequencies.flags.writeable  # read-only arrays would be compiled for again
     assert type(back.rotary.frequencies) is np.ndarray
+
+
+def test_the_first_load_of_a_large_model_is_announced(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fr.load(str(saved), quantize="int8")
+    assert "packing" not in capfd.readouterr().err, "it is small"
+    monkeypatch.setattr(folders, "LARGE", 0)
+    fr.load(str(saved))
+    assert f"forerun: packing the weights of {saved}" in capfd.readouterr().err
+    fr.load(str(saved))
+    assert "packing" not in capfd.readouterr().err, "it was kept"

@@ -36,10 +36,31 @@ def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         load("anything")
 
 
-def test_an_unknown_model_says_what_was_tried(tmp_path: Path) -> None:
-    missing = str(tmp_path / "nowhere")
+def test_an_unknown_model_says_what_was_tried() -> None:
     with pytest.raises(InputError, match=r"as a directory and on the Hugging Face hub.*nowhere"):
-        load(missing, local_files_only=True)
+        load("nobody/nowhere", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all"])
+def test_a_path_that_leads_nowhere_is_not_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(InputError, match=rf"There is no such folder. Received '{name}'"):
+        load(name)
+
+
+def test_names_devices_and_numbers_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    with pytest.raises(InputError, match=r"No model is named"):
+        load("")
+    with pytest.raises(InputError, match=r"dtype is not known. Received 'fp32'.*mean float32\?"):
+        load("nobody/nowhere", dtype="fp32")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda'.*'cpu'"):
+        load("nobody/nowhere", device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"finds 2 CUDA devices here. Received 'cuda:2'"):
+        load("nobody/nowhere", device="cuda:2")
 
 
 def test_a_saved_model_loads_with_its_tokenizer(tmp_path: Path) -> None:

@@ -170,7 +170,8 @@ class Audit:
     def _spend(self, name: str, check: Callable[[], Finding]) -> Finding:
         """Run a check within its share; what it spent goes into its finding."""
         spent, asked = self.budget.spent, self.budget.num_requests
-        self._progress(name, spent, self.budget.total)
+        self.budget.on_answer = lambda: self._progress(name, self.budget.spent, self.budget.total)
+        self.budget.on_answer()
         allowed = allowance(name, self.budget.total)
         with self.budget.share(max(0, self.budget.left - 1) if allowed is None else allowed):
             try:

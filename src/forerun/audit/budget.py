@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ class Budget:
     spent: int = 0  # by answers
     num_requests: int = 0
     num_prompt_tokens: int = 0
+    on_answer: Callable[[], None] = lambda: None  # called after each answer, in any thread
     _reserved: int = 0
     _limit: int | None = None  # of the check that is running, counted like `spent`
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -54,3 +55,4 @@ class Budget:
             self.spent += used
             self.num_requests += 1
             self.num_prompt_tokens += num_prompt_tokens
+        self.on_answer()

@@ -198,7 +198,10 @@ class LawCheck:
             catch = f"a change of {least:.3f} in the chance of {aim}, with a chance of 95%"
             if (more := tokens_for(least / 2, chances, self.level)) is not None:
                 catch += f"; half of that would take about {more:,} tokens of text"
-        odds = f"e-value {_power(wealth)}, needed {1 / self.level:.0f}"
+        odds = (
+            f"odds against its stated distribution (e-value) {_power(wealth)}, "
+            f"a verdict needs {1 / self.level:.0f}"
+        )
         said = f"{evidence.num_tokens} tokens in {self.num_texts} texts"
         if is_moot:
             words = (

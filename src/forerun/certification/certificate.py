@@ -35,6 +35,7 @@ class Certificate:
 
     subject: str
     findings: tuple[Finding, ...]
+    reason: str = ""  # why the outcomes of a function could not be listed
 
     @property
     def lossless(self) -> bool:
@@ -90,6 +91,7 @@ class Certificate:
             "lossless": self.lossless,
             "proven": self.proven,
             "method": self.method,
+            "reason": self.reason,
             "bias": self.bias,
             "worst_case": self.worst.case,
             "detectable_bias": self.detectable,
@@ -114,6 +116,8 @@ class Certificate:
         power = min(finding.power for finding in self.findings)
         chance = "" if power == 1 else f", each with probability {power:.4f} or more"
         lines.append(f"  Any bias of {self.detectable:.1e} or more would have been caught{chance}.")
+        if self.reason:
+            lines.append(f"  Sampled, since its outcomes cannot be listed: {self.reason}.")
         if self.lossless and not self.proven and self.detectable > FINE_BIAS:
             needed = float(f"{self.samples_for(FINE_BIAS):.1e}")
             lines.append(f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case.")

@@ -22,7 +22,8 @@ from forerun.arrays import HostArray
 from forerun.branches import CannotEnumerate, Memory, Path, every_path
 from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
-from forerun.certification.chance import Chance
+from forerun.certification.chance import NO_RNG, Chance
+from forerun.certification.telling import Telling
 from forerun.children import Children, draw_children
 from forerun.errors import ForerunError, InputError, explain
 from forerun.law import (
@@ -93,7 +94,8 @@ def certify(
     samples: texts per case for the sampled test.
     addressing: of a rule's noise.  A number that is met twice, within a round or over rounds, is
         a finding even where it does no harm.
-    progress: called as progress(case, done, total); without it nothing is shown.
+    progress: called as progress(case, done, total); without it what takes long is told on
+        standard error: that sampling begins and why, how far it is, and the time left.
     """
     if method not in ("auto", "exact", "sampled"):
         cure = "Use 'auto', 'exact' or 'sampled'."
@@ -103,7 +105,9 @@ def certify(
         raise InputError(explain("Too few samples to say anything.", samples, cure))
     chosen = list(standard_cases(seed) if cases is None else cases)
     is_rule = isinstance(subject, str) or hasattr(subject, "decide")
-    tell = progress or (lambda case, done, total: None)
+    telling = Telling()
+    tell = progress or telling
+    reason = ""
     if is_rule and draw is None:
         rule = rules.get(subject)  # type: ignore[arg-type]
         if cases is None and rule.judges_trees:
@@ -112,6 +116,7 @@ def certify(
         for done, case in enumerate(chosen):
             tell(case.name, done, len(chosen))
             findings += [_rule_finding(rule, case, way, addressing) for way in case.ways]
+        telling.end()
         return Certificate(name or rule.name, tuple(findings))
     if is_rule:
         cure = "Pass your own verifier function together with draw."
@@ -131,20 +136,29 @@ def certify(
             for done, case in enumerate(chosen):
                 tell(case.name, done, len(chosen))
                 findings.append(_exact_finding(function, drawer, case))
+            telling.end()
             return Certificate(label, tuple(findings))
         except ForerunError:
             raise
-        except Exception as reason:  # code that fails for another reason fails when sampled too
+        except Exception as error:  # code that fails for another reason fails when sampled too
+            is_known = isinstance(error, CannotEnumerate)
+            reason = f"use of {error}" if is_known else f"{type(error).__name__}: {error}"
             if method == "exact":
                 cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
                 wrong = "The function's outcomes cannot be listed."
-                raise InputError(explain(wrong, f"use of {reason}", cure)) from reason
+                raise InputError(explain(wrong, reason, cure)) from error
     some = [case for case in chosen if case.sampled] or chosen
+    if reason and progress is None:
+        telling.begin(
+            f"certify: the outcomes of {label} cannot be listed ({reason}), so {samples:,} texts "
+            f"are sampled for each of {len(some)} cases; samples= takes fewer"
+        )
     findings = []
     for number, case in enumerate(some):
         turns = _turns(tell, case, number * samples, samples, samples * len(some))
         findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
-    return Certificate(label, tuple(findings))
+    telling.end()
+    return Certificate(label, tuple(findings), reason)
 
 
 def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
@@ -206,15 +220,25 @@ class InvalidEmission(Exception):
 
 def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
     """One round of a user's code, drawing included, over every outcome of its rng."""
+    uses = 0  # questions that the function asked its rng
+
+    def watched(tokens: Any, draft: Any, target: Any, rng: Chance, *more: Any) -> Sequence[int]:
+        nonlocal uses
+        before = rng.num_uses
+        emitted = function(tokens, draft, target, rng, *more)
+        uses += rng.num_uses - before
+        return emitted
 
     def after(prefix: Prefix, shape: Shape) -> Emission:
         outcomes = []
-        for outcome in _outcomes(function, draw, case, prefix, shape):
+        for outcome in _outcomes(watched, draw, case, prefix, shape):
             outcomes.append(outcome)
             if len(outcomes) > MAX_PATHS:
                 raise CannotEnumerate(f"more than {MAX_PATHS} outcomes")
         again = _outcomes(function, draw, case, prefix, shape)
         if any(one != other for one, other in zip(outcomes[:REPEATED_PATHS], again, strict=False)):
+            if not uses:
+                raise InputError(NO_RNG)
             raise CannotEnumerate("randomness other than its rng")
         emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
         for tokens, weight in outcomes:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from forerun.branches import CannotEnumerate, Path
+from forerun.errors import explain
 
 OPERATORS: dict[Any, Callable[..., Any]] = {
     np.less: operator.lt,
@@ -35,6 +36,14 @@ MANY = 1000
 ROUNDING = 1e-15
 """Chances this close to 0 or 1 are rounding errors; their paths are not followed."""
 
+NO_RNG = explain(
+    "The function draws random numbers, but none from the rng that it is given.",
+    "other tokens for the same draft and rng",
+    "Draw with rng.random() and rng.choice() in place of numpy.random or a generator of its own; "
+    "method='sampled' tests it as it is.",
+)
+"""What a function hears that leaves its rng alone."""
+
 
 class Chance:
     """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
@@ -42,9 +51,11 @@ class Chance:
     def __init__(self, path: Path, weight: float = 1.0) -> None:
         self.path = path
         self.weight = weight
+        self.num_uses = 0  # questions asked by the code that was given this rng
 
     def random(self, size: int | tuple[int, ...] | None = None) -> Any:
         """Unknown numbers in [0, 1)."""
+        self.num_uses += 1
         if size is None:
             return Unknown(self)
         _few(math.prod(np.atleast_1d(size).tolist()), "numbers at once")
@@ -55,6 +66,7 @@ class Chance:
 
     def choice(self, a: Any, size: None = None, replace: bool = True, p: Any = None) -> Any:
         """One of a (or of range(a)), with chances p."""
+        self.num_uses += 1
         if size is not None:
             raise CannotEnumerate("choice with a size")
         options = range(int(a)) if isinstance(a, int) or np.ndim(a) == 0 else a
@@ -63,6 +75,7 @@ class Chance:
         return options[self.pick(chances)]
 
     def integers(self, low: int, high: int | None = None, size: None = None, **how: Any) -> int:
+        self.num_uses += 1
         if size is not None or how:
             raise CannotEnumerate("integers with a size, a type or an endpoint")
         start, stop = (0, int(low)) if high is None else (int(low), int(high))
@@ -116,6 +129,8 @@ class Unknown:
         """Whether f(u) < value: split the interval at the place where they are equal."""
         low, high = self.interval
         cut = min(max(self.inverse(float(value)), low), high)
+        if cut - low <= ROUNDING or high - cut <= ROUNDING:  # a cumulative sum ends beside 1
+            cut = low if cut - low <= ROUNDING else high
         share = (cut - low) / (high - low)
         left = self.chance.split(share)
         self.interval[:] = [low, cut] if left else [cut, high]
@@ -171,7 +186,15 @@ class Unknown:
             return self.log()
         if ufunc not in OPERATORS:
             raise CannotEnumerate(ufunc.__name__)
+        if any(isinstance(x, np.ndarray) and x.ndim for x in inputs):  # number by number
+            return ufunc(*(_boxed(x) for x in inputs))
         return OPERATORS[ufunc](*(x if isinstance(x, Unknown) else float(x) for x in inputs))
+
+    def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
+        """A search for it among sorted numbers compares it with one after the other."""
+        if function is not np.searchsorted:
+            return function._implementation(*given, **options)
+        return _place(*given, **options)
 
     def log(self) -> Unknown:
         return self._changed(lambda value: math.exp(min(value, 700.0)), True)
@@ -186,3 +209,21 @@ class Unknown:
         raise CannotEnumerate("equality with a random number")
 
     __hash__ = object.__hash__
+
+
+def _boxed(value: Any) -> Any:
+    """Numbers, or one unknown number, as an array of objects."""
+    if not isinstance(value, Unknown):
+        return np.asarray(value).astype(object)
+    box = np.empty((), dtype=object)
+    box[()] = value
+    return box
+
+
+def _place(a: Any, v: Any, side: str = "left", sorter: None = None) -> int:
+    """`np.searchsorted` of an unknown number."""
+    if sorter is not None or not isinstance(v, Unknown):
+        raise CannotEnumerate("searchsorted with a sorter, or among random numbers")
+    is_before = operator.le if side == "left" else operator.lt
+    edges = np.asarray(a).tolist()
+    return next((i for i, edge in enumerate(edges) if is_before(v, edge)), len(edges))

@@ -50,6 +50,7 @@ from forerun.certification.broken_trees import (
 from forerun.certification.cases import standard_cases, tree_cases
 from forerun.certification.certificate import Certificate
 from forerun.certification.certify import Drawer, DrawnAs, Verifier, certify
+from forerun.certification.telling import silent
 from forerun.children import Children
 from forerun.rules.base import Rule
 from forerun.rules.block import Block
@@ -81,6 +82,7 @@ class Mutant:
             cases=cases,
             seed=seed,
             addressing=self.addressing,
+            progress=silent,
         )
 
 

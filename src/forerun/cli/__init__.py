@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"forerun {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser
@@ -83,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
     parser = make_parser()
     args, extra = parser.parse_known_args(argv)
+    if args.command is None and not extra:
+        parser.print_help()
+        return 0
+    if args.command is None:
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
     if extra:
         meant = hint(parser, args.command, extra)
         parser.error(f"unrecognized arguments: {' '.join(extra)}{meant}")

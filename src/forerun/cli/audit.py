@@ -6,7 +6,11 @@ import argparse
 import os
 import sys
 
+from forerun.clock import now
 from forerun.errors import InputError, explain
+
+EVERY = 10.0
+"""Seconds between two lines of a check that takes long."""
 
 EXAMPLES = """examples:
   forerun audit http://localhost:8000/v1
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         seed=args.seed,
         slack=args.slack,
-        progress=_show if sys.stderr.isatty() and not args.json else None,
+        progress=None if args.json else Shown(),
     )
     print(report.to_json() if args.json else report)
     if args.out and not args.json:
@@ -79,5 +83,15 @@ def _key(variable: str | None) -> str | None:
     return os.environ[variable]
 
 
-def _show(check: str, spent: int, budget: int) -> None:
-    print(f"{check} ... ({spent} of {budget} tokens spent)", file=sys.stderr)
+class Shown:
+    """Prints which check is running and what it has spent: when one begins, and now and then."""
+
+    def __init__(self) -> None:
+        self._check, self._next = "", 0.0
+
+    def __call__(self, check: str, spent: int, budget: int) -> None:
+        moment = now()
+        if check == self._check and moment < self._next:
+            return
+        self._check, self._next = check, moment + EVERY
+        print(f"{check} ... ({spent} of {budget} tokens spent)", file=sys.stderr, flush=True)

@@ -217,7 +217,7 @@ def _dry_run(source: Input) -> int:
 
 def _in_words(summary: Any, seconds: float) -> str:
     counts = summary.counts
-    answered = f"{summary.num_new:,} of {summary.num_lines:,} lines answered in this run"
+    answered = f"{summary.num_new:,} of {summary.num_lines:,} lines done in this run"
     if not counts.new_tokens:
         return f"{answered}; {summary.num_failed:,} failed in all"
     return (

@@ -7,12 +7,10 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from forerun import rules
 from forerun.certification import Certificate, certify, tree_cases
-from forerun.certification.certify import Progress
 from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.cli.terminal import wants_colour
 from forerun.errors import InputError, explain
@@ -44,9 +42,6 @@ QUICK = (
     "greedy + 1, whole row",
 )
 """Known bugs of several kinds that are caught quickly."""
-
-BAR_DELAY = 1
-"""Seconds before a progress bar appears."""
 
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
@@ -80,10 +75,7 @@ def run(args: argparse.Namespace) -> int:
         subject = args.rule or _function(args.function)
         how: dict[str, Any] = {"cases": tree_cases(args.seed)} if args.trees else {}
         name = args.rule or args.function
-        with _bar() as progress:
-            certificate = certify(
-                subject, samples=args.samples, seed=args.seed, name=name, progress=progress, **how
-            )
+        certificate = certify(subject, samples=args.samples, seed=args.seed, name=name, **how)
         print(certificate.to_json() if args.json else certificate)
         labelled = args.rule is not None and not rules.get(args.rule).lossless
         return 0 if certificate.lossless or labelled else 1
@@ -143,23 +135,6 @@ def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
     mark, colour = ("✓", GREEN) if right else ("✗", RED)
     line = f"{mark} {certificate.subject:<26}{verdict:<22}{certificate.bias:>10.1e}   {story}"
     return f"{colour}{mark}{RESET}{line[1:]}" if wants_colour() else line
-
-
-@contextmanager
-def _bar() -> Iterator[Progress | None]:
-    """A progress bar on a terminal; none elsewhere, or without tqdm."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield None
-        return
-    with tqdm(unit="", leave=False, disable=None, delay=BAR_DELAY) as bar:
-
-        def show(case: str, done: int, total: int) -> None:
-            bar.total, bar.n = total, done
-            bar.set_description(case)
-
-        yield show
 
 
 def _function(spec: str) -> Any:

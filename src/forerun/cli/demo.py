@@ -15,6 +15,7 @@ from forerun.doctor import diagnose
 from forerun.drafters import Drafter, Heads, Mixed, Suffix
 from forerun.engine.generate import generate, stream
 from forerun.engine.results import Generation
+from forerun.errors import notice
 from forerun.sampling import Sampling
 
 SAMPLING = Sampling(temperature=0.0)
@@ -63,7 +64,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     target = load_target(None)
     drafter = Mixed(Heads(), Suffix())
-    generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)  # warms up
+    notice("warming up; the first time, code is compiled for this machine, which takes minutes")
+    generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)
     print(f"{target.name}, greedy; drafter: {drafter.name}")
     return max(_compare(target, drafter, title, prompt) for title, prompt in PROMPTS.items())
 

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--target", help="a model's name or folder (default: SmolLM2-135M)")
     parser.add_argument("--drafter", metavar="D", help=DRAFTERS)
     parser.add_argument("--prompts", help="a file: one prompt per line, or JSONL")
-    parser.add_argument("--limit", type=int, default=8, help="prompts to use (default: 8)")
+    parser.add_argument("--limit", type=int, default=8, help="prompts to use at most (default: 8)")
     parser.add_argument("--draft-length", type=int, default=5, help="K (default: 5)")
     parser.add_argument(
         "--tree", metavar="T", help="16 tokens in any shape, or 2,2 children by level"

@@ -17,6 +17,7 @@ from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import huggingface_model, load
+from forerun.models.place import DTYPES
 
 
 def load_target(
@@ -105,9 +106,6 @@ def follow() -> int:
 
     return tensor_parallel.follow()
 
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-"""What `--dtype` takes."""
 
 DRAFTERS = (
     f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from forerun.errors import meant
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that does not take `--prompt` for `--prompts`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of a wrong choice, also say which one was probably meant."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += meant(str(value), map(str, action.choices or ()))
+            raise
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -18,7 +18,7 @@ from forerun.drafters.ngram import NGram
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.verbs import check_verbs
-from forerun.errors import ForerunError, InputError, explain
+from forerun.errors import ForerunError, InputError, explain, meant
 from forerun.models.load import wrap
 
 GROUP = "forerun.drafters"
@@ -108,13 +108,17 @@ def make_one(spec: str, load: Callable[[str], Any] = wrap) -> Drafter:
 
 def _load(name: str, load: Callable[[str], Any]) -> Any:
     """The model of that name; a name that cannot be a model's is reported as an unknown drafter."""
+    is_path = "/" in name or Path(name).is_dir()
+    question = "" if is_path else meant(name, names())
+    wrong = "There is no drafter of that name, and no model."
+    cure = f"Use {', '.join(names())}; or a model by its hub name or folder.{question}"
+    if question:  # a slip: nothing is loaded to find that out
+        raise InputError(explain(wrong, repr(name), cure))
     try:
         return load(name)
     except InputError as error:
-        if "/" in name or Path(name).is_dir():
+        if is_path:
             raise
-        wrong = "There is no drafter of that name, and no model."
-        cure = f"Use {', '.join(names())}; or a model by its hub name or folder."
         raise InputError(explain(wrong, repr(name), cure)) from error
 
 

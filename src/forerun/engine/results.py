@@ -17,6 +17,9 @@ class Fate(Enum):
     GIVEN = "given"  # part of the output that the request was started with
 
 
+SHOWN = 60
+"""Characters of a text, or tokens without one, that `repr` shows."""
+
 LogprobsOf = Literal["model", "sampling"]
 """Whose log-probabilities are reported: the model's own, before temperature and everything else, or
 those of the distribution that tokens were sampled from, in which greedy decoding gives 0 and
@@ -52,7 +55,7 @@ class Seconds:
         return self.draft + self.score + self.verify + self.commit
 
 
-@dataclass
+@dataclass(repr=False)
 class Stats:
     """Counts of one request.
 
@@ -75,6 +78,14 @@ class Stats:
     seconds: Seconds = field(default_factory=Seconds)
     compared: tuple[float, float] = (0.0, 0.0)  # seconds of plain decoding and of ours
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """One line of what counts; the fields have the rest."""
+        notes = f", {len(self.notes)} notes" if self.notes else ""
+        return (
+            f"Stats({self.emitted} tokens in {self.rounds} rounds, {self.accepted} of "
+            f"{self.drafted} drafted accepted, {self.seconds.total:.2f} s{notes})"
+        )
 
     @property
     def tokens_per_round(self) -> float:
@@ -151,7 +162,7 @@ class Stats:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Generation:
     """The answer to one prompt.
 
@@ -170,6 +181,17 @@ class Generation:
     fates: list[Fate]
     logprobs: list[TokenLogprob] | None = None
     error: str | None = None
+
+    def __repr__(self) -> str:
+        """Two lines: how the text begins and why it ended, and what speculation did."""
+        shown = self.tokens if self.text is None else self.text
+        is_long = len(shown) > SHOWN
+        beginning = repr(shown[:SHOWN]) + (" ..." if is_long else "")
+        error = "" if self.error is None else f", error {self.error!r}"
+        return (
+            f"Generation({beginning}, {len(self.tokens)} tokens, {self.finish_reason}{error},\n"
+            f"  {self.stats})"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.errors import InputError, MissingExtraError, explain, notice
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GEMMA = "gemma3-270m"
@@ -144,6 +144,8 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
+            if not sys.stderr.isatty():  # where no bar is shown
+                notice(f"converting {title}, once")
             convert(_joined(parts, Path(unfinished)), made, f"Converting {title}, once")
             try:
                 made.rename(folder)

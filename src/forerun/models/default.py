@@ -8,7 +8,7 @@ from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, PACKAGES, packaged_weights
 from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import load
-from forerun.models.place import usual_device
+from forerun.models.place import check_place, usual_device
 
 if TYPE_CHECKING:
     from forerun.gpu.model import GpuModel
@@ -28,6 +28,7 @@ def default_model(
     The package's weights are the 4-bit numbers of a GGUF file, the hub's are bfloat16.
     In float32 on a CPU and in bfloat16 on a GPU, unless told otherwise.
     """
+    check_place(device, dtype)
     if device is None and quantize is None and dtype in (None, "bfloat16", "float16"):
         device = usual_device()
     if dtype is None:

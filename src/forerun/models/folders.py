@@ -22,6 +22,26 @@ TOKENIZERS = (
 """Files that some tokenizer is read from; with none of them there is no tokenizer."""
 
 
+LARGE = 50_000_000
+"""Bytes of weights from which on it is told that loading takes long."""
+
+
+def is_large(folder: Path) -> bool:
+    """Whether the weights in a folder take long to load."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
+
+
+def check_name(name: str) -> None:
+    """Refuse an empty name, and the path of a folder that does not exist."""
+    if not name.strip():
+        cure = "Name a folder, or a model on the Hugging Face hub."
+        raise InputError(explain("No model is named.", "an empty text", cure))
+    is_path = name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute()
+    if is_path and not name.endswith(".gguf") and not Path(name).expanduser().exists():
+        cure = f"Check the path; it is looked for from {str(Path.cwd())!r}."
+        raise InputError(explain("There is no such folder.", repr(name), cure))
+
+
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds no model, before its name is taken for one on the hub."""
     if _has(folder, CONFIGS):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain, warn
+from forerun.errors import InputError, MissingExtraError, explain, notice, warn
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
-from forerun.models.folders import check_folder, tokenizer_of
+from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
 from forerun.models.kept import Kept, can_keep, keep, recall
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
-from forerun.models.place import usual_device
+from forerun.models.place import check_place, usual_device
 from forerun.models.quiet import no_loading_bar
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def load(
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
     check_pass(lean, quantize)
+    check_place(device, dtype)
+    check_name(str(name_or_path))
     shared = {name: given[name] for name in SHARED if name in given}
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     place = copied or name_or_path
@@ -59,11 +61,14 @@ def load(
         kept = Kept(Path(place), dtype, quantize)
         chosen = recall(kept, str(name_or_path))
         if chosen is not None:
+            _tell_numbers(chosen, dtype)
             return _from(chosen, copied)
     wrapper = huggingface_model()
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+
+    from forerun.models.llama_family import FAMILY
 
     if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
         check_folder(Path(place))
@@ -95,10 +100,26 @@ def load(
         model = on_usual_device(model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
+    if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
+        notice(
+            f"packing the weights of {name_or_path} and compiling code for this CPU; both are "
+            "kept for the next time"
+        )
     chosen = with_pass(loaded, lean, quantize)
     if kept is not None:
         keep(kept, chosen)
+    _tell_numbers(chosen, dtype)
     return _from(chosen, copied)
+
+
+def _tell_numbers(model: Any, dtype: Any) -> None:
+    """Say it where a model computes in other numbers than those that were asked for."""
+    asked = str(dtype).removeprefix("torch.")
+    if type(model).__name__ == "LeanModel" and asked not in ("None", "auto", "float32"):
+        warn(
+            f"{model.name}: the weights are rounded to {asked}, but the lean CPU pass computes "
+            f"in float32. lean=False (--no-lean) computes in {asked}."
+        )
 
 
 def _from(model: Any, copied: Path | None) -> HuggingFaceModel | LeanModel | GpuModel:

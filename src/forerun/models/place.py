@@ -5,6 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from pathlib import Path
+from typing import Any
+
+from forerun.errors import InputError, explain, meant
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""The numbers that a model can be asked to compute in."""
 
 GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
 """Of which a Linux system with a GPU has one: NVIDIA's, an embedded board's, Windows', AMD's."""
@@ -25,3 +31,28 @@ def may_have_gpu(devices: Path = Path("/dev")) -> bool:
     if system == "Linux":
         return any((devices / node).exists() for node in GPU_NODES)
     return system != "Darwin"
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Refuse a device that is not there, and numbers of an unknown name."""
+    if dtype is not None and str(dtype).removeprefix("torch.") not in (*DTYPES, "auto"):
+        question = meant(str(dtype).replace("fp", "float"), DTYPES)
+        cure = f"Use {', '.join(DTYPES)}, or None for what the weights were saved in.{question}"
+        raise InputError(explain("The dtype is not known.", repr(dtype), cure))
+    kind = str("" if device is None else device).partition(":")[0]
+    if device == "" or kind == "cuda":
+        _check_cuda(device)
+
+
+def _check_cuda(device: Any) -> None:
+    if device == "":
+        cure = "Use cpu or cuda, or None for a GPU if there is one."
+        raise InputError(explain("No device is named.", "an empty text", cure))
+    import torch
+
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = str(device).partition(":")[2]
+    if num_devices == 0 or (index.isdigit() and int(index) >= num_devices):
+        there = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
+        cure = "Use device='cpu', or leave it out."
+        raise InputError(explain(f"PyTorch finds {there} here.", repr(str(device)), cure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, explain, meant
 from forerun.rules.base import Noise, Rule, Trial
 from forerun.rules.block import Block
 from forerun.rules.lenient import Lenient
@@ -38,7 +38,7 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
     if not isinstance(rule, str):
         return rule
     if rule not in RULES:
-        cure = f"Use one of {', '.join(RULES)}, or pass a rule object."
+        cure = f"Use one of {', '.join(RULES)}, or pass a rule object.{meant(rule, RULES)}"
         raise InputError(explain("There is no rule of that name.", repr(rule), cure))
     return RULES[rule](**settings)
 

@@ -24,6 +24,7 @@ from forerun.serve.guard import Guard
 from forerun.serve.keys import Key, Keys
 from forerun.serve.logs import ResponseLog
 from forerun.serve.query import Query
+from forerun.serve.rehearsal import rehearse
 from forerun.serve.requests import parse_object, read_body
 from forerun.serve.responses import error_response, json_response
 from forerun.serve.static import page_routes
@@ -99,6 +100,7 @@ def make_app(
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
+    app.state.rehearse = partial(rehearse, desk, routes, fingerprint)  # before it is ready
     app.router.redirect_slashes = False  # to an address made from the Host header
     return app
 

@@ -120,6 +120,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await self._desk.warm_up()
+        await self.config.app.state.rehearse()
         await super().startup(sockets)
         if self.started:
             self._announce()

@@ -43,7 +43,10 @@ class Worker:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            message = f"Reading or wording the request took longer than {self._seconds:g} seconds."
+            message = (
+                "The server was too busy to read this request or to write its answer within "
+                f"{self._seconds:g} seconds. Try again in a few seconds."
+            )
             raise _overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
