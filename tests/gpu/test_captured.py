@@ -106,7 +106,9 @@ def test_a_drafter_on_the_host(plain: list[list[int]], monkeypatch: pytest.Monke
     assert not any(answer.stats.notes for answer in answers)
 
 
-@pytest.mark.parametrize("drafter", [NGram(min_n=1), Mixed(NGram(min_n=1), Suffix())], ids=repr)
+@pytest.mark.parametrize(
+    "drafter", [NGram(min_n=1), Mixed(NGram(min_n=1), Suffix())], ids=["ngram", "mixed"]
+)
 def test_a_guess_longer_than_any_captured_round(
     drafter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
