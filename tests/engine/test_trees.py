@@ -139,7 +139,8 @@ def test_stops_inside_a_path() -> None:
         {"max_new_tokens": 3},
     ):
         plain = fr.generate(target, target.prompt(), drafter=None, **how)
-        found = fr.generate(target, target.prompt(), drafter=knowing, tree=24, **how)
+        drafted = {"drafter": knowing, "tree": 24, "draft_length": 8}
+        found = fr.generate(target, target.prompt(), **drafted, **how)
         assert shown([found]) == shown([plain])
         assert found.text == plain.text
         cut.append(found.stats.rounds < len(found.tokens))
