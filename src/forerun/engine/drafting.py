@@ -4,8 +4,8 @@ A drafter that raises costs its requests the rest of their drafts and nothing el
 is thrown away, and the next requests start with a fresh state.  One that keeps raising is done
 without for good.
 
-Rounds without drafts cost no more with a drafter than without: it is told of them together, before
-it is next asked or when the request ends.
+Rounds without drafts cost little more with a drafter than without: it is told of them together,
+before it is next asked, when the request ends, or when many hidden states have come together.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ MOST_FAILURES = 3
 """After so many a drafter is done without for good."""
 
 
+MOST_STATES = 256
+"""Hidden states of a row that are kept for a drafter that is not asked: some kilobytes each."""
+
 LOST = object()
 """Stands for a drafter's state that has to be made afresh."""
 
@@ -40,6 +43,7 @@ class Untold:
 
     tokens: list[int] = field(default_factory=list)  # added to the text
     states: list[Any] = field(default_factory=list)  # of each round, (N, F), where it reads them
+    num_states: int = 0
     num_processed: int = 0
 
     def outcome(self, row: int) -> Outcome:
@@ -190,10 +194,17 @@ class Drafting:
                 states, untold.num_processed = processed(row)
                 if states is not None:
                     untold.states.append(states)
+                    untold.num_states += len(states)
+        self._catch_up([span for span in spans if self._is_full(span.row)])
+
+    def _is_full(self, row: int) -> bool:
+        return row in self._untold and self._untold[row].num_states >= MOST_STATES
 
     def _catch_up(self, spans: Sequence[Span]) -> None:
         """Tell the drafter what was postponed."""
         late = [span for span in spans if span.row in self._untold]
+        if not late:
+            return
         outcomes = [self._untold.pop(span.row).outcome(span.row) for span in late]
         self.observe(outcomes, [span.request for span in late])
 
