@@ -7,6 +7,8 @@ On the default model and the CPU pass, in one run:
   makes the longest), with the prompt read in parts and, for comparison, whole; in seconds, in
   CPU seconds, which other processes do not stretch, and in seconds without those in which a thread
   of ours was ready and another process or another guest of the machine had the processor (Linux);
+  beside them the same figures of as many rounds in which nothing is read: what is left of those is
+  the machine's own;
 - eight samples of a prompt of 1,000 tokens in one call, against eight calls;
 - the first token of a second turn after 1,000 tokens of conversation, against an engine that has
   not seen them.
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import forerun as fr
 from forerun import rules
@@ -42,8 +45,13 @@ def main() -> None:
     text = prompt_tokens(target)
     fr.generate(target, text[:20], drafter=None, max_new_tokens=8)  # compiles
     results: dict[str, Any] = {}
-    for name, is_paced in (("in parts", True), ("whole", False)):
-        runs = [pause(target, text[:1500], is_paced) for _ in range(args.repeats)]
+    pauses: dict[str, list[dict[str, float]]] = {"in parts": [], "none": [], "whole": []}
+    for _ in range(args.repeats):
+        paced = pause(target, text[:1500], is_paced=True)
+        pauses["in parts"].append(paced)
+        pauses["none"].append(quiet(target, text, int(paced["rounds"])))
+        pauses["whole"].append(pause(target, text[:1500], is_paced=False))
+    for name, runs in pauses.items():
         results[f"pause, prompt {name}"] = {
             key: summary([one[key] for one in runs]) for key in runs[0]
         }
@@ -95,18 +103,52 @@ def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
     That is timed before the prompt comes and after it has gone, and grows in between as evenly as
     the answers do.
     """
-    engine = engine_of(target, 5, is_paced)
-    for seed in range(4):
-        engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 4000, seed))
-    before = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)  # (3,)
+    engine = four_answers(target, prompt, is_paced)
+    before = usual_round(engine)
     request, rounds = request_of(target, prompt[::-1], 4), []
     engine.submit(request)
     while request.num_output == 0:
         rounds.append(timed_round(engine))
     while request.finish_reason is None:
         engine.step()
-    after = np.median([timed_round(engine) for _ in range(25)][5:], axis=0)
+    after = usual_round(engine)
     engine.close()
+    return over_usual(rounds, before, after) | {
+        "longest_over_first": float(max(rounds)[0] / before[0]),
+        "usual_milliseconds": 1e3 * float(before[0]),
+        "usual_milliseconds_after": 1e3 * float(after[0]),
+        "rounds": len(rounds),
+        "seconds_to_first_token": float(np.sum(rounds, axis=0)[0]),
+    }
+
+
+def quiet(target: Any, prompt: list[int], count: int) -> dict[str, float]:
+    """The same figures of so many rounds of four answers, with no prompt to read."""
+    engine = four_answers(target, prompt, is_paced=True)
+    before = usual_round(engine)
+    rounds = [timed_round(engine) for _ in range(count)]
+    after = usual_round(engine)
+    engine.close()
+    return over_usual(rounds, before, after)
+
+
+def four_answers(target: Any, prompt: list[int], is_paced: bool) -> Engine:
+    engine = engine_of(target, 5, is_paced)
+    for seed in range(4):
+        engine.submit(request_of(target, prompt[50 * seed : 50 * seed + 20], 4000, seed))
+    return engine
+
+
+def usual_round(engine: Engine) -> NDArray[np.float64]:
+    return np.asarray(np.median([timed_round(engine) for _ in range(25)][5:], axis=0))  # (3,)
+
+
+def over_usual(
+    rounds: list[tuple[float, float, float]],
+    before: NDArray[np.float64],
+    after: NDArray[np.float64],
+) -> dict[str, float]:
+    """The longest rounds over what is usual, for each of the three ways to take the time."""
     usual = np.linspace(before, after, len(rounds))  # (rounds, 3)
     figures: dict[str, float] = {}
     for column, name in enumerate(("", "_cpu", "_undisturbed")):
@@ -115,13 +157,7 @@ def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:
         figures[f"longest_over_usual{name}"] = float(ratios.max())
         figures[f"p99_over_usual{name}"] = float(higher)
         figures[f"p95_over_usual{name}"] = float(high)
-    return figures | {
-        "longest_over_first": float(max(rounds)[0] / before[0]),
-        "usual_milliseconds": 1e3 * float(before[0]),
-        "usual_milliseconds_after": 1e3 * float(after[0]),
-        "rounds": len(rounds),
-        "seconds_to_first_token": float(np.sum(rounds, axis=0)[0]),
-    }
+    return figures
 
 
 def timed_round(engine: Engine) -> tuple[float, float, float]:
