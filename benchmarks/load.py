@@ -26,31 +26,51 @@ class Stream:
     is_whole: bool = False
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The answers of a server, and the time that counts."""
+
+    streams: list[Stream]
+    start: float
+    seconds: float
+
+    def counts(self, moment: float) -> bool:
+        return self.start <= moment < self.start + self.seconds
+
+
 Body = Callable[[int], Mapping[str, Any]]
 """The body of the request of a number."""
 
 
-async def drive(port: int, body: Body, num_clients: int, seconds: float) -> list[Stream]:
+async def drive(port: int, body: Body, num_clients: int, seconds: float) -> Turn:
     """Keep so many requests open for a while, each client with a new one when its last has ended.
 
-    When the time is up, what is open is left: the server notices that its clients went away.
+    All of them ask at once at first.  The time that counts begins when as many answers have ended
+    as there are clients, or after `seconds`: until then a server that reads prompts first has given
+    less than one that does not.  When it is up, what is open is left: the server notices that its
+    clients went away.
     """
     streams: list[Stream] = []
-    end = time.perf_counter() + seconds
+    settled = asyncio.Event()
 
     async def client() -> None:
-        while time.perf_counter() < end:
+        while True:
             stream = Stream(time.perf_counter())
             number = len(streams)
             streams.append(stream)
             await ask(port, body(number), stream)
+            if sum(stream.is_whole for stream in streams) >= num_clients:
+                settled.set()
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(client()) for _ in range(num_clients)]
+        waiting = group.create_task(settled.wait())
+        await asyncio.wait([waiting, *tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        start = time.perf_counter()
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
+        for task in (waiting, *tasks):
             task.cancel()
-    return streams
+    return Turn(streams, start, seconds)
 
 
 async def ask(port: int, body: Mapping[str, Any], stream: Stream) -> None:
@@ -102,30 +122,31 @@ def _note(event: Mapping[str, Any], stream: Stream) -> None:
         stream.is_whole |= choice.get("finish_reason") is not None
 
 
-def figures(
-    streams: Sequence[Stream], seconds: float, count: Callable[[str], int]
-) -> dict[str, Any]:
-    """Tokens a second, and percentiles in milliseconds.
+def figures(turns: Sequence[Turn], count: Callable[[str], int]) -> dict[str, Any]:
+    """Tokens a second, and percentiles in milliseconds, of what came in the time that counts.
 
     inter_token: the time since the part before, over the tokens of a part, once for each of them.
     pause: the time between two parts.  count: tokens of a text, the same for every server.
     """
-    began = min(stream.asked for stream in streams)
-    first, between, pauses, num_tokens = [], [], [], 0
-    for stream in streams:
-        counts = [max(1, count(text)) for text in stream.texts]
-        in_time = [moment <= began + seconds for moment in stream.times]
-        num_tokens += sum(
-            size for size, counts_in in zip(counts, in_time, strict=True) if counts_in
-        )
-        if stream.times:
-            first.append(stream.times[0] - stream.asked)
-        for gap, size in zip(np.diff(stream.times), counts[1:], strict=True):
-            pauses.append(gap)
-            between += [gap / size] * size
+    first, between, pauses, num_tokens, num_answers = [], [], [], 0, 0
+    for turn in turns:
+        for stream in turn.streams:
+            before = stream.asked
+            for index, (moment, text) in enumerate(zip(stream.times, stream.texts, strict=True)):
+                gap, before = moment - before, moment
+                if not turn.counts(moment):
+                    continue
+                size = max(1, count(text))
+                num_tokens += size
+                if index == 0:
+                    first.append(gap)
+                    continue
+                pauses.append(gap)
+                between += [gap / size] * size
+            num_answers += stream.is_whole and turn.counts(before)
     return {
-        "tokens_per_second": num_tokens / seconds,
-        "answers": sum(stream.is_whole for stream in streams),
+        "tokens_per_second": num_tokens / sum(turn.seconds for turn in turns),
+        "answers": num_answers,
         "first_token_ms": _percentiles(first),
         "inter_token_ms": _percentiles(between),
         "pause_ms": _percentiles(pauses),

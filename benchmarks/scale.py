@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.models.bundled import NAME
-from load import Stream, ask, drive, figures
+from load import Stream, Turn, ask, drive, figures
 from serve import counter, running
 from spec_bench import read, save, summary
 
@@ -270,9 +270,9 @@ def speed(args: argparse.Namespace) -> bool:
         }
         for lap in range(-1, args.laps):
             for name in names[lap % 3 :] + names[: lap % 3]:
-                streams = asyncio.run(turn(args, ports[name], prompts, lap, seconds))
+                driven = asyncio.run(turn(args, ports[name], prompts, lap, seconds))
                 if lap >= 0:
-                    laps[name].append(figures(streams, seconds, count))
+                    laps[name].append(figures([driven], count))
     results = {name: speed_of(laps, name) for name in names}
     for name, figure in results.items():
         print(name, figure)
@@ -286,7 +286,7 @@ def speed(args: argparse.Namespace) -> bool:
 
 async def turn(
     args: argparse.Namespace, port: int, prompts: list[str], lap: int, seconds: float
-) -> list[Stream]:
+) -> Turn:
     def body(number: int) -> Mapping[str, Any]:
         request = body_of(args, 0, prompts)
         place = 1000 * (lap + 1) + number
@@ -294,9 +294,9 @@ async def turn(
         del request["speculation"]
         return {**request, "seed": place, "messages": [{"role": "user", "content": content}]}
 
-    streams = await drive(port, body, args.clients, seconds)
+    driven = await drive(port, body, args.clients, seconds)
     await asyncio.sleep(1)  # what was left open ends
-    return streams
+    return driven
 
 
 def speed_of(laps: Mapping[str, list[dict[str, Any]]], name: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """The server under load: speculation on and off, and other servers, in one run.
 
 1 to 32 clients ask the default model for chat answers, each with a new request when its last has
-ended.  Contenders take turns of some seconds on the same prompts and seeds, over several laps,
-beginning with another one each lap; a ratio is of two turns of one lap.  Every turn puts a number
-of its own before its prompts: otherwise the second of two turns would find the prompts of the first
-in the server's memory.  For each number of clients the servers are started anew, so that drafters
-remember nothing of earlier ones.
+ended; what comes is counted from the moment when as many have ended as there are clients.
+Contenders take turns of some seconds on the same prompts and seeds, over several laps, beginning
+with another one each lap; a ratio is of two turns of one lap.  Every turn puts a number of its own
+before its prompts: otherwise the second of two turns would find the prompts of the first in the
+server's memory.  For each number of clients the servers are started anew, so that drafters remember
+nothing of earlier ones.
 
     python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3]
 
@@ -38,7 +39,7 @@ from random import Random
 from typing import Any
 
 from forerun.models.bundled import NAME, local_copy, packaged_weights
-from load import Body, Stream, ask, drive, figures
+from load import Body, Stream, Turn, ask, drive, figures
 from spec_bench import read, save, summary
 
 ENOUGH = 0.97
@@ -70,7 +71,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for num_clients in args.clients:
         turns = measure(args, commands, contenders, prompts, num_clients)
-        results[str(num_clients)] = report(turns, args.seconds, count)
+        results[str(num_clients)] = report(turns, count)
         show(num_clients, results[str(num_clients)])
     ratios = {key: value["off"]["times_slower_than_on"] for key, value in results.items()}
     worst = min(ratios.values(), key=lambda ratio: ratio["median"])
@@ -135,22 +136,22 @@ def measure(
     contenders: Mapping[str, Contender],
     prompts: list[str],
     num_clients: int,
-) -> dict[str, list[list[Stream]]]:
-    """The streams of each contender, lap by lap."""
-    turns: dict[str, list[list[Stream]]] = {name: [] for name in contenders}
+) -> dict[str, list[Turn]]:
+    """The turns of each contender, lap by lap."""
+    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     names = list(contenders)
     with ExitStack() as stack:
         ports = {name: stack.enter_context(running(command)) for name, command in commands.items()}
 
-        def turn(name: str, lap: int, seconds: float) -> list[Stream]:
+        def turn(name: str, lap: int, seconds: float) -> Turn:
             one = contenders[name]
             number = 100 + len(names) * (lap + 1) + names.index(name)
             body = body_of(args, one, [f"({number}) {text}" for text in prompts], lap)
-            streams = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
+            driven = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
             time.sleep(1)  # what was left open ends
-            if not any(stream.times for stream in streams):
-                raise RuntimeError(f"{name} gave no token in {seconds:g} s: raise --seconds.")
-            return streams
+            if not any(stream.times for stream in driven.streams):
+                raise RuntimeError(f"{name} gave no token in {2 * seconds:g} s: raise --seconds.")
+            return driven
 
         for name, one in contenders.items():
             body = body_of(args, one, prompts, -1)
@@ -224,28 +225,21 @@ def counter() -> Any:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def report(turns: Mapping[str, list[list[Stream]]], seconds: float, count: Any) -> dict[str, Any]:
+def report(turns: Mapping[str, list[Turn]], count: Any) -> dict[str, Any]:
     """Figures of each contender over its laps, and how much slower it was than speculation on."""
-    laps = {name: [figures(one, seconds, count) for one in each] for name, each in turns.items()}
-    speeds = {name: [lap["tokens_per_second"] for lap in each] for name, each in laps.items()}
+    speeds = {
+        name: [figures([lap], count)["tokens_per_second"] for lap in laps]
+        for name, laps in turns.items()
+    }
     results: dict[str, Any] = {}
-    for name, each in turns.items():
-        together = figures_of_laps(each, count)
+    for name, laps in turns.items():
         ratios = [on / other for on, other in zip(speeds["on"], speeds[name], strict=True)]
         results[name] = {
+            **figures(laps, count),
             "tokens_per_second": summary(speeds[name]),
             "times_slower_than_on": summary(ratios),
-            **together,
         }
     return results
-
-
-def figures_of_laps(laps: list[list[Stream]], count: Any) -> dict[str, Any]:
-    """Latencies over all laps."""
-    streams = [stream for lap in laps for stream in lap]
-    found = figures(streams, float("inf"), count)
-    del found["tokens_per_second"]
-    return found
 
 
 def show(num_clients: int, results: Mapping[str, Any]) -> None:

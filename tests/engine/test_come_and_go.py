@@ -393,20 +393,20 @@ def paced(pacing: Pacing, fixed: float, slope: float, rounds: int) -> list[int]:
     """Parts of a prompt, where a round takes 10 ms and a part adds `fixed + slope * tokens`."""
     parts = []
     for _ in range(rounds):
-        pacing.learn(0.010, 0)
-        parts.append(pacing.num_tokens())
-        pacing.learn(0.010 + fixed + slope * parts[-1], parts[-1])
+        pacing.learn(0.010, 4, 0)
+        parts.append(pacing.num_tokens(4))
+        pacing.learn(0.010 + fixed + slope * parts[-1], 4, parts[-1])
     return parts
 
 
 def test_pacing_settles_on_what_fits() -> None:
     pacing = Pacing()
-    assert pacing.num_tokens() == FIRST
+    assert pacing.num_tokens(4) == FIRST
     parts = paced(pacing, 0.0, 0.0005, 30)
     assert parts[-1] == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
     assert max(parts) <= parts[-1] + 1
-    pacing.learn(10.0, 0)  # one interruption
-    assert pacing.num_tokens() == pytest.approx(parts[-1], abs=1)
+    pacing.learn(10.0, 4, 0)  # one interruption
+    assert pacing.num_tokens(4) == pytest.approx(parts[-1], abs=1)
     left = ((SLOWER - 1) * 0.010 - 0.002) / 0.0005
     assert FIRST <= paced(Pacing(), 0.002, 0.0005, 40)[-1] <= left + 1  # a fixed cost: rather less
 
@@ -423,14 +423,14 @@ def test_parts_shrink_as_the_context_grows() -> None:
     for seed in range(10):
         generator, pacing, context = random.Random(seed), Pacing(), 0
         for _ in range(20):
-            pacing.learn(0.010 * generator.uniform(0.97, 1.03), 0)
+            pacing.learn(0.010 * generator.uniform(0.97, 1.03), 4, 0)
         rounds, parts = [], []
         while context < 4000:
-            parts.append(pacing.num_tokens())
+            parts.append(pacing.num_tokens(4))
             seconds = 0.010 + parts[-1] * (0.0001 + 2e-7 * context)
             rounds.append(seconds * generator.uniform(0.97, 1.03))
             context += parts[-1]
-            pacing.learn(rounds[-1], parts[-1])
+            pacing.learn(rounds[-1], 4, parts[-1])
         assert max(rounds) < 2 * 0.010
         assert max(parts) > 3 * parts[-2]
         usual_use = 1 + (SLOWER - 1) * 2 / 3
@@ -441,19 +441,49 @@ def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
     """The answers alone come to take 20 ms instead of 10 while a prompt is read."""
     pacing, parts = Pacing(), []
     for _ in range(10):
-        pacing.learn(0.010, 0)
+        pacing.learn(0.010, 4, 0)
     for _ in range(200):
-        parts.append(pacing.num_tokens())
-        pacing.learn(0.020 + 0.0005 * parts[-1], parts[-1])
+        parts.append(pacing.num_tokens(4))
+        pacing.learn(0.020 + 0.0005 * parts[-1], 4, parts[-1])
     assert max(parts[-PROBE:]) == pytest.approx((SLOWER - 1) * 0.020 / 0.0005, abs=1)
     assert parts[-(PROBE + 1) :].count(0) == 1
+
+
+def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
+    """A row takes 5 ms of a round, and a prompt token 0.5 ms, whatever the number of rows."""
+    pacing = Pacing()
+
+    def parts_of(num_rows: int, rounds: int) -> list[int]:
+        parts = []
+        for _ in range(rounds):
+            parts.append(pacing.num_tokens(num_rows))
+            pacing.learn(0.005 * num_rows + 0.0005 * parts[-1], num_rows, parts[-1])
+        return parts
+
+    pacing.learn(0.010, 2, 0)
+    parts_of(2, 40)
+    for num_rows in (8, 32, 8, 2):
+        parts = parts_of(num_rows, 20)
+        if num_rows == 32:
+            assert parts[0] == 0  # timed without, at once
+        assert max(parts) == pytest.approx((SLOWER - 1) * 0.005 * num_rows / 0.0005, abs=1)
+
+
+def test_many_that_wait_are_not_held_up_by_few_that_are_answered() -> None:
+    fits = (SLOWER - 1) * 0.010 / 0.0005
+    for num_read, longer in ((1, 1), (4, 1), (12, 3), (28, 7)):
+        pacing, parts = Pacing(), []
+        for _ in range(40):
+            parts.append(pacing.num_tokens(4, num_read))
+            pacing.learn(0.010 + 0.0005 * parts[-1], 4, parts[-1])
+        assert max(parts[-PROBE:]) == pytest.approx(longer * fits, rel=0.03, abs=1)
 
 
 def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
     pacing = Pacing()
     for _ in range(12):
-        pacing.learn(0.02, pacing.num_tokens())
-    assert pacing.num_tokens() == 32
+        pacing.learn(0.02, 4, pacing.num_tokens(4))
+    assert pacing.num_tokens(4) == 32
 
 
 # --- order, deadlines, limits ------------------------------------------------------------------
@@ -523,7 +553,7 @@ def test_drafting_goes_on_while_prompts_are_read(still_clock: StillClock) -> Non
         still_clock.pass_by(1e-3)
         engine.step()
     engine._schedule.learn = lambda plan, seconds: None  # type: ignore[method-assign]
-    engine._schedule._pacing.num_tokens = lambda: 1  # type: ignore[union-attr, method-assign]
+    engine._schedule._pacing.num_tokens = lambda *_: 1  # type: ignore[union-attr, method-assign]
     long = request_of(knowing, np.random.default_rng(1).integers(60, size=90).tolist(), 2)
     engine.submit(long)
     drafted = []

@@ -3,7 +3,9 @@
 A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round a little
 longer.  A part is as long as keeps a round within `SLOWER` times a usual one, by what the latest
 parts have added to theirs, which grows with the context.  A usual round has no part; how long it
-takes changes as answers grow, come and go, so now and then a round is left without one.
+takes changes as answers grow, come and go, so a round is left without one now and then, and when
+the last usual one had far more or fewer rows.  Where more requests wait for their prompts than are
+being answered, the few do not hold up the many: parts are longer in that proportion.
 
 Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
 that fixed cost alone is too much, a part may add as much again by its tokens.
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 SLOWER = 1.45  # times a usual round that a round with part of a prompt may take
+ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
@@ -30,36 +33,50 @@ NUM_PARTS = 8  # latest parts, from which their cost is estimated
 class Pacing:
     """Learns what a part of a prompt adds to a round, and says how long the next one may be."""
 
-    usual: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
-    parts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
-    """Tokens of the latest parts, and the seconds of their rounds."""
+    usual: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
+    """Rows being answered in the latest rounds without a part, and the seconds of those."""
+    parts: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
+    """The same of rounds with a part, and its tokens."""
     num_since_usual: int = 0
 
-    def num_tokens(self) -> int:
-        """Prompt tokens for the next round; 0 if it shall be timed without."""
-        if self.num_since_usual >= PROBE:
+    def num_tokens(self, num_answered: int, num_read: int = 1) -> int:
+        """Prompt tokens for the next round; 0 if it shall be timed without.
+
+        num_answered: rows that are being answered; num_read: rows whose prompts are to be read.
+        """
+        usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
+        is_unknown = bool(self.usual) and not usual
+        if self.num_since_usual >= PROBE or (is_unknown and self.num_since_usual > 0):
             return 0
-        last = self.parts[-1][0] if self.parts else 0
+        if not self.parts:
+            return FIRST
+        rows, _, last = self.parts[-1]
         most = max(FIRST, int(GROWTH * last))
-        if not self.parts or not self.usual:
+        if not self.usual:
             return min(most, UNMEASURED)
-        usual = median(self.usual)
-        parts = [(size, max(0.0, seconds - usual)) for size, seconds in self.parts]
-        spendable = (SLOWER - 1) * usual
+        alike = [part for part in self.parts if _are_alike(part[0], num_answered)]
+        if not alike or is_unknown:
+            return max(1, int(last * min(1.0, num_answered / rows)))
+        parts = [(size, max(0.0, seconds - median(usual))) for _, seconds, size in alike]
+        spendable = (SLOWER - 1) * median(usual) * max(1.0, num_read / num_answered)
         per_token = sorted(cost / size for size, cost in parts)[int(CAUTION * len(parts))]
         fixed, slope = _line(parts)
         if min(fixed, *(cost for _, cost in parts)) >= spendable:
             spendable, per_token = fixed, slope
         return max(1, int(min(most, spendable / max(per_token, 1e-9))))
 
-    def learn(self, seconds: float, num_read: int) -> None:
-        """A round took so long, in which so many prompt tokens were read beside other rows."""
-        if num_read:
-            self.parts.append((num_read, seconds))
+    def learn(self, seconds: float, num_answered: int, num_tokens: int) -> None:
+        """A round took so long, in which so many rows were answered and prompt tokens read."""
+        if num_tokens:
+            self.parts.append((num_answered, seconds, num_tokens))
             self.num_since_usual += 1
         else:
-            self.usual.append(seconds)
+            self.usual.append((num_answered, seconds))
             self.num_since_usual = 0
+
+
+def _are_alike(some: int, others: int) -> bool:
+    return max(some, others) <= ALIKE * min(some, others)
 
 
 def _line(parts: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -99,8 +99,8 @@ class Schedule:
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
             budget = MOST_PACED_TOKENS
-            if len(new) < len(seated):
-                budget = min(budget, self._pacing.num_tokens())
+            if num_answered := len(seated) - len(new):
+                budget = min(budget, self._pacing.num_tokens(num_answered, len(new)))
             if next(self._turns) % 2 == 0:
                 new.sort(key=lambda pair: len(pair[1].tokens) - lengths[pair[0]])
         for row, request in new:
@@ -114,8 +114,10 @@ class Schedule:
             if self._state.lengths[span.row] < span.end:
                 self._stores_parts = False
         new = [span for span in plan.spans if span.is_new]
-        if self._pacing is not None and len(new) < len(plan.spans):
-            self._pacing.learn(seconds, sum(span.end - span.start for span in new))
+        num_answered = len(plan.spans) - len(new)
+        if self._pacing is not None and num_answered:
+            num_tokens = sum(span.end - span.start for span in new)
+            self._pacing.learn(seconds, num_answered, num_tokens)
 
     def remove(self, number: int) -> Request:
         """Take a waiting request out of the queue."""
