@@ -76,6 +76,20 @@ def test_counts_come_last_where_asked_for() -> None:
     assert last["usage"]["speculation"].keys() == whole["usage"]["speculation"].keys()
 
 
+def test_counts_come_with_every_chunk_where_asked_for() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = answer_to(CHAT, {**BODY, "n": 2, "stream": True, "stream_options": options})
+    *chunks, last, _ = events
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] > counts[len(counts) // 2] > 0
+    for chunk in chunks:
+        used = chunk["usage"]
+        assert used["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+
+
 def test_logprobs_are_those_of_generate_with_bytes() -> None:
     body = {**BODY, "logprobs": True, "top_logprobs": 2, "fates": True}
     whole, events = answer_to(CHAT, body, {**body, "stream": True})

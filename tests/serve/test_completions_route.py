@@ -145,6 +145,18 @@ def test_the_prompt_is_echoed() -> None:
     assert texts_of(events, 4) == texts
 
 
+def test_counts_so_far_are_those_of_the_tokens_so_far() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**BODY, "ignore_eos": True, "logprobs": 0, "stream": True, "stream_options": options}
+    events = answer_to(COMPLETIONS, body)
+    *chunks, _, _ = events
+    num_tokens = 0
+    for chunk in chunks:
+        num_tokens += len(chunk["choices"][0]["logprobs"]["tokens"])
+        assert chunk["usage"]["completion_tokens"] == num_tokens
+    assert num_tokens == 12
+
+
 def test_counts() -> None:
     body = {**BODY, "n": 2, "ignore_eos": True}
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -247,6 +259,11 @@ REFUSED = [
     ("unsupported_value", "service_tier", {"service_tier": "flex"}),
     ("invalid_value", "stream_options", {"stream_options": {"include_usage": True}}),
     ("unknown_parameter", "stream_options.x", {"stream": True, "stream_options": {"x": 1}}),
+    (
+        "invalid_value",
+        "stream_options.continuous_usage_stats",
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ),
     ("integer_above_max_value", "logprobs", {"logprobs": 21}),
     ("integer_above_max_value", "n", {"n": 129}),
     ("integer_below_min_value", "n", {"n": 0}),

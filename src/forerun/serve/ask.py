@@ -44,6 +44,7 @@ class Ask:
     timeout: float | None = None  # seconds
     is_streamed: bool = False
     includes_usage: bool = False  # a last chunk with the counts
+    counts_in_chunks: bool = False  # and the counts so far in every chunk before it
     includes_fates: bool = False  # how each token came about
     scores_prompts: bool = False  # log-probabilities of the prompts' own tokens as well
     detail: Mapping[str, Any] = field(default_factory=dict)  # what only the route itself reads

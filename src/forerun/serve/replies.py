@@ -46,6 +46,30 @@ def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, An
     }
 
 
+class ChunkUsage:
+    """The field `usage` of the chunks before the last: left out, null, or the counts so far."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._num_prompt = sum(map(len, ask.prompts))
+        self._num_new = 0
+
+    def count(self, piece: Piece) -> None:
+        self._num_new += len(piece.tokens)
+
+    def field(self) -> dict[str, Any]:
+        if not self._ask.includes_usage:
+            return {}
+        if not self._ask.counts_in_chunks:
+            return {"usage": None}
+        counts = {
+            "prompt_tokens": self._num_prompt,
+            "completion_tokens": self._num_new,
+            "total_tokens": self._num_prompt + self._num_new,
+        }
+        return {"usage": counts}
+
+
 def num_cached(ask: Ask, answers: Sequence[Generation]) -> int:
     """Prompt tokens that none of a prompt's samples computed."""
     reused = [answer.stats.num_reused for answer in answers]

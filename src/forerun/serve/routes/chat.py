@@ -23,7 +23,7 @@ from forerun.serve.options import (
     usual_tokens,
 )
 from forerun.serve.routes.chat_reply import ChatReply
-from forerun.serve.routes.streams import includes_usage, stream_options
+from forerun.serve.routes.streams import counts_of, stream_options
 from forerun.serve.templates import MESSAGE, chat_tokens
 from forerun.serve.toolbox import Toolbox, tool_fields
 from forerun.serve.words import Words
@@ -93,7 +93,7 @@ class Chat:
             priority=fields["priority"],
             timeout=fields["timeout"],
             is_streamed=fields["stream"],
-            includes_usage=includes_usage(fields),
+            **counts_of(fields),
             includes_fates=fields["fates"],
             detail={"toolbox": toolbox},
         )

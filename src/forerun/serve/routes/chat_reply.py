@@ -8,7 +8,7 @@ from typing import Any
 from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.ask import Ask
 from forerun.serve.offer import Offer
-from forerun.serve.replies import Track, finish_of, told_fates, usage
+from forerun.serve.replies import ChunkUsage, Track, finish_of, told_fates, usage
 from forerun.serve.toolbox import Toolbox
 from forerun.serve.tools import Call, Reader, Told
 from forerun.serve.words import Words
@@ -29,6 +29,7 @@ class ChatReply:
             "system_fingerprint": fingerprint,
         }
         self._choices = [_Choice(offer, ask) for _ in range(ask.n)]
+        self._usage = ChunkUsage(ask)
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
@@ -43,6 +44,7 @@ class ChatReply:
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
         ask, state = self._ask, self._choices[choice]
+        self._usage.count(piece)
         _, parts = state.track.take_piece(piece)
         told = state.read(piece.text, final=piece.finish_reason is not None)
         extra: dict[str, Any] = {}
@@ -110,8 +112,8 @@ class ChatReply:
         self, index: int, delta: dict[str, Any], finish: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        extra = {"usage": None} if self._ask.includes_usage else {}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **extra}
+        head = {**self._head, "object": "chat.completion.chunk"}
+        return {**head, "choices": [choice], **self._usage.field()}
 
 
 class _Choice:

@@ -24,8 +24,8 @@ from forerun.serve.options import (
     tokens_of,
     usual_tokens,
 )
-from forerun.serve.replies import Track, finish_of, offsets_of, told_fates, usage
-from forerun.serve.routes.streams import includes_usage, stream_options
+from forerun.serve.replies import ChunkUsage, Track, finish_of, offsets_of, told_fates, usage
+from forerun.serve.routes.streams import counts_of, stream_options
 from forerun.serve.words import Words
 
 USUAL_TOKENS = 16  # OpenAI's default, where the model has none
@@ -90,7 +90,7 @@ class Completions:
             priority=fields["priority"],
             timeout=fields["timeout"],
             is_streamed=fields["stream"],
-            includes_usage=includes_usage(fields),
+            **counts_of(fields),
             includes_fates=fields["fates"],
             scores_prompts=fields["echo"] and fields["logprobs"] is not None,
             detail={"echo": [self._text(prompt) for prompt in prompts] if fields["echo"] else None},
@@ -122,6 +122,7 @@ class CompletionReply:
         self._tracks = [Track(route.offer, ask) for _ in range(ask.num_choices)]
         self._has_begun = [False] * ask.num_choices
         self._scores: list[dict[str, Any]] = []  # of prompts, where asked for
+        self._usage = ChunkUsage(ask)
 
     def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
         """Take the log-probabilities of each prompt's tokens but the first."""
@@ -149,6 +150,7 @@ class CompletionReply:
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
         ask = self._ask
+        self._usage.count(piece)
         offsets, parts = self._tracks[choice].take_piece(piece)
         has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
         if not piece.text and piece.finish_reason is None and not has_tokens:
@@ -157,16 +159,12 @@ class CompletionReply:
         told = self._choice(choice, piece.text, logprobs, piece.finish_reason)
         if ask.includes_fates:
             told |= told_fates(piece.tokens, piece.fates, parts)
-        return [self._chunk([told])]
+        return [{**self._head, "choices": [told], **self._usage.field()}]
 
     def closing(self, answers: Sequence[Generation]) -> list[dict[str, Any]]:
         if not self._ask.includes_usage:
             return []
         return [{**self._head, "choices": [], "usage": usage(self._offer, self._ask, answers)}]
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        extra = {"usage": None} if self._ask.includes_usage else {}
-        return {**self._head, "choices": choices, **extra}
 
     def _choice(
         self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
