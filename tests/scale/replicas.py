@@ -34,3 +34,24 @@ def kill_one(app: str = "forerun", seconds: float = 60.0) -> int:
         time.sleep(0.05)
     os.kill(pids[0], signal.SIGKILL)
     return pids[0]
+
+
+def kill_descendant(title: str) -> int:
+    """Kill with -9 the first process under this one whose title begins so."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            is_meant = (place / "cmdline").read_bytes().startswith(title.encode())
+        except OSError:
+            continue
+        if is_meant and os.getpid() in ancestors(int(place.name)):
+            os.kill(int(place.name), signal.SIGKILL)
+            return int(place.name)
+    raise AssertionError(f"no process {title!r}")
+
+
+def ancestors(pid: int) -> list[int]:
+    parents = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parents.append(pid)
+    return parents
