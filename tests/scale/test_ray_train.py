@@ -17,6 +17,7 @@ from tiny_training import save_prompts, save_target, tiny_tokenizer
 from forerun.cli import main
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.errors import InputError, UnsupportedError
+from forerun.scale import ray_cluster, ray_train
 from forerun.scale.ray_cluster import Share, share_of_cluster
 from forerun.scale.ray_train import MOST_DEATHS, NoWorkersError, SpreadOnRay, Workers
 from forerun.train.chat import Chat
@@ -212,6 +213,33 @@ def test_workers_that_fit() -> None:
         share_of_cluster(ray, 10, "cpu")
     with pytest.raises(InputError, match="too few workers"):
         share_of_cluster(ray, 0, None)
+
+
+def test_the_command_ends_when_none_is_left_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts, out = save_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out"
+    words = ["train", save_target(tmp_path / "target"), "--prompts", prompts, "--out", str(out)]
+    words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray", "--workers", "2"]
+    words += ["--answer-tokens", "400", "--data-only"]
+
+    def on(ray: PretendedRay) -> int:
+        for module in (ray_cluster, ray_train):
+            monkeypatch.setattr(module, "start_ray", lambda: ray)
+        return main(words)
+
+    dying = Shrinking(2)
+    dying.deaths = {0: 2, 1: 4}
+    assert on(dying) != 0
+    assert "No worker is left on Ray" in capfd.readouterr().err
+    before = texts_in(out / "data")
+    assert before
+    assert on(PretendedRay(2)) == 0
+    after = texts_in(out / "data")
+    assert len(set(after)) == len(after) > len(before)
+    nobody = PretendedRay(2)
+    assert on(nobody) == 0
+    assert nobody.actors == []  # there is enough
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class Share:
 
 def start_ray() -> Any:
     """The module `ray`, connected: to RAY_ADDRESS if that is set, and else to this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what runs here
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401

@@ -28,7 +28,7 @@ MOST_DEATHS = 3  # of workers in one place, in a row and without a conversation
 Load = Callable[[], Any]
 
 
-class NoWorkersError(ForerunError, RuntimeError):
+class NoWorkersError(ForerunError):
     """All workers of a cluster are lost."""
 
 

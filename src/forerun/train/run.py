@@ -265,10 +265,9 @@ def _explained(option: str, value: int) -> Iterator[None]:
     """Turn an out-of-memory error into one that names the option to lower."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "memory" not in str(
-            error
-        ):  # how torch reports it on a CPU
+    except (MemoryError, RuntimeError) as error:
+        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_known and "memory" not in str(error):  # how torch reports it on a CPU
             raise
         cure = f"Lower {option}; the same command then goes on where it was."
         raise InputError(explain("Memory ran out.", f"{option} {value}", cure)) from error
