@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 
-def replica_pids(app: str = "forerun") -> list[int]:
+def replica_pids(app: str) -> list[int]:
     """The processes of replicas that are ready, the oldest first.
 
-    app: how the names of their applications begin.
+    app: how the names of their applications begin; with a colon, the whole name.
     """
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -26,14 +26,24 @@ def replica_pids(app: str = "forerun") -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
-def kill_one(app: str = "forerun", seconds: float = 60.0) -> int:
-    """Kill the oldest replica with -9, when there is one."""
+def kill_one(app: str, seconds: float) -> int:
+    """Kill the oldest replica with -9, when there is one, and wait until it is dead."""
     deadline = time.monotonic() + seconds
     while not (pids := replica_pids(app)):
         assert time.monotonic() < deadline, "no replica"
         time.sleep(0.05)
     os.kill(pids[0], signal.SIGKILL)
+    while pids[0] in replica_pids(app):
+        assert time.monotonic() < deadline, "it does not die"
+        time.sleep(0.01)
     return pids[0]
+
+
+def wait_until_gone(app: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while pids := replica_pids(app):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.1)
 
 
 def kill_descendant(title: str) -> int:
