@@ -27,9 +27,6 @@ DEFAULTS = {"max_tokens": 8, "temperature": 0.8}
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("pandas")
-    pytest.importorskip("ray")
     import ray
     import ray.data
 
@@ -68,6 +65,7 @@ def test_a_job_on_ray_is_the_job_without(ray: Any, tmp_path: Path, tiny_model: s
     assert read(there.output) == read(here.output)
 
 
+@pytest.mark.slow
 def test_a_pipeline_adds_texts_to_rows(ray: Any, tiny_model: str) -> None:
     from forerun.scale.ray_data import map_batches
 
@@ -117,10 +115,10 @@ def test_a_sweep_on_ray_measures_every_cell(ray: Any, tmp_path: Path, tiny_model
 def test_answers_are_collected_though_a_worker_dies(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed with -9 once answers have come; then the same command goes on, and trains."""
+    """Killed with -9 once answers have come; later one worker goes on, and there is training."""
     prompts, out = save_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out"
     words = ["train", save_target(tmp_path / "target"), "--prompts", prompts, "--out", str(out)]
-    words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray", "--workers", "2"]
+    words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray"]
     killed: list[int] = []
     add = Collection.add
 
@@ -132,7 +130,7 @@ def test_answers_are_collected_though_a_worker_dies(
 
     with monkeypatch.context() as patched:
         patched.setattr(Collection, "add", add_and_kill)
-        assert main([*words, "--answer-tokens", "3000", "--data-only"]) == 0
+        assert main([*words, "--workers", "2", "--answer-tokens", "3000", "--data-only"]) == 0
     assert len(killed) == 1
     assert "a worker was lost" in capfd.readouterr().err
     assert main([*words, "--answer-tokens", "3500", "--steps", "2"]) == 0
