@@ -181,6 +181,13 @@ def test_workers_that_die_whatever_they_do_are_given_up(tmp_path: Path) -> None:
     assert len(one.actors) == 1 + MOST_DEATHS
 
 
+def test_deaths_far_apart_are_not_held_against_a_place(tmp_path: Path) -> None:
+    ray = PretendedRay(1)
+    ray.deaths = dict.fromkeys(range(2 * MOST_DEATHS), 2)
+    gathered(ray, tmp_path, num_workers=1)
+    assert len(ray.actors) == 2 * MOST_DEATHS + 1
+
+
 def test_an_error_of_a_worker_is_the_error_it_would_be_here(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fits the 48 tokens") as caught:
         gathered(PretendedRay(1), tmp_path, prompts=[" ".join(["w1"] * 70)], num_workers=1)

@@ -97,3 +97,11 @@ def test_prompts_are_counted_by_how_their_conversations_begin(tmp_path: Path) ->
     assert collection.asked == [3, 0, 0]
     collection.flush()
     assert Collection(tmp_path, openings[::-1]).asked == [0, 0, 2]
+
+
+def test_repeats_are_counted_in_a_row(tmp_path: Path) -> None:
+    first, second = some_texts(2)
+    collection = Collection(tmp_path, [])
+    for text, expected in ((first, 0), (first, 1), (first, 2), (second, 0), (first, 1)):
+        collection.add([text])
+        assert collection.num_repeats == expected
