@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-distributed test-gpu format bench docs picture wheel clean
+.PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-ray-slow ray test-distributed test-gpu format bench docs picture wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -57,9 +57,15 @@ test-browser: setup  ## the report in headless Chromium, which must be installed
 test-serve: setup  ## the server in a process of its own: clients, load, faults, law
 	@$(PYTEST) -n 0 -m serve
 
-test-ray: setup  ## replicas on Ray: deaths, scaling, bad input; installs Ray
-	@$(INSTALL) --editable '.[ray]'
+test-ray: ray  ## replicas, batches, sweeps and training data on Ray; installs Ray
 	@$(PYTEST) -n 0 -m 'ray and not slow'
+
+test-ray-slow: ray  ## the long tests on Ray only
+	@$(PYTEST) -n 0 -m 'ray and slow'
+
+ray: setup
+	@$(INSTALL) --editable '.[ray]' || { \
+	  echo "Ray could not be installed, so nothing of it was tested; pip says why above." >&2; exit 1; }
 
 test-distributed: setup  ## a model over two ranks on this machine, and ranks that are lost; installs accelerate
 	@$(INSTALL) --editable '.[parallel]'

@@ -34,6 +34,9 @@ from load import Stream, Turn, ask, drive, figures
 from serve import counter, running
 from spec_bench import read, save, summary
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "scale"))
+from replicas import replica_pids
+
 DRAFTERS = ("ngram", "suffix", "heads")
 START_SECONDS = 900.0
 MOST_COST = 0.03
@@ -200,21 +203,6 @@ def told(toll: Toll, quiet: Toll) -> dict[str, Any]:
         "longest_pause_s": round(max(toll.pauses, default=0.0), 2),
         "errors": dict(toll.errors.most_common(5)),
     }
-
-
-def replica_pids(app: str) -> list[int]:
-    """The processes of replicas that hold a model and are ready, the oldest first."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (place / "cmdline").read_bytes()
-            began = int((place / "stat").read_text().rpartition(")")[2].split()[19])
-        except OSError:
-            continue
-        is_replica = title.startswith(f"ray::ServeReplica:{app}".encode())
-        if is_replica and b"ModelReplica" in title and b"initialize" not in title:
-            found.append((began, int(place.name)))
-    return [pid for _, pid in sorted(found)]
 
 
 def plain_server(args: argparse.Namespace) -> bool:

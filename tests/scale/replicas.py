@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 
-def replica_pids(app: str = "forerun") -> list[int]:
+def replica_pids(app: str) -> list[int]:
     """The processes of replicas that are ready, the oldest first.
 
-    app: how the names of their applications begin.
+    app: how the names of their applications begin; with a colon, the whole name.
     """
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -26,11 +26,42 @@ def replica_pids(app: str = "forerun") -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
-def kill_one(app: str = "forerun", seconds: float = 60.0) -> int:
-    """Kill the oldest replica with -9, when there is one."""
+def kill_one(app: str, seconds: float) -> int:
+    """Kill the oldest replica with -9, when there is one, and wait until it is dead."""
     deadline = time.monotonic() + seconds
     while not (pids := replica_pids(app)):
         assert time.monotonic() < deadline, "no replica"
         time.sleep(0.05)
     os.kill(pids[0], signal.SIGKILL)
+    while pids[0] in replica_pids(app):
+        assert time.monotonic() < deadline, "it does not die"
+        time.sleep(0.01)
     return pids[0]
+
+
+def wait_until_gone(app: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while pids := replica_pids(app):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.1)
+
+
+def kill_descendant(title: str) -> int:
+    """Kill with -9 the first process under this one whose title begins so."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            is_meant = (place / "cmdline").read_bytes().startswith(title.encode())
+        except OSError:
+            continue
+        if is_meant and os.getpid() in ancestors(int(place.name)):
+            os.kill(int(place.name), signal.SIGKILL)
+            return int(place.name)
+    raise AssertionError(f"no process {title!r}")
+
+
+def ancestors(pid: int) -> list[int]:
+    parents = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parents.append(pid)
+    return parents

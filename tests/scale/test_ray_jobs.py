@@ -1,4 +1,4 @@
-"""On a real Ray of this machine: a job, a pipeline and a sweep, equal to those without."""
+"""On a real Ray of this machine: a job, a pipeline and a sweep, equal to those without; answers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replicas import kill_descendant
+from tiny_training import save_prompts, save_target
 
 from forerun.cli import main
 from forerun.scale.answerer import Settings
 from forerun.scale.batch import batch
 from forerun.scale.batch_input import Input
+from forerun.train.collection import Collection, count_answers
+from forerun.train.shards import Spoken, list_shards
+from forerun.train.shards import read as read_shard
 from saved_model import save_tiny_model
 
 pytestmark = pytest.mark.ray
@@ -22,9 +27,6 @@ DEFAULTS = {"max_tokens": 8, "temperature": 0.8}
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("pandas")
-    pytest.importorskip("ray")
     import ray
     import ray.data
 
@@ -63,6 +65,7 @@ def test_a_job_on_ray_is_the_job_without(ray: Any, tmp_path: Path, tiny_model: s
     assert read(there.output) == read(here.output)
 
 
+@pytest.mark.slow
 def test_a_pipeline_adds_texts_to_rows(ray: Any, tiny_model: str) -> None:
     from forerun.scale.ray_data import map_batches
 
@@ -107,3 +110,45 @@ def test_a_sweep_on_ray_measures_every_cell(ray: Any, tmp_path: Path, tiny_model
         }
 
     assert digests("ray") == digests("here")
+
+
+def test_answers_are_collected_though_a_worker_dies(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed with -9 once answers have come; later one worker goes on, and there is training."""
+    prompts, out = save_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out"
+    words = ["train", save_target(tmp_path / "target"), "--prompts", prompts, "--out", str(out)]
+    words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray"]
+    killed: list[int] = []
+    add = Collection.add
+
+    def add_and_kill(self: Collection, spoken: list[Spoken]) -> int:
+        gained = add(self, spoken)
+        if not killed and self.num_answer_tokens > 300:
+            killed.append(kill_descendant("ray::_Worker"))
+        return gained
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Collection, "add", add_and_kill)
+        assert main([*words, "--workers", "2", "--answer-tokens", "3000", "--data-only"]) == 0
+    assert len(killed) == 1
+    assert "a worker was lost" in capfd.readouterr().err
+    assert main([*words, "--answer-tokens", "3500", "--steps", "2"]) == 0
+    assert (out / "heads.json").exists()
+    shards = [read_shard(file) for file in list_shards(out / "data")]
+    assert [count_answers(shard) > 0 for shard in shards] == [True, True]
+    assert count_answers(shards[0]) >= 3000
+    assert sum(map(count_answers, shards)) >= 3500
+    texts = [tuple(text.tokens.tolist()) for shard in shards for text in shard]
+    assert len(set(texts)) == len(texts)
+
+
+def test_more_workers_to_collect_than_there_are_cores(
+    ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts = save_prompts(tmp_path / "prompts.jsonl")
+    words = ["train", "no/such/model", "--prompts", prompts, "--out", str(tmp_path / "out")]
+    for workers, told in (("99", "99 workers for 2 cores"), ("0", "too few workers")):
+        assert main([*words, "--device", "cpu", "--ray", "--workers", workers]) == 2
+        assert told in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,8 @@ from forerun.measure.machine import Machine
 from forerun.measure.records import Cell
 from forerun.measure.running import Question
 from forerun.scale.lines import seed_of
-from forerun.scale.ray_data import requests_of, share_of_nodes, start_ray
+from forerun.scale.ray_cluster import share_of_nodes, start_ray
+from forerun.scale.ray_data import requests_of
 from forerun.scale.ray_sweep import check_equal, groups_of
 
 

@@ -100,10 +100,10 @@ class ServerProcess:
             assert time.monotonic() < deadline, stats
             time.sleep(0.1)
 
-    def stop(self, sent: signal.Signals = signal.SIGTERM) -> int:
+    def stop(self, sent: signal.Signals = signal.SIGTERM, seconds: float = 60.0) -> int:
         """The exit status."""
         self.process.send_signal(sent)
-        return self.process.wait(60)
+        return self.process.wait(seconds)
 
 
 class Stream:

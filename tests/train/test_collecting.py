@@ -12,8 +12,10 @@ from tiny_training import some_texts, tiny_tokenizer
 
 from forerun.errors import InputError
 from forerun.train.chat import Chat
-from forerun.train.collect import Scale, answer_each, collect, count_answers
+from forerun.train.collect import collect
+from forerun.train.collection import Collection, count_answers
 from forerun.train.shards import list_shards, read, write, write_shard
+from forerun.train.stages import Assignment, Scale, Stages, answer_each
 
 ENDING = 2
 NUM = 2000
@@ -51,18 +53,25 @@ def test_sampled_answers_follow_the_law():
     assert (abs(counts - NUM * law) < 5 * spread + 1).all()
 
 
-def gather(folder: Path, prompts, context=48, **how):
-    told = []
-    settings = {"num_answer_tokens": 600, "seconds": 60.0, "seed": 0, "report": told.append}
-    settings = {**settings, "answer_limit": 320} | how
+def gather(folder: Path, prompts, context=48, num_answer_tokens=600, report=lambda gained: None):
+    """The tokens that were gained, first those that were there."""
+    chat = Chat.of(tiny_tokenizer())
+    collection = Collection(folder, [chat.ask(prompt) for prompt in prompts])
+    told = [collection.num_answer_tokens]
+    seed = 1000 * collection.num_shards
+    scales = [Scale(4, context, 0.6), Scale(2, 60, 0.4)]
+    work = Assignment(prompts, collection.asked, [ENDING], scales, 320, seed)
+
+    def tell(gained):
+        told.append(gained)
+        report(gained)
+
     collect(
-        tiny_llama(seed=1),
-        Chat.of(tiny_tokenizer()),
-        prompts,
-        folder,
-        endings=[ENDING],
-        scales=[Scale(4, context, 0.6), Scale(2, 60, 0.4)],
-        **settings,
+        Stages(tiny_llama(seed=1), chat, work),
+        collection,
+        num_answer_tokens=num_answer_tokens,
+        seconds=60.0,
+        report=tell,
     )
     return told
 
@@ -81,17 +90,18 @@ def test_collected_texts_are_prompts_and_answers(tmp_path):
     assert any(tuple(each.tokens[:5].tolist()) in openings for each in spoken)
 
 
-@pytest.mark.slow
 def test_collecting_goes_on_with_something_new(tmp_path):
-    gather(tmp_path, ["w1 w2"], num_answer_tokens=200)
-    before = [each.tokens.tolist() for file in list_shards(tmp_path) for each in read(file)]
-    told = gather(tmp_path, ["w1 w2"], num_answer_tokens=500)
-    files = list_shards(tmp_path)
-    assert len(files) == 2
-    assert told[0] >= 200  # what is there counts
-    after = [each.tokens.tolist() for each in read(files[1])]
-    assert sum(map(len, after)) > 0
-    assert any(text not in before for text in after)
+    """The greedy answer to the prompt, too, is not asked for again."""
+    gather(tmp_path, ["w1 w2"], num_answer_tokens=100)
+    told = gather(tmp_path, ["w1 w2"], num_answer_tokens=300)
+    assert told[0] >= 100  # what is there counts
+    before, after = (list(map(tuple, texts_of(file))) for file in list_shards(tmp_path))
+    assert after
+    assert not set(after) & set(before)
+
+
+def texts_of(file: Path) -> list[list[int]]:
+    return [text.tokens.tolist() for text in read(file)]
 
 
 def test_an_interrupt_keeps_what_was_said(tmp_path):

@@ -25,6 +25,23 @@ def test_every_text_comes_once_in_a_cycle():
         assert sorted(text for text, at in drawn if at == number) == SHORT
 
 
+def test_texts_of_an_earlier_run_count():
+    cycle = Cycle(SHORT, random.Random(0), [0, 1, 2, 0, 5])
+    times = dict(cycle.next() for _ in range(5))
+    assert [times[text] for text in SHORT] == [0, 1, 2, 0, 5]
+    again = dict(cycle.next() for _ in range(5))
+    assert [again[text] for text in SHORT] == [1, 2, 3, 1, 6]
+
+
+def test_a_prompt_is_answered_greedily_once():
+    """What an earlier run has answered, short or long, is sampled from the beginning."""
+    author = Author(Chat.of(tiny_tokenizer()), [SHORT[0], LONGER[0]], 0, asked=[0, 1])
+    short = [next(author.from_prompt()).temperature for _ in range(5)]
+    longer = [next(author.from_prompt(author.long_prompts)).temperature for _ in range(4)]
+    assert short == [0.0, 0.7, 1.0, 0.7, 1.0]
+    assert longer == [0.7, 1.0, 0.7, 1.0]
+
+
 def test_long_prompts_are_asked_where_there_is_room():
     author = Author(Chat.of(tiny_tokenizer()), [*SHORT, *LONGER], 0)
     in_short = {asked(author, author.short()) for _ in range(40)}

@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
     teller = _Teller()
     answers = None
     if args.ray:
-        from forerun.scale.ray_data import answers_on_ray, start_ray
+        from forerun.scale.ray_cluster import start_ray
+        from forerun.scale.ray_data import answers_on_ray
 
         start_ray()  # if it cannot, before anything is written
         answers = partial(answers_on_ray, num_workers=args.workers)

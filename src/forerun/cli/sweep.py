@@ -155,7 +155,7 @@ def load_all(
 
 
 def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
-    from forerun.scale.ray_data import start_ray
+    from forerun.scale.ray_cluster import start_ray
     from forerun.scale.ray_sweep import SpreadOnRay
 
     start_ray()  # if it cannot, before a model is loaded

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from forerun.cli.loading import load_target
 from forerun.errors import InputError, explain
+
+if TYPE_CHECKING:
+    from forerun.scale.ray_train import SpreadOnRay
 
 EXAMPLES = """examples:
   forerun train HuggingFaceTB/SmolLM2-135M-Instruct --prompts prompts.jsonl --out my-drafter
   forerun train ./my-model --prompts prompts.jsonl --out run --data-only
   forerun train ./my-model --from-data run --out my-drafter --seconds 1200 --device cuda
+  forerun train /models/mine --prompts prompts.jsonl --out run --ray --workers 16
   forerun generate "Why is the sky blue?" --target ./my-model --drafter heads:my-drafter
 
 Prompts are JSON lines, {"prompt": "..."}.  Killed or interrupted, the same command goes on where
@@ -47,7 +54,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     data.add_argument(
         "--answer-limit", type=int, default=320, metavar="N", help="tokens of one (default: 320)"
     )
-    data.add_argument("--rows", type=int, metavar="N", help="conversations at once")
+    data.add_argument(
+        "--rows", type=int, metavar="N", help="conversations at once, in each worker on Ray"
+    )
+    data.add_argument(
+        "--ray", action="store_true", help="collect on a Ray cluster; training runs here"
+    )
+    data.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="of the Ray cluster, each with the target loaded (default: 1)",
+    )
 
     train = parser.add_argument_group("training")
     train.add_argument("--seconds", type=float, metavar="S", help="train this long (default: 600)")
@@ -88,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         received = "neither" if args.prompts is None else "both"
         cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
         raise InputError(explain("Either prompts or their answers are needed.", received, cure))
+    _check_workers(args)
     from forerun.train.beginning import Beginning
     from forerun.train.optimiser import usual_optimiser
     from forerun.train.prompts import read_prompts
@@ -98,21 +117,23 @@ def run(args: argparse.Namespace) -> int:
     usual_mlp = start.trained.design.mlp_size if start else None
     prompts = read_prompts(args.prompts) if args.prompts else []
     held_out = read_prompts(args.held_out) if args.held_out else []
+    spread = _spread(args) if args.ray else None
     if args.device is None:
         import torch
 
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = args.device.startswith("cuda")
-    target = load_target(args.target, args.device, "bfloat16" if on_gpu else "float32", lean=False)
+    collects_on_gpu = on_gpu if spread is None else spread.share.num_gpus > 0
+    target = _load(args.target, args.device)
     options = TrainOptions(
         out=Path(args.out),
         data=Path(args.from_data or args.out),
         prompts=prompts,
         held_out=held_out,
-        num_answer_tokens=int(args.answer_tokens or (2e6 if on_gpu else 1e5)),
+        num_answer_tokens=int(args.answer_tokens or (2e6 if collects_on_gpu else 1e5)),
         answer_limit=args.answer_limit,
         data_seconds=args.data_seconds,
-        num_rows=args.rows or (1024 if on_gpu else 8),
+        num_rows=args.rows or (1024 if collects_on_gpu else 8),
         data_only=args.data_only,
         seconds=600.0 if args.seconds is None and args.steps is None else args.seconds,
         steps=args.steps,
@@ -127,5 +148,37 @@ def run(args: argparse.Namespace) -> int:
         later_steps=args.later_steps,
         start=start,
         seed=args.seed,
+        spread=spread,
     )
     return train(target, options)
+
+
+def _check_workers(args: argparse.Namespace) -> None:
+    if args.workers is not None and not args.ray:
+        cure = "Add --ray, or leave it out."
+        raise InputError(explain("--workers are those of a Ray cluster.", args.workers, cure))
+    if args.ray and args.from_data:
+        cure = "Leave it out: training runs here."
+        raise InputError(explain("--ray is for collecting answers.", "--from-data", cure))
+
+
+def _load(name: str, device: str) -> Any:
+    dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    return load_target(name, device, dtype, lean=False)
+
+
+def _spread(args: argparse.Namespace) -> SpreadOnRay:
+    """Connects to Ray; if that cannot be, before a model is loaded."""
+    from forerun.scale.ray_cluster import share_of_cluster, start_ray
+    from forerun.scale.ray_train import SpreadOnRay
+
+    num_workers = 1 if args.workers is None else args.workers
+    share = share_of_cluster(start_ray(), num_workers, args.device)
+    device = args.device or ("cuda" if share.num_gpus else "cpu")
+    is_folder = Path(args.target).is_dir()
+    name = str(Path(args.target).resolve()) if is_folder else args.target
+    return SpreadOnRay(partial(_load, name, device), num_workers, share, _tell)
+
+
+def _tell(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)

@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from forerun.errors import ForerunError, InputError, MissingExtraError, explain
+from forerun.errors import ForerunError, InputError, explain
 from forerun.scale.answerer import Answered, Answerer, Counts, Settings
 from forerun.scale.batch_output import first_text, why_failed
 from forerun.scale.lines import Request, seed_of
+from forerun.scale.ray_cluster import reason_of, share_of_cluster, start_ray
 
 REQUESTS_PER_ROW = 4
 """Requests that an actor gets at once, as a multiple of its rows; the last ones run alone."""
@@ -80,31 +81,9 @@ def answers_on_ray(
                 answer = json.loads(text)
                 yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
     except ray.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1][:300].rstrip(".")
         cure = "Look above for the reason; started again, the job goes on where it was."
-        raise ForerunError(explain("Ray could not run the workers.", reason, cure)) from error
-
-
-def start_ray() -> Any:
-    """The module `ray`, connected: to RAY_ADDRESS if that is set, and else to this machine."""
-    try:
-        import pandas  # noqa: F401
-        import pyarrow  # noqa: F401
-        import ray
-        import ray.data
-    except ImportError as error:
-        cure = 'Install it with: pip install "forerun[ray]"'
-        wrong = "This needs Ray with Ray Data."
-        raise MissingExtraError(explain(wrong, f"no {error.name}", cure)) from error
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=True)
-    return ray
-
-
-def share_of_nodes(num_workers: int, cores: Sequence[float]) -> int:
-    """Cores of each worker, so that all of them fit; cores: of each node."""
-    workers_per_node = -(-num_workers // len(cores))
-    return max(1, int(min(cores)) // workers_per_node)
+        wrong = "Ray could not run the workers."
+        raise ForerunError(explain(wrong, reason_of(error), cure)) from error
 
 
 class _Actor:
@@ -174,24 +153,7 @@ def _plain(value: Any) -> Any:
 
 
 def _actors(num_workers: int, settings: Settings) -> dict[str, Any]:
-    """How many actors there are and what each gets; more than there is are refused here."""
+    """How many actors there are, and what each gets."""
     ray = start_ray()
-    if num_workers < 1:
-        raise InputError(explain("There are too few workers.", num_workers, "Use 1 or more."))
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores = [node["CPU"] for node in nodes if node.get("CPU")]
-    num_gpus = int(sum(node.get("GPU", 0) for node in nodes))
-    takes_gpu = num_gpus > 0 and settings.device in (None, "cuda")
-    if settings.device == "cuda" or takes_gpu:
-        available, what = num_gpus, "GPUs"
-    else:
-        available, what = int(sum(cores)), "cores"
-    if num_workers > available:
-        cure = f"Use --workers {max(available, 1)} or fewer, or a larger cluster."
-        received = f"{num_workers} workers for {available} {what}"
-        raise InputError(explain("The cluster is too small.", received, cure))
-    return {
-        "compute": ray.data.ActorPoolStrategy(size=num_workers),
-        "num_cpus": share_of_nodes(num_workers, cores),
-        "num_gpus": 1 if takes_gpu else 0,
-    }
+    share = share_of_cluster(ray, num_workers, settings.device)
+    return {"compute": ray.data.ActorPoolStrategy(size=num_workers), **asdict(share)}

@@ -20,7 +20,7 @@ from forerun.measure.job_runner import JobRunner
 from forerun.measure.machine import Machine, this_machine
 from forerun.measure.records import Run
 from forerun.models.load import wrap
-from forerun.scale.ray_data import start_ray
+from forerun.scale.ray_cluster import reason_of, start_ray
 
 UNEQUAL = frozenset({"load", "command"})
 """What may differ between the machines of one sweep."""
@@ -46,9 +46,8 @@ class SpreadOnRay:
             check_equal([machine, *ray.get([actor.machine.remote() for actor in actors])])
             yield from _runs(ray, actors, jobs)
         except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1][:300].rstrip(".")
             cure = "Look above for the reason; started again, the sweep goes on where it was."
-            raise ForerunError(explain("A machine failed.", reason, cure)) from error
+            raise ForerunError(explain("A machine failed.", reason_of(error), cure)) from error
         finally:
             for actor in actors:
                 ray.kill(actor)

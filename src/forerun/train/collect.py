@@ -1,192 +1,45 @@
-"""Collects the target's answers until there are enough tokens."""
+"""Collects conversations from a source until there are enough answers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
-import numpy as np
+from forerun.train.collection import Collection
+from forerun.train.shards import Spoken
 
-from forerun.errors import InputError, explain
-from forerun.train.chat import Chat
-from forerun.train.conversations import Author, Say, Script
-from forerun.train.sampler import RowTask, Slots
-from forerun.train.shards import Spoken, list_shards, read, write_shard
-
-STRIDE = 32  # passes between two checks for finished rows
-SHARD = 500_000  # tokens per file, prompts included
-MOST_TRIES = 2000  # consecutive scripts that do not fit before giving up
-SHORTEST = 8  # free tokens of a row needed to begin another turn
+MOST_REPEATS = 2000
+"""Conversations in a row that are there already, after which there is nothing new to expect."""
 
 
-@dataclass
-class Talk:
-    """A running script: its text so far, and the reply it waits for."""
-
-    script: Script
-    say: Say
-    tokens: list[int] = field(default_factory=list)
-    answers: list[tuple[int, int]] = field(default_factory=list)  # spans of tokens
-
-    def task(self, row: int) -> RowTask:
-        say = self.say
-        return RowTask(row, self.tokens, say.temperature, len(self.tokens) + say.limit)
-
-    def spoken(self) -> Spoken | None:
-        """The conversation up to its last answer; None if the model has not answered yet."""
-        if not self.answers:
-            return None
-        end = self.answers[-1][1]
-        is_answer = np.zeros(end, bool)
-        for start, stop in self.answers:
-            is_answer[start:stop] = True
-        return Spoken(np.array(self.tokens[:end], np.int32), is_answer)
-
-
-class Stage:
-    """Rows that run one script after another."""
-
-    def __init__(self, slots: Slots, next_script: Callable[[], Script]) -> None:
-        self.slots, self.next_script = slots, next_script
-        self.talks: dict[int, Talk] = {}
+class Source(Protocol):
+    """Where conversations come from: the target here, or workers elsewhere."""
 
     def play(self) -> list[Spoken]:
-        """Advance all rows by STRIDE passes; returns the conversations that ended before."""
-        ended: list[Spoken] = []
-        fresh: list[RowTask] = []
-        going_on: list[RowTask] = []
-        for row, tokens in self.slots.done().items():
-            talk = self.talks.get(row)
-            if talk is not None and self._hear(talk, tokens):
-                going_on.append(talk.task(row))
-                continue
-            if talk is not None and (spoken := talk.spoken()) is not None:
-                ended.append(spoken)
-            self.talks[row] = self._begin()
-            fresh.append(self.talks[row].task(row))
-        self.slots.put(going_on, fresh=False)
-        self.slots.put(fresh, fresh=True)
-        self.slots.advance(STRIDE)
-        return ended
-
-    def _begin(self) -> Talk:
-        """The next script whose first turn fits the context."""
-        for _ in range(MOST_TRIES):
-            script = self.next_script()
-            talk = Talk(script, next(script))
-            if self._speak(talk):
-                return talk
-        wrong = f"Hardly any prompt fits the {self.slots.context} tokens that answers get."
-        received = f"{MOST_TRIES} longer ones in a row"
-        raise InputError(explain(wrong, received, "Shorten the prompts, or add short ones."))
-
-    def _hear(self, talk: Talk, tokens: list[int]) -> bool:
-        """Give the script the model's reply; returns whether the script continues and fits."""
-        start = len(talk.tokens)
-        talk.tokens = tokens
-        if talk.say.is_answer:
-            talk.answers.append((start, len(tokens)))
-        try:
-            talk.say = talk.script.send(tokens[start:])
-        except StopIteration:
-            return False
-        return self._speak(talk)
-
-    def _speak(self, talk: Talk) -> bool:
-        """Add the script's turn to the text; returns whether an answer still fits."""
-        room = self.slots.context - len(talk.tokens) - len(talk.say.tokens)
-        if room < SHORTEST:
-            return False
-        talk.tokens = [*talk.tokens, *talk.say.tokens]
-        talk.say = replace(talk.say, limit=min(talk.say.limit, room))
-        return True
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Conversations that run at once, their length, and their share of the time."""
-
-    num_rows: int
-    context: int
-    share: float
+        """Wait for a moment; returns the conversations that ended, perhaps none."""
+        ...
 
 
 def collect(
-    model: Any,
-    chat: Chat,
-    prompts: Sequence[str],
-    folder: Path,
+    source: Source,
+    collection: Collection,
     *,
-    endings: Sequence[int],
-    scales: Sequence[Scale],
     num_answer_tokens: int,
-    answer_limit: int,
     seconds: float,
-    seed: int,
     report: Callable[[int], None],
 ) -> None:
-    """Append shards until there are `num_answer_tokens` tokens or `seconds` have passed."""
-    have = sum(count_answers(read(file)) for file in list_shards(folder))
-    report(have)
-    seed += 1000 * len(list_shards(folder))  # a resumed run must not repeat its answers
-    author = Author(chat, prompts, seed, answer_limit)
-    kinds = (author.short, author.long)
-    stages = [
-        Stage(Slots(model, scale.num_rows, scale.context, endings, seed + index), kind)
-        for index, (scale, kind) in enumerate(zip(scales, kinds, strict=False))
-    ]
-    spent = [0.0] * len(stages)
-    waiting: list[Spoken] = []
+    """Add to the collection until it has `num_answer_tokens`, or `seconds` have passed.
+
+    It ends early if the source has nothing new to say.  What has come is written in any case.
+    """
     start = time.perf_counter()
     try:
-        while have < num_answer_tokens and time.perf_counter() - start < seconds:
-            turn = min(range(len(stages)), key=lambda i: spent[i] / scales[i].share)
-            began = time.perf_counter()
-            ended = stages[turn].play()
-            spent[turn] += time.perf_counter() - began
-            waiting += ended
-            gained = count_answers(ended)
-            have += gained
-            report(gained)
-            if sum(map(len, waiting)) >= SHARD:
-                write_shard(folder, waiting)
-                waiting = []
+        while (
+            collection.num_answer_tokens < num_answer_tokens
+            and collection.num_repeats < MOST_REPEATS
+            and time.perf_counter() - start < seconds
+        ):
+            report(collection.add(source.play()))
     finally:
-        if waiting:
-            write_shard(folder, waiting)
-
-
-def answer_each(
-    model: Any,
-    prompts: Sequence[Sequence[int]],  # token ids
-    *,
-    endings: Sequence[int],
-    temperature: float,
-    num_rows: int,
-    max_new_tokens: int,
-    seed: int,
-) -> Iterator[tuple[int, list[int], int]]:
-    """Yields (prompt index, whole text, start of the answer), in no particular order."""
-    context = max(map(len, prompts)) + max_new_tokens
-    slots = Slots(model, min(num_rows, len(prompts)), context, endings, seed)
-    waiting = list(enumerate(prompts))[::-1]
-    playing: dict[int, int] = {}
-    while waiting or playing:
-        fresh = []
-        for row, text in slots.done().items():
-            if row in playing:
-                index = playing.pop(row)
-                yield index, text, len(prompts[index])
-            if waiting:
-                playing[row], tokens = waiting.pop()
-                limit = len(tokens) + max_new_tokens
-                fresh.append(RowTask(row, tokens, temperature, limit))
-        slots.put(fresh, fresh=True)
-        slots.advance(STRIDE if playing else 0)
-
-
-def count_answers(spoken: Sequence[Spoken]) -> int:
-    return int(sum(text.is_answer.sum() for text in spoken))
+        collection.flush()

@@ -70,10 +70,16 @@ FRAMES = (
 
 
 class Cycle:
-    """Texts in random order, over and over."""
+    """Texts in random order, over and over.
 
-    def __init__(self, texts: Sequence[str], order: random.Random) -> None:
+    asked: how often each text was asked before, in an earlier run.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], order: random.Random, asked: Sequence[int] = ()
+    ) -> None:
         self.texts, self.order = texts, order
+        self.asked = asked or [0] * len(texts)
         self.waiting: list[int] = []  # in this cycle
         self.number = -1
 
@@ -81,11 +87,12 @@ class Cycle:
         return len(self.texts)
 
     def next(self) -> tuple[str, int]:
-        """A text, and the number of the cycle it belongs to."""
+        """A text, and how often it has been asked."""
         if not self.waiting:
             self.waiting = self.order.sample(range(len(self.texts)), len(self.texts))
             self.number += 1
-        return self.texts[self.waiting.pop()], self.number
+        index = self.waiting.pop()
+        return self.texts[index], self.asked[index] + self.number
 
 
 @dataclass
@@ -96,16 +103,21 @@ class Author:
     prompts: Sequence[str]
     seed: int
     limit: int = 320  # tokens of an answer
+    asked: Sequence[int] = ()  # how often each prompt has been answered before
     passages: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     foreign: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     questions: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        is_long = [len(prompt) >= LONG for prompt in self.prompts]
-        pairs = list(zip(self.prompts, is_long, strict=True))
-        self.short_prompts = Cycle([text for text, long in pairs if not long], self.random)
-        self.long_prompts = Cycle([text for text, long in pairs if long], self.random)
+        self.short_prompts = self._cycle(is_long=False)
+        self.long_prompts = self._cycle(is_long=True)
+
+    def _cycle(self, *, is_long: bool) -> Cycle:
+        asked = self.asked or [0] * len(self.prompts)
+        pairs = zip(self.prompts, asked, strict=True)
+        chosen = [(text, count) for text, count in pairs if (len(text) >= LONG) == is_long]
+        return Cycle([text for text, _ in chosen], self.random, [count for _, count in chosen])
 
     def short(self) -> Script:
         """A question from the file, from the model, or about one of its texts."""
@@ -123,11 +135,15 @@ class Author:
         return self.about_texts() if len(self.questions) >= ENOUGH else self.short()
 
     def from_prompt(self, prompts: Cycle | None = None) -> Script:
-        """The next prompt of the file; successive passes over it use temperature 0, 0.7, 1."""
+        """The next prompt of the file: greedily at first, later at 0.7 and at 1 in turns.
+
+        The greedy answer is the same every time, so it is asked for once.
+        """
         prompts = prompts or self.short_prompts or self.long_prompts
-        prompt, number = prompts.next()
+        prompt, times = prompts.next()
+        temperature = (0.7, 1.0)[(times - 1) % 2] if times else 0.0
         chance = 0.7 if prompts is self.long_prompts else 0.25
-        yield from self._discussion(self.chat.ask(prompt), chance, (0.0, 0.7, 1.0)[number % 3])
+        yield from self._discussion(self.chat.ask(prompt), chance, temperature)
 
     def self_prompted(self) -> Script:
         """Let the model write the user's turn, then answer it."""

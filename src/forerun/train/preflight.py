@@ -10,7 +10,7 @@ from pathlib import Path
 from forerun.drafters.heads.design import Design
 from forerun.errors import InputError, explain
 from forerun.train.chat import Chat
-from forerun.train.collect import SHORTEST
+from forerun.train.stages import SHORTEST
 
 BYTES_PER_WEIGHT = 2 * 4 * 3  # two saved states at a time, each of weights and two moments
 BYTES_PER_TOKEN = 16  # of collected answers, prompts included

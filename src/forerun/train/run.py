@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
@@ -21,35 +20,25 @@ from forerun.errors import InputError, explain
 from forerun.train.beginning import Beginning
 from forerun.train.card import card
 from forerun.train.chat import Chat
-from forerun.train.collect import Scale, answer_each, collect, count_answers
+from forerun.train.collect import MOST_REPEATS, Source, collect
+from forerun.train.collection import Collection, count_answers
 from forerun.train.fit import check_trainable
 from forerun.train.held_out import HeldOutFigures, measure
+from forerun.train.held_out_answers import HeldOut, divided, held_out_answers
 from forerun.train.objectives import OBJECTIVES
 from forerun.train.optimiser import Optimiser
 from forerun.train.preflight import check_disk, check_prompts
-from forerun.train.prompts import TrainingPrompt, pick
+from forerun.train.prompts import TrainingPrompt
 from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
+from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.step_weights import STEP_WEIGHTS
 from forerun.train.teacher import Teacher
 from forerun.train.training import Budget, Progress, Training
 from forerun.train.vocabulary import likeliest_tokens
 
-HEAT = 0.8  # the second temperature that is measured
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The number of held-out prompts, and the length of their answers."""
-
-    per_group: int
-    total: int  # taken from the training prompts if there is no held-out file
-    num_tokens: int
-
-    @classmethod
-    def on(cls, device: Any) -> HeldOut:
-        """Sizes that take seconds on this device: smaller ones on a CPU."""
-        return cls(8, 48, 128) if device.type == "cuda" else cls(2, 12, 64)
+Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
+"""Makes a source of conversations that are not held here."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +67,7 @@ class TrainOptions:
     later_steps: str  # how they are weighted
     start: Beginning | None
     seed: int
+    spread: Spread | None = None  # answers are collected elsewhere
 
     def settings(self) -> dict[str, Any]:
         """The options that must not change when a run resumes."""
@@ -103,7 +93,7 @@ def train(target: Any, options: TrainOptions) -> int:
     design = Design.after(config, options.draft_vocab, options.mlp_size)
     check_disk(options.out, design, options.num_answer_tokens if options.prompts else 0)
     chat, scales = Chat.of(target.tokenizer), _scales(model, options)
-    held_out, prompts = _divided(model, options)
+    held_out, prompts = divided(options.prompts, options.held_out, HeldOut.on(model.device))
     if options.prompts:
         check_prompts(chat, prompts, scales[0].context)
     fingerprint = Fingerprint.of(model, target.name)
@@ -112,34 +102,17 @@ def train(target: Any, options: TrainOptions) -> int:
     if options.data != options.out:
         check_data(options.data, fingerprint)
     open_run(options.out, fingerprint, options.settings())
-    endings = _endings(model)
     try:
         with _explained("--rows", options.num_rows):
             if options.prompts:
-                _collect(model, chat, endings, held_out, prompts, scales, options)
+                _collect(model, chat, fingerprint, held_out, prompts, scales, options)
         if options.data_only:
             return 0
         with _explained("--batch-tokens", options.batch_tokens):
-            return _train(model, fingerprint, endings, options)
+            return _train(model, fingerprint, options)
     except KeyboardInterrupt:
         _tell("\nstopped and saved; the same command goes on")
         raise
-
-
-def _divided(model: Any, options: TrainOptions) -> tuple[list[TrainingPrompt], list[str]]:
-    """Prompts to measure with, and prompts to train on."""
-    size = HeldOut.on(model.device)
-    if options.held_out:
-        held_out = pick(options.held_out, size.per_group)
-    else:
-        held_out = _taken_out(options.prompts, size.total)
-    kept = {prompt.text for prompt in (*held_out, *options.held_out)}
-    prompts = [prompt.text for prompt in options.prompts if prompt.text not in kept]
-    if options.prompts and not prompts:
-        wrong = "No prompt is left to train on: all of them are needed to measure with."
-        cure = "Add more to --prompts, the more the better."
-        raise InputError(explain(wrong, f"{len(options.prompts)} prompts", cure))
-    return held_out, prompts
 
 
 def _scales(model: Any, options: TrainOptions) -> list[Scale]:
@@ -151,69 +124,44 @@ def _scales(model: Any, options: TrainOptions) -> list[Scale]:
 def _collect(
     model: Any,
     chat: Chat,
-    endings: Sequence[int],
+    fingerprint: Fingerprint,
     held_out: Sequence[TrainingPrompt],
     prompts: Sequence[str],
     scales: Sequence[Scale],
     options: TrainOptions,
 ) -> None:
-    data = options.out / DATA
+    data, endings = options.out / DATA, _endings(model)
     data.mkdir(exist_ok=True)
     if not (data / HELD_OUT).exists():
-        size = HeldOut.on(model.device)
-        write(data / HELD_OUT, list(_answers(model, chat, endings, held_out, options, size)))
+        answers = held_out_answers(
+            model, chat, endings, held_out, num_rows=options.num_rows, seed=options.seed
+        )
+        write(data / HELD_OUT, list(answers))
+    collection = Collection(data, [chat.ask(prompt) for prompt in prompts])
     total = options.num_answer_tokens
-    with tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar:
+    if collection.num_answer_tokens >= total:
+        return
+    seed = options.seed + 1000 * collection.num_shards  # a resumed run has something new to say
+    work = Assignment(prompts, collection.asked, endings, scales, options.answer_limit, seed)
+    with (
+        tqdm(total=total, desc="answers", unit="tok", unit_scale=True, mininterval=2) as bar,
+        options.spread(work, collection, fingerprint)
+        if options.spread
+        else nullcontext(Stages(model, chat, work)) as source,
+    ):
+        bar.update(collection.num_answer_tokens)
         collect(
-            model,
-            chat,
-            prompts,
-            data,
-            endings=endings,
-            scales=scales,
+            source,
+            collection,
             num_answer_tokens=total,
-            answer_limit=options.answer_limit,
             seconds=options.data_seconds or float("inf"),
-            seed=options.seed,
             report=lambda gained: bar.update(gained) and None,
         )
+    if collection.num_repeats >= MOST_REPEATS:
+        _tell("note: the target only repeats its answers; more prompts would make for new ones")
 
 
-def _taken_out(prompts: Sequence[TrainingPrompt], count: int) -> list[TrainingPrompt]:
-    """Every n-th prompt, held out of training to measure with."""
-    return list(prompts[:: max(2, len(prompts) // count)][:count])
-
-
-def _answers(
-    model: Any,
-    chat: Chat,
-    endings: Sequence[int],
-    prompts: Sequence[TrainingPrompt],
-    options: TrainOptions,
-    size: HeldOut,
-) -> Iterator[Spoken]:
-    """The target's answers to held-out prompts, greedy and sampled."""
-    context = getattr(model.config, "max_position_embeddings", None) or 1 << 20
-    count = min(size.num_tokens, context // 2)
-    longest = context - count
-    asked = [chat.ask(prompt.text)[-longest:] for prompt in prompts]
-    for temperature in (0.0, HEAT):
-        for index, text, start in answer_each(
-            model,
-            asked,
-            endings=endings,
-            temperature=temperature,
-            num_rows=min(options.num_rows, 64),
-            max_new_tokens=count,
-            seed=options.seed,
-        ):
-            is_answer = np.arange(len(text)) >= start
-            yield Spoken(np.array(text, np.int32), is_answer, prompts[index].group, temperature)
-
-
-def _train(
-    model: Any, fingerprint: Fingerprint, endings: Sequence[int], options: TrainOptions
-) -> int:
+def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     data = options.data / DATA
     spoken = [
         conversation
@@ -227,7 +175,7 @@ def _train(
     if not spoken or not held_out:
         wrong = "No answers have been collected."
         raise InputError(explain(wrong, repr(str(data)), "Collect some with --prompts."))
-    vocab_size = fingerprint.vocab_size
+    vocab_size, endings = fingerprint.vocab_size, _endings(model)
     kept = options.start.trained.tokens if options.start else ()
     tokens, covered = likeliest_tokens(spoken, options.draft_vocab, vocab_size, endings, kept)
     config = model.config.get_text_config(decoder=True)
@@ -317,10 +265,9 @@ def _explained(option: str, value: int) -> Iterator[None]:
     """Turn an out-of-memory error into one that names the option to lower."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "memory" not in str(
-            error
-        ):  # how torch reports it on a CPU
+    except (MemoryError, RuntimeError) as error:
+        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_known and "memory" not in str(error):  # how torch reports it on a CPU
             raise
         cure = f"Lower {option}; the same command then goes on where it was."
         raise InputError(explain("Memory ran out.", f"{option} {value}", cure)) from error

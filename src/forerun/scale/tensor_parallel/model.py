@@ -69,6 +69,8 @@ class TensorParallelModel:
         self.max_context = shard.max_context
         self.hidden_size = shard.hidden_size
         self.num_layers = shard.num_layers
+        self.is_routed = shard.is_routed
+        self.identity: Any = shard.identity
         self.model = Outline(shard.model, ranks)
         self.ranks = ranks
         self._shard = shard
@@ -92,14 +94,6 @@ class TensorParallelModel:
     @property
     def compute_dtype(self) -> str:
         return self._shard.compute_dtype
-
-    @property
-    def is_routed(self) -> bool:
-        return self._shard.is_routed
-
-    @property
-    def identity(self) -> Any:
-        return self._shard.identity
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,81 @@
+"""The conversations of a run, on disk and about to be written; none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.train.shards import Spoken, list_shards, read, write_shard
+
+SHARD = 500_000  # tokens per file, prompts included
+
+
+class Collection:
+    """Takes conversations and writes them in shards.
+
+    openings: the token ids that a conversation about each prompt begins with.
+    """
+
+    def __init__(self, folder: Path, openings: Sequence[Sequence[int]]) -> None:
+        self._folder = folder
+        self._waiting: list[Spoken] = []  # to be written
+        self._known: set[bytes] = set()  # digests of conversations
+        self._openings = [_digest(np.array(tokens, np.int32)) for tokens in openings]
+        self._asked = dict.fromkeys(self._openings, 0)
+        self.num_answer_tokens = 0
+        files = list_shards(folder)
+        self.num_shards = len(files)  # when the run began
+        for file in files:
+            spoken = read(file)
+            self._count(spoken)
+            self.num_answer_tokens += count_answers(spoken)
+        self.num_repeats = 0  # conversations in a row that were there already
+
+    @property
+    def asked(self) -> list[int]:
+        """How often each prompt has been answered."""
+        return [self._asked[opening] for opening in self._openings]
+
+    def add(self, spoken: Sequence[Spoken]) -> int:
+        """Keep the conversations that are new; returns their answer tokens."""
+        fresh = self._count(spoken)
+        self._waiting += fresh
+        gained = count_answers(fresh)
+        self.num_answer_tokens += gained
+        if sum(map(len, self._waiting)) >= SHARD:
+            self.flush()
+        return gained
+
+    def flush(self) -> None:
+        """Write what has not been written."""
+        if self._waiting:
+            write_shard(self._folder, self._waiting)
+            self._waiting = []
+
+    def _count(self, spoken: Sequence[Spoken]) -> list[Spoken]:
+        """Count prompts as answered; returns the conversations that are new."""
+        fresh: list[Spoken] = []
+        for conversation in spoken:
+            opening = _digest(conversation.tokens[: int(conversation.is_answer.argmax())])
+            if opening in self._asked:
+                self._asked[opening] += 1
+            digest = _digest(conversation.tokens)
+            if digest in self._known:
+                self.num_repeats += 1
+                continue
+            self.num_repeats = 0
+            self._known.add(digest)
+            fresh.append(conversation)
+        return fresh
+
+
+def count_answers(spoken: Sequence[Spoken]) -> int:
+    return int(sum(text.is_answer.sum() for text in spoken))
+
+
+def _digest(tokens: NDArray[np.int32]) -> bytes:
+    return blake2b(tokens.tobytes(), digest_size=12).digest()
