@@ -81,13 +81,12 @@ def _cut(builder: Any, dots: Dots, x: Any, out: Any) -> None:
     _write(builder, scale, out, LIMBS * BLOCK)
     _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
     if dots.is_offset:
-        half = BLOCK // 2
-        parts = (numbers, _inputs(builder, numbers, 0, half), _inputs(builder, numbers, half, half))
-        for number, part in enumerate(parts):
-            high = _sum(builder, builder.ashr(part, constant(part.type, LOW_BITS)))
-            low = builder.sub(_total(builder, part), builder.shl(high, I32(LOW_BITS)))
-            for word, start in enumerate((high, low)):
-                start = builder.mul(start, I32(-OFFSET))
+        whole = _high_and_low(builder, numbers)
+        first = _high_and_low(builder, _first_half(builder, numbers))
+        last = [builder.sub(a, b) for a, b in zip(whole, first, strict=True)]
+        for number, part in enumerate((whole, first, last)):
+            for word, total in enumerate(part):
+                start = builder.mul(total, I32(-OFFSET))
                 _write(builder, start, out, starts_at(number) + 4 * word)
 
 
@@ -96,8 +95,14 @@ def starts_at(number: int) -> int:
     return LIMBS * BLOCK + 8 + 8 * number
 
 
-def _inputs(builder: Any, numbers: Any, first: int, count: int) -> Any:
-    lanes = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
+def _high_and_low(builder: Any, numbers: Any) -> list[Any]:
+    """The sum of the highest limbs, and that of what the lower ones make."""
+    high = _sum(builder, builder.ashr(numbers, constant(numbers.type, LOW_BITS)))
+    return [high, builder.sub(_total(builder, numbers), builder.shl(high, I32(LOW_BITS)))]
+
+
+def _first_half(builder: Any, numbers: Any) -> Any:
+    lanes = ir.Constant(ir.VectorType(I32, BLOCK // 2), list(range(BLOCK // 2)))
     return builder.shuffle_vector(numbers, ir.Constant(numbers.type, ir.Undefined), lanes)
 
 
