@@ -78,6 +78,17 @@ def test_a_block_need_not_use_all_numbers(q: tuple[int, int], offset: int) -> No
     assert (d * found + m == matrix).all()
 
 
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_an_offset_may_be_a_thousand_scales(lowest: int) -> None:
+    """The weights have lost bits of the scale to it."""
+    generator = np.random.default_rng(0)
+    halves = generator.uniform(1e-3, 2e-3, (2, 300, 1)).astype(np.float16).astype(np.float32)
+    d, m = halves * generator.integers(32, 64, halves.shape).astype(np.float32)
+    q = generator.integers(lowest, 16, (300, 32)).astype(np.float32)
+    found, offsets = np.empty((2, 300, 1), np.float32)
+    assert find_offsets(d * q - 1024 * m, 15, found, offsets)
+
+
 def test_sixteen_of_the_largest_number_become_ones() -> None:
     """Their products with limbs would not fit a sum."""
     d = np.empty((2, 2), np.float32)
