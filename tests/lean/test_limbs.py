@@ -28,7 +28,12 @@ from forerun.models.default import default_model
 
 NUM_TOKENS = 1000
 Q4_K_M = (Format.BLOCK4K, Format.BLOCK6K, Format.BLOCK5K)
-FORMATS = {"8 bits": (Format.BLOCK8,), "4 bits": (Format.BLOCK4,), "K-quants": Q4_K_M}
+FORMATS = {
+    "8 bits": (Format.BLOCK8,),
+    "4 bits": (Format.BLOCK4,),
+    "K-quants": Q4_K_M,
+    "K-quants and floats": (Format.BLOCK4K, Format.FLOAT32),
+}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
 
 
@@ -70,6 +75,8 @@ def few_bit_model(formats: tuple[Format, ...]) -> Any:
     for number, module in enumerate(modules):
         format = formats[(0, 1, 2, 0, 2, 2, 1)[number % 7] % len(formats)]
         matrix = module.weight.data.numpy()
+        if format is Format.FLOAT32:
+            continue
         if format in Q4_K_M:
             nearest = rounded_k(matrix, format)
         else:
