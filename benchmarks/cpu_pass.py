@@ -6,7 +6,7 @@ core of whoever comes next.  The read rate of the lean 1-token pass stands besid
 reads when it does nothing else.  Where the lean pass multiplies few-bit weights in whole numbers,
 "lean floats" is the same pass without: a process of its own, because one kind serves a process.
 
-    python benchmarks/cpu_pass.py [--repeats 15] [--output cpu_pass]
+    python benchmarks/cpu_pass.py [--target gemma3-270m] [--repeats 15] [--output cpu_pass]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
 from forerun.lean.shape import DOT_PRODUCTS, best_shape
+from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from spec_bench import save, summary
 
@@ -50,12 +51,13 @@ Runs = dict[tuple[str, int], Callable[[], Any]]  # by title and size
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default=NAME, help="a model that the lean pass takes")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", default="cpu_pass", help="name of the JSON file")
     options = parser.parse_args()
     repeats = options.repeats
     load_before = os.getloadavg()[0]
-    plain = default_model(lean=False)
+    plain = load(options.target)
     began = time.perf_counter()
     lean, int8 = LeanModel(plain.model, plain.tokenizer), LeanModel(plain.model, int8=True)
     for model in (lean, int8):
@@ -64,7 +66,7 @@ def main() -> None:
     tokens = plain.tokenizer.encode(TEXT)
     contenders = {"lean": runs_of(lean, tokens)}
     if DOT_PRODUCTS:
-        contenders["lean floats"] = runs_with_floats()
+        contenders["lean floats"] = runs_with_floats(options.target)
     contenders["lean int8"] = runs_of(int8, tokens)
     contenders["transformers"] = runs_of_transformers(plain.model, tokens)
 
@@ -139,12 +141,17 @@ def runs_of_transformers(model: Any, tokens: list[int]) -> Runs:
     }
 
 
-def runs_with_floats() -> Runs:
+def load(target: str) -> Any:
+    """The transformers model."""
+    return default_model(lean=False) if target == NAME else fr.load(target, lean=False)
+
+
+def runs_with_floats(target: str) -> Runs:
     """The lean pass of another process, which is told to multiply floats."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     os.environ["FORERUN_DOT_PRODUCTS"] = "0"
-    context.Process(target=serve, args=(there,), daemon=True).start()
+    context.Process(target=serve, args=(there, target), daemon=True).start()
     del os.environ["FORERUN_DOT_PRODUCTS"]
 
     def ask(title: str, size: int) -> None:
@@ -156,10 +163,10 @@ def runs_with_floats() -> Runs:
     return {key: partial(ask, *key) for key in keys}
 
 
-def serve(pipe: Any) -> None:
+def serve(pipe: Any, target: str) -> None:
     """Run what is asked for until the other process ends; reading waits without spinning."""
     assert not DOT_PRODUCTS
-    plain = default_model(lean=False)
+    plain = load(target)
     runs = runs_of(LeanModel(plain.model, plain.tokenizer), plain.tokenizer.encode(TEXT))
     with suppress(EOFError):
         while True:
@@ -219,7 +226,8 @@ def decoding_of_transformers(model: Any, prompt: list[int]) -> Callable[[], Any]
 
 def read_everything(model: LeanModel) -> Callable[[], None]:
     """Add up all weights: a pass cannot be faster than this."""
-    panels = model._weights.matrices.panels.reshape(-1, 4096)[:, :]
+    panels = model._weights.matrices.panels
+    panels = panels[: panels.size // 4096 * 4096].reshape(-1, 4096)
     sums = np.zeros(len(panels), np.float32)
     crew = Crew()
     return lambda: crew.run(1, add_up, panels, sums)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from test_limbs import FORMATS, few_bit_model
 from tiny_models import VOCAB_SIZE, Architecture, random_tokens
 from words import save_tokenizer
 
@@ -21,7 +22,7 @@ pytest.importorskip("numba")
 
 import forerun as fr
 from forerun.engine.intake import ending_tokens
-from forerun.lean import keeping, kept_file
+from forerun.lean import keeping, kept_file, storage
 from forerun.lean.keeping import KeptModel
 from forerun.lean.model import LeanModel
 from forerun.lean.packed import Facts
@@ -88,6 +89,21 @@ def test_a_second_start_has_the_same_bits(saved: Path) -> None:
     assert torch.equal(second.fresh(TEXT), first.fresh(TEXT))
     assert not is_recalled(second)
     assert ending_tokens(second) == (5,)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_second_start_has_the_same_few_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "BLOCKS_PAY", True)
+    few_bit_model(FORMATS[name]).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    first, second = fr.load(str(tmp_path)), fr.load(str(tmp_path))
+    assert is_recalled(second)
+    assert set(second._weights.matrices.format) == set(FORMATS[name])
+    assert second._weights.matrices.has_k_quants is (True if "K" in name else None)
+    assert torch.equal(logits_of(second), logits_of(first))
+    assert model_digest(second) == model_digest(first)
 
 
 @pytest.mark.skipif(may_have_gpu(), reason="torch is asked for the GPU of this machine")

@@ -17,16 +17,23 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from forerun.lean import storage
 from forerun.lean.choice import choose
-from forerun.lean.formats import BLOCK, Format
+from forerun.lean.formats import BLOCK, BLOCKS, Format
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 from forerun.lean.storage import rounded
 from forerun.models import HuggingFaceModel
 from forerun.models.bundled import packaged_weights
 from forerun.models.default import default_model
 
 NUM_TOKENS = 1000
-BLOCK_FORMATS = (Format.BLOCK8, Format.BLOCK4)
+Q4_K_M = (Format.BLOCK4K, Format.BLOCK6K, Format.BLOCK5K)
+FORMATS = {
+    "8 bits": (Format.BLOCK8,),
+    "4 bits": (Format.BLOCK4,),
+    "K-quants": Q4_K_M,
+    "K-quants and floats": (Format.BLOCK4K, Format.FLOAT32),
+}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
 
 
@@ -46,13 +53,35 @@ def rounded4(matrix: Any) -> Any:
     return (d * q + m).astype(np.float32).reshape(matrix.shape)
 
 
-def few_bit_model(format: Format) -> Any:
-    """A transformers model all of whose matrices are of one block format."""
+def rounded_k(matrix: Any, format: Format) -> Any:
+    """A matrix near this one, as K-quants keep it: scales of 17 bits."""
+    size, header, _, _ = BLOCKS[format]
+    blocks = matrix.reshape(len(matrix), -1, size)
+    least, largest = blocks.min(2, keepdims=True), blocks.max(2, keepdims=True)
+    if header == 1:
+        d = 3 * (np.abs(blocks).max(2, keepdims=True) / 93).astype(np.float16).astype(np.float32)
+        return (d * np.rint(blocks / d)).astype(np.float32).reshape(matrix.shape)
+    most = 31 if format is Format.BLOCK5K else 15
+    d, m = ((largest - least) / most, least)
+    d, m = (5 * (x / 5).astype(np.float16).astype(np.float32) for x in (d, m))
+    q = np.clip(np.rint((blocks - m) / d), 0, most)
+    return (d * q + m).astype(np.float32).reshape(matrix.shape)
+
+
+def few_bit_model(formats: tuple[Format, ...]) -> Any:
+    """A transformers model whose matrices are of these block formats, gate and up of the same."""
     model = Architecture("llama", "", SIZES, dtype=torch.float32).build()
-    nearest = rounded if format is Format.BLOCK8 else rounded4
-    for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            module.weight.data = torch.from_numpy(nearest(module.weight.data.numpy()))
+    modules = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    for number, module in enumerate(modules):
+        format = formats[(0, 1, 2, 0, 2, 2, 1)[number % 7] % len(formats)]
+        matrix = module.weight.data.numpy()
+        if format is Format.FLOAT32:
+            continue
+        if format in Q4_K_M:
+            nearest = rounded_k(matrix, format)
+        else:
+            nearest = rounded(matrix) if format is Format.BLOCK8 else rounded4(matrix)
+        module.weight.data = torch.from_numpy(nearest)
     return model
 
 
@@ -92,11 +121,23 @@ def check_every_company(model: Any, text: list[int], formats: set[Format]) -> No
         assert torch.equal(in_mixed_company(lean, text, generator), expected)
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_a_thousand_tokens_have_the_same_bits_in_every_company(format: Format) -> None:
-    check_every_company(
-        few_bit_model(format), random_tokens(random.Random(4), NUM_TOKENS), {format}
-    )
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_thousand_tokens_have_the_same_bits_in_every_company(name: str) -> None:
+    text = random_tokens(random.Random(4), NUM_TOKENS)
+    check_every_company(few_bit_model(FORMATS[name]), text, set(FORMATS[name]))
+
+
+def test_queries_keys_and_values_are_kept_in_formats_of_their_own() -> None:
+    model = few_bit_model(Q4_K_M)
+    attention = model.model.layers[0].self_attn
+    assert LeanModel(model)._weights.matrices.takes_limbs.all() == HAS_DOT_PRODUCTS
+    formats = LeanModel(model)._weights.matrices.format
+    sizes = [x.out_features // LANES for x in (attention.q_proj, attention.k_proj)]
+    assert formats[: sum(sizes) + 1].tolist() == [
+        *[Format.BLOCK4K] * sizes[0],
+        *[Format.BLOCK6K] * sizes[1],
+        Format.BLOCK5K,
+    ]
 
 
 @pytest.mark.slow
@@ -109,9 +150,9 @@ def test_a_thousand_tokens_of_the_default_model() -> None:
     check_every_company(model.model, text, {Format.BLOCK4, Format.BLOCK8})
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_logits_are_those_of_transformers(format: Format) -> None:
-    model = few_bit_model(format)
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    model = few_bit_model(FORMATS[name])
     lean = choose(HuggingFaceModel(model), lean=True)
     text = random_tokens(random.Random(6), 200)
     expected = fresh_logits(model, text)
@@ -120,7 +161,7 @@ def test_logits_are_those_of_transformers(format: Format) -> None:
 
 
 def test_what_is_not_finite_is_seen_in_the_logits() -> None:
-    model = few_bit_model(Format.BLOCK4)
+    model = few_bit_model((Format.BLOCK4,))
     model.model.embed_tokens.weight.data[7, 3] = torch.inf
     lean = LeanModel(model, num_threads=1)
     state = lean.start(1, 8)
@@ -132,7 +173,7 @@ def test_what_is_not_finite_is_seen_in_the_logits() -> None:
 
 def test_a_pass_leaves_no_array_behind() -> None:
     """Most of it does not count references: what is made must be freed all the same."""
-    lean = LeanModel(few_bit_model(Format.BLOCK4), num_threads=1)
+    lean = LeanModel(few_bit_model((Format.BLOCK4,)), num_threads=1)
     state = lean.start(1, 64)
     lean.score(state, [0], [[1, 2, 3]], [3])
     _nrt_python.memsys_enable_stats()

@@ -12,8 +12,9 @@ pytest.importorskip("numba")
 
 from forerun.lean import linear, storage
 from forerun.lean.dots import LIMBS_4, LIMBS_8
-from forerun.lean.formats import Format
+from forerun.lean.formats import BLOCKS, Format
 from forerun.lean.jit import compiled, counted
+from forerun.lean.k_panels import K_FORMATS
 from forerun.lean.limbs import CUT_BYTES
 from forerun.lean.linear import Matrices, alternate
 from forerun.lean.scalar import exp, largest, normalise, total
@@ -21,6 +22,13 @@ from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS, is_arm
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
 
 DEPTH = 3 * BLOCK
+DIGITS = {
+    Format.BLOCK8: (-127, 127),
+    Format.BLOCK6K: (-32, 31),
+    Format.BLOCK5K: (0, 31),
+    Format.BLOCK4: (0, 15),
+    Format.BLOCK4K: (0, 15),
+}
 
 
 @counted
@@ -54,13 +62,17 @@ def example(format: Format, num_outputs: int) -> Any:
     if format is Format.BFLOAT16:
         bits = normal(num_outputs, DEPTH).view(np.uint32) & np.uint32(0xFFFF0000)
         return bits.view(np.float32)
-    generator = np.random.default_rng(3)
-    d = half(generator.random((num_outputs, DEPTH // BLOCK, 1)) / 50)
-    low, high = (-127, 127) if format is Format.BLOCK8 else (0, 15)
-    q = generator.integers(low, high + 1, (num_outputs, DEPTH // BLOCK, BLOCK))
-    q[..., 5], q[..., 9] = low, high  # as those who round to a block see to
-    m = half(normal(num_outputs, DEPTH // BLOCK, 1)) if format is Format.BLOCK4 else 0
-    return (d * q.astype(np.float32) + m).astype(np.float32).reshape(num_outputs, DEPTH)
+    generator, about = np.random.default_rng(3), BLOCKS[format]
+    blocks = (num_outputs, DEPTH // about.inputs)
+    d, m = half(generator.random((2, *blocks, 1)) / (50 if about.header_bytes == 2 else 5000))
+    low, high = DIGITS[format]
+    q = generator.integers(low, high + 1, (*blocks, about.inputs))
+    if about.header_bytes == 4:  # a scale of its own under that of many blocks
+        d, m = d * generator.integers(1, 64, d.shape), m * generator.integers(0, 64, m.shape)
+    else:
+        q[..., 5], q[..., 9] = low, high  # as those who round to a block see to
+    m *= generator.choice((-1, 1), m.shape)
+    return (d * q + (m if about.header == 2 else 0)).astype(np.float32).reshape(num_outputs, DEPTH)
 
 
 @pytest.fixture(autouse=True)
@@ -70,12 +82,21 @@ def blocks_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def matrices(stored: Stored, depth: int) -> Matrices:
-    one = np.zeros(1, np.int64)
-    size = stored.panels.shape
+    count, size = stored.panels.shape
     return Matrices(
-        stored.panels.reshape(-1), np.zeros(size[0] * LANES, np.float32), one + stored.format,
-        one + depth, one, one + size[1], one,
-    )  # fmt: skip
+        panels=stored.panels.reshape(-1),
+        biases=np.zeros(count * LANES, np.float32),
+        format=np.full(count, stored.format, np.int64),
+        panel_at=np.arange(count + 1) * size,
+        depth=np.array([depth]),
+        takes_limbs=np.array([takes_limbs(stored.format)]),
+        output_at=np.zeros(1, np.int64),
+        has_k_quants=True if stored.format in K_FORMATS else None,
+    )
+
+
+def takes_limbs(format: Format) -> bool:
+    return LIMBS_4 if format >= Format.BLOCK4 else LIMBS_8 and format >= Format.BLOCK8
 
 
 @pytest.mark.parametrize("format", Format)
@@ -111,7 +132,8 @@ def test_what_almost_fits_a_format_does_not() -> None:
         (["Q4_1"], Format.BLOCK4),
         (["Q4_0"], Format.BLOCK4),
         (["Q4_0", "Q4_1"], Format.BLOCK4),
-        (["Q5_1"], Format.FLOAT32),
+        (["Q5_1"], Format.BLOCK5K),
+        (["Q5_1", "Q4_1"], Format.BLOCK5K),
     ],
 )
 def test_what_was_read_from_gguf_is_kept_in_blocks(kinds: list[str], format: Format) -> None:
@@ -136,8 +158,8 @@ def test_products_have_the_bits_of_float32(format: Format) -> None:
         y, expected = np.zeros((2, TOKENS, LANES), np.float32)
         panel(kept, number, x, TOKENS, y)
         panel(plain, number, x, TOKENS, expected)
-        takes_limbs = {Format.BLOCK8: LIMBS_8, Format.BLOCK4: LIMBS_4}.get(format, False)
-        assert np.allclose(y, expected, atol=1e-5) if takes_limbs else (y == expected).all()
+        is_close = np.allclose(y, expected, atol=1e-5)
+        assert is_close if takes_limbs(format) else (y == expected).all()
         own = matrix[number * LANES : (number + 1) * LANES]
         assert np.allclose(y, x.astype(np.float64) @ own.T.astype(np.float64), atol=1e-4)
 

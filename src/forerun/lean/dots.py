@@ -3,11 +3,12 @@
     total[i] += w[4 * i] * x[4 * i] + ... + w[4 * i + 3] * x[4 * i + 3]
 
 x, the limbs of activations, are signed.  w, the weights, are signed on ARM and unsigned on x86,
-where 8-bit weights are therefore kept OFFSET higher; `limbs` has what takes that away again.
+where signed ones are therefore kept OFFSET higher; `limbs` has what takes that away again.
 
 Older processors of x86 make sums of two products, in 16 bits.  A block of 32 inputs adds 16
 products to each, of 4-bit weights at most 16 * 15 * 128 = 30,720, which fits; neighbours are added
-up after that.  Of 8-bit weights even two need not fit: these are multiplied as floats there.
+up after that.  Of 8-bit weights even two need not fit: these are multiplied as floats there, and so
+are weights of 5 and 6 bits.
 
 The whole numbers that come out are the same everywhere.
 """
@@ -22,7 +23,7 @@ from forerun.lean.formats import I8, I16, I32, declare
 from forerun.lean.shape import DOT_PRODUCTS, HAS_DOT_PRODUCTS
 
 FOUR = 4  # products in each sum
-OFFSET = 128  # of 8-bit weights where weights are unsigned
+OFFSET = 128  # of signed weights where weights are unsigned
 
 
 class Dots(NamedTuple):
@@ -41,7 +42,7 @@ class Dots(NamedTuple):
 
     @property
     def is_offset(self) -> bool:
-        """Whether 8-bit weights are kept OFFSET higher."""
+        """Whether signed weights are kept OFFSET higher."""
         return not self.is_signed and not self.is_narrow
 
 
@@ -71,7 +72,7 @@ DOTS = KINDS.get(DOT_PRODUCTS, plain(SDOT))
 """This processor's; where there are none, some that nothing is multiplied with."""
 LIMBS_4 = HAS_DOT_PRODUCTS
 LIMBS_8 = HAS_DOT_PRODUCTS and not DOTS.is_narrow
-"""Whether weights in BLOCK4 and in BLOCK8 meet limbs; otherwise they meet floats."""
+"""Whether weights of 4 bits and of more in a block meet limbs; otherwise they meet floats."""
 
 
 def nothing_yet(dots: Dots) -> Any:

@@ -6,25 +6,28 @@ and a row holds LANES weights of one input, or of two.
     FLOAT32, BFLOAT16,
     FLOAT16             one block, no header
     BLOCK8              blocks of 32 inputs: d, then 32 rows of 8-bit q         weight = d * q
-    BLOCK4              blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
-                        the low bits                                         weight = d * q + m
+    BLOCK6K             the same in blocks of 16 inputs
+    BLOCK5K             blocks of 32 inputs: d and m, then 32 rows of 8-bit q   weight = d * q + m
+    BLOCK4, BLOCK4K     blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
+                        the low bits                                            weight = d * q + m
 
 Where the processor adds up products of bytes, blocks lie as `limb_tile` says instead.
 
-d and m are float16.  d * q needs 19 bits of a float32's 24, so that sum is rounded once.
+d and m are float16, in formats whose names end in K float32.  d * q needs at most 22 bits of a
+float32's 24, so that sum is rounded once.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from forerun.lean.shape import LANES, READS_HALVES
 
-BLOCK = 32  # inputs
+BLOCK = 32  # inputs whose activations share a scale; a block of weights is as long, or half
 
 
 class Format(IntEnum):
@@ -32,24 +35,42 @@ class Format(IntEnum):
     BFLOAT16 = 1
     FLOAT16 = 2
     BLOCK8 = 3  # from here on in blocks
-    BLOCK4 = 4
+    BLOCK6K = 4
+    BLOCK5K = 5
+    BLOCK4 = 6  # from here on of 4 bits
+    BLOCK4K = 7
 
 
-HEADER = {
-    Format.FLOAT32: 0,
-    Format.BFLOAT16: 0,
-    Format.FLOAT16: 0,
-    Format.BLOCK8: 2 * LANES,
-    Format.BLOCK4: 4 * LANES,
+class Blocks(NamedTuple):
+    """One output of a block."""
+
+    inputs: int
+    header: int  # numbers: d, or d and m
+    header_bytes: int  # of each number
+    bits: int  # of a q
+
+    @property
+    def num_bytes(self) -> int:
+        return self.header * self.header_bytes + self.inputs * self.bits // 8
+
+
+BLOCKS = {
+    Format.BLOCK8: Blocks(BLOCK, 1, 2, 8),
+    Format.BLOCK6K: Blocks(BLOCK // 2, 1, 4, 8),
+    Format.BLOCK5K: Blocks(BLOCK, 2, 4, 8),
+    Format.BLOCK4: Blocks(BLOCK, 2, 2, 4),
+    Format.BLOCK4K: Blocks(BLOCK, 2, 4, 4),
 }
-ROW = {
+SIGNED = (Format.BLOCK8, Format.BLOCK6K)  # the others have q from 0 on
+HEADER = dict.fromkeys(Format, 0) | {
+    format: LANES * about.header * about.header_bytes for format, about in BLOCKS.items()
+}
+ROW = dict.fromkeys(BLOCKS, LANES) | {
     Format.FLOAT32: 4 * LANES,
     Format.BFLOAT16: 2 * LANES,
     Format.FLOAT16: 2 * LANES,
-    Format.BLOCK8: LANES,
-    Format.BLOCK4: LANES,
 }
-INPUTS_PER_ROW = {format: 2 if format is Format.BLOCK4 else 1 for format in Format}
+INPUTS_PER_ROW = {format: 2 if format >= Format.BLOCK4 else 1 for format in Format}
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -93,8 +114,12 @@ def fetch(builder: Any, place: Any, begin: int, count: int) -> None:
 
 def read_header(builder: Any, format: Format, place: Any) -> list[Any]:
     """The numbers that hold for a whole block, as float32."""
-    count = HEADER[format] // (2 * LANES)
-    places = [builder.gep(place, [I64(2 * LANES * i)]) for i in range(count)]
+    if format not in BLOCKS:
+        return []
+    _, count, size, _ = BLOCKS[format]
+    places = [builder.gep(place, [I64(size * LANES * i)]) for i in range(count)]
+    if size == 4:
+        return [load(builder, F32, place) for place in places]
     return [read_half(builder, place) for place in places]
 
 
@@ -119,13 +144,12 @@ def read_row(builder: Any, format: Format, place: Any, header: list[Any]) -> lis
         return [builder.bitcast(builder.shl(bits, spread(builder, I32(16))), vector(F32))]
     if format is Format.FLOAT16:
         return [read_half(builder, place)]
-    bits = load(builder, I8, place)
-    if format is Format.BLOCK8:
-        return [builder.fmul(builder.sitofp(bits, vector(F32)), header[0])]
-    bits = builder.zext(bits, vector(I32))
-    digits = (
-        builder.and_(bits, spread(builder, I32(15))),
-        builder.lshr(bits, spread(builder, I32(4))),
-    )
+    digits = [load(builder, I8, place)]
+    if BLOCKS[format].bits == 4:
+        both = builder.zext(digits[0], vector(I32))
+        low = builder.and_(both, spread(builder, I32(15)))
+        digits = [low, builder.lshr(both, spread(builder, I32(4)))]
     floats = [builder.sitofp(digit, vector(F32)) for digit in digits]
+    if len(header) == 1:
+        return [builder.fmul(q, header[0]) for q in floats]
     return [multiply_add(builder, q, header[0], header[1]) for q in floats]

@@ -6,10 +6,10 @@ The two inner sums are whole numbers and exact; the outer one runs over the bloc
 token's result does not depend on which tokens stand beside it.
 
 A panel lies in strips: as many of its outputs as one instruction of `dots` has sums, over all
-inputs, then the next strip.  A block of a strip is a header (d, and m of BLOCK4: a float16 for each
-output) and rows of four inputs of each output, which is what one instruction multiplies with four
-inputs of a token.  A row of BLOCK4 holds two such: four inputs in the low bits, and the four that
-are 16 inputs later in the high bits.
+inputs, then the next strip.  A block of a strip is a header (d, or d and m, for each output) and
+rows of four inputs of each output, which is what one instruction multiplies with four inputs of a
+token.  A row of 4-bit numbers holds two such: four inputs in the low bits, and the four that are 16
+inputs later in the high bits.  Two blocks of 16 inputs meet one cut block of activations.
 """
 
 from __future__ import annotations
@@ -22,17 +22,36 @@ from llvmlite import ir
 from numba import types
 
 from forerun.lean.dots import DOTS, FOUR, Dots, dot, finished, nothing_yet
-from forerun.lean.formats import BLOCK, BYTE, F16, F32, I8, I32, I64, Format, declare, fetch
+from forerun.lean.formats import (
+    BLOCK,
+    BLOCKS,
+    BYTE,
+    F16,
+    F32,
+    I8,
+    I32,
+    I64,
+    SIGNED,
+    Format,
+    declare,
+    fetch,
+)
 from forerun.lean.jit import intrinsic
-from forerun.lean.limbs import LIMBS, constant, cut_bytes, same
+from forerun.lean.limbs import LIMBS, constant, cut_bytes, same, starts_at
 from forerun.lean.shape import LANES
 from forerun.lean.tile import AHEAD, address, repeat
 
 MOST_TOKENS = 8  # in a tile: with more, sums leave the registers
-OUTPUT_BYTES = {Format.BLOCK8: 2 + BLOCK, Format.BLOCK4: 4 + BLOCK // 2}  # of a block
-# How many limbs share a sum of 32 bits, the highest first.  Of BLOCK4 all do: 15 * 32 * 2**22 is
-# less than 2**31.  With the 127 of BLOCK8 that would overflow.
-LIMBS_PER_SUM = {Format.BLOCK8: (1, 2), Format.BLOCK4: (3,)}
+# How many limbs share a sum of 32 bits, the highest first.  Of 4-bit weights all do:
+# 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for all blocks of BLOCK6K but those of
+# q that are all 32 or -32, and `recovery` makes 1 and -1 of these.  Others would overflow.
+LIMBS_PER_SUM = {
+    Format.BLOCK8: (1, 2),
+    Format.BLOCK6K: (3,),
+    Format.BLOCK5K: (1, 2),
+    Format.BLOCK4: (3,),
+    Format.BLOCK4K: (3,),
+}
 
 
 def multiply_limbs_by(format: Format, dots: Dots = DOTS) -> Callable[..., Any]:
@@ -72,7 +91,10 @@ def multiply_limbs_by(format: Format, dots: Dots = DOTS) -> Callable[..., Any]:
 
 
 multiply_limbs_block8 = multiply_limbs_by(Format.BLOCK8)
+multiply_limbs_block6k = multiply_limbs_by(Format.BLOCK6K)
+multiply_limbs_block5k = multiply_limbs_by(Format.BLOCK5K)
 multiply_limbs_block4 = multiply_limbs_by(Format.BLOCK4)
+multiply_limbs_block4k = multiply_limbs_by(Format.BLOCK4K)
 
 
 def define(module: Any, format: Format, dots: Dots) -> Any:
@@ -114,11 +136,13 @@ class _Tile:
             ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
         )
         self.row = ir.VectorType(I8, FOUR * dots.sums)
-        self.block_bytes = OUTPUT_BYTES[format] * dots.sums
+        self.about = BLOCKS[format]
+        self.block_bytes = self.about.num_bytes * dots.sums
+        self.num_parts = BLOCK // self.about.inputs  # blocks that meet one cut block
 
     def panel(self, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]) -> None:
         builder, outputs = self.builder, self.dots.sums
-        size = builder.mul(num_blocks, I64(self.block_bytes))
+        size = builder.mul(num_blocks, I64(self.num_parts * self.block_bytes))
 
         def strip(index: Any, _: list[Any]) -> list[Any]:
             sums = self._strip(rows, builder.gep(w, [builder.mul(index, size)]), num_blocks)
@@ -134,34 +158,39 @@ class _Tile:
         builder = self.builder
 
         def block(index: Any, sums: list[Any]) -> list[Any]:
-            place = builder.gep(w, [builder.mul(index, I64(self.block_bytes))])
-            fetch(builder, place, AHEAD, self.block_bytes)
-            header, digits = self._read_block(place)
+            size = self.num_parts * self.block_bytes
+            place = builder.gep(w, [builder.mul(index, I64(size))])
+            fetch(builder, place, AHEAD, size)
             at = builder.mul(index, I64(cut_bytes(self.dots)))
             xs = [builder.gep(row, [at]) for row in rows]
-            products = self._products(digits, xs)
-            return [
-                self._add_block(header, x, product, total)
-                for x, product, total in zip(xs, products, sums, strict=True)
-            ]
+            for part in range(self.num_parts):
+                begin = builder.gep(place, [I64(part * self.block_bytes)])
+                header, digits = self._read_block(begin)
+                products = self._products(digits, xs, part)
+                sums = [
+                    self._add_block(header, x, product, total)
+                    for x, product, total in zip(xs, products, sums, strict=True)
+                ]
+            return sums
 
         return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * len(rows), block)
 
     def _read_block(self, place: Any) -> tuple[list[Any], list[Any]]:
-        """The numbers that hold for a block of a strip, and its eight rows of q, four inputs
-        each."""
+        """The numbers that hold for a block of a strip, and its rows of q, four inputs each."""
         builder, outputs = self.builder, self.dots.sums
-        count = 2 if self.format is Format.BLOCK4 else 1
-        halves = [self._read(self.halves, place, 2 * outputs * i) for i in range(count)]
-        header = [builder.fpext(half, self.floats) for half in halves]
-        begin, step = 2 * outputs * count, FOUR * outputs
+        _, count, size, bits = self.about
+        kind = self.halves if size == 2 else self.floats
+        header = [self._read(kind, place, size * outputs * i) for i in range(count)]
+        if size == 2:
+            header = [builder.fpext(half, self.floats) for half in header]
+        begin, step = size * outputs * count, FOUR * outputs
         digits = [self._read(self.row, place, at) for at in range(begin, self.block_bytes, step)]
-        if self.format is Format.BLOCK4:
+        if bits == 4:
             low = [builder.and_(row, constant(self.row, 15)) for row in digits]
             digits = low + [builder.lshr(row, constant(self.row, 4)) for row in digits]
         return header, digits
 
-    def _products(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+    def _products(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
         """Sums of limbs * q over a block for each token, as float32.
 
         An addition waits for the one before it in the same sum, so several sums are kept going:
@@ -172,16 +201,17 @@ class _Tile:
             count = -(-len(xs) // self.dots.abreast)
             ends = [len(xs) * i // count for i in range(count + 1)]
             groups = [xs[begin:end] for begin, end in itertools.pairwise(ends)]
-            return [product for group in groups for product in self._limbs_abreast(digits, group)]
+            lots = [self._limbs_abreast(digits, group, part) for group in groups]
+            return [product for lot in lots for product in lot]
         size = 3 if len(xs) > 3 else 2
         products = []
         for first in range(0, len(xs), size):
             group = xs[first : first + size]
             way = self._limb_by_limb if len(group) > 1 and len(xs) > 2 else self._limbs_abreast
-            products += way(digits, group)
+            products += way(digits, group, part)
         return products
 
-    def _limb_by_limb(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+    def _limb_by_limb(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
         """The tokens abreast: a lower limb is added onto what the higher ones gave."""
         limb, words = 0, []
         for size in LIMBS_PER_SUM[self.format]:
@@ -189,15 +219,15 @@ class _Tile:
             for number in range(size):
                 if number:
                     sums = [self._raise(total) for total in sums]
-                sums = self._dot(digits, [self._limb(x, limb) for x in xs], sums)
+                sums = self._dot(digits, [self._limb(x, limb, part) for x in xs], sums)
                 limb += 1
             words.append(sums)
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
-    def _limbs_abreast(self, digits: list[Any], xs: list[Any]) -> list[Any]:
+    def _limbs_abreast(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
         """The limbs abreast too: more sums, and some additions to join them."""
-        places = [self._limb(x, limb) for x in xs for limb in range(LIMBS)]
-        starts = [start for x in xs for start in self._starts(x)]
+        places = [self._limb(x, limb, part) for x in xs for limb in range(LIMBS)]
+        starts = [start for x in xs for start in self._starts(x, part)]
         sums = iter(self._dot(digits, places, starts))
         products = []
         for _ in xs:
@@ -210,20 +240,18 @@ class _Tile:
             products.append(self._as_float(words))
         return products
 
-    def _starts(self, x: Any) -> list[Any]:
+    def _starts(self, x: Any, part: int) -> list[Any]:
         """What the sums of a token's limbs begin with: what an offset of the weights adds to the
-        lowest limb of each word, taken away."""
+        highest limbs, and to the lower ones, taken away."""
         starts = [nothing_yet(self.dots)] * LIMBS
-        if self.format is Format.BLOCK8 and self.dots.is_offset:
-            last = -1
-            for number, size in enumerate(LIMBS_PER_SUM[self.format]):
-                last += size
-                starts[last] = self._everywhere(I32, x, LIMBS * BLOCK + 8 + 4 * number)
+        if self.format in SIGNED and self.dots.is_offset:
+            begin = starts_at(0 if self.num_parts == 1 else 1 + part)
+            starts[0], starts[-1] = (self._everywhere(I32, x, begin + 4 * i) for i in (0, 1))
         return starts
 
-    def _limb(self, x: Any, limb: int) -> Any:
+    def _limb(self, x: Any, limb: int, part: int) -> Any:
         """Where one limb of a block's activations lies."""
-        return self.builder.gep(x, [I64(limb * BLOCK)])
+        return self.builder.gep(x, [I64(limb * BLOCK + part * self.about.inputs)])
 
     def _raise(self, sums: Any) -> Any:
         """To where the next lower limb can be added."""

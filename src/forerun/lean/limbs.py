@@ -9,8 +9,9 @@ A cut block is CUT_BYTES: 32 bytes of the highest limbs, 32 of the middle, 32 of
 two float32, the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has
 the scale NaN, so that every output it reaches is NaN.
 
-Where 8-bit weights are kept OFFSET higher, two int32 follow: -OFFSET times the sum of the highest
-limbs, and of what the lower two make.  Sums that begin with these are those of the weights proper.
+Where signed weights are kept OFFSET higher, six int32 follow: -OFFSET times the sum of the highest
+limbs, and of what the lower two make, for all 32 inputs, the first 16 and the last 16.  Sums that
+begin with these are those of the weights proper.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FLOATS, WORDS, BYTES = (ir.VectorType(number, BLOCK) for number in (F32, I32, I8
 
 def cut_bytes(dots: Dots) -> int:
     """The size of a cut block."""
-    return LIMBS * BLOCK + (16 if dots.is_offset else 8)
+    return LIMBS * BLOCK + (32 if dots.is_offset else 8)
 
 
 def cut_block_for(dots: Dots) -> Callable[..., Any]:
@@ -76,20 +77,43 @@ def _cut(builder: Any, dots: Dots, x: Any, out: Any) -> None:
         if limb < LIMBS - 1:
             part = builder.xor(part, constant(BYTES, 128))  # takes MIDDLE away again
         _write(builder, part, out, (LIMBS - 1 - limb) * BLOCK)
-    total = builder.sub(_sum(builder, numbers), I32(BLOCK * MIDDLE))
+    total = _total(builder, numbers)
     _write(builder, scale, out, LIMBS * BLOCK)
     _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
     if dots.is_offset:
-        high = _sum(builder, builder.ashr(numbers, constant(WORDS, LOW_BITS)))
-        low = builder.sub(total, builder.shl(high, I32(LOW_BITS)))
-        for number, part in enumerate((high, low)):
-            start = builder.mul(part, I32(-OFFSET))
-            _write(builder, start, out, LIMBS * BLOCK + 8 + 4 * number)
+        whole = _high_and_low(builder, numbers)
+        first = _high_and_low(builder, _first_half(builder, numbers))
+        last = [builder.sub(a, b) for a, b in zip(whole, first, strict=True)]
+        for number, part in enumerate((whole, first, last)):
+            for word, total in enumerate(part):
+                start = builder.mul(total, I32(-OFFSET))
+                _write(builder, start, out, starts_at(number) + 4 * word)
+
+
+def starts_at(number: int) -> int:
+    """Where sums find what they begin with: 0 for those of all inputs, 1 and 2 for halves."""
+    return LIMBS * BLOCK + 8 + 8 * number
+
+
+def _high_and_low(builder: Any, numbers: Any) -> list[Any]:
+    """The sum of the highest limbs, and that of what the lower ones make."""
+    high = _sum(builder, builder.ashr(numbers, constant(numbers.type, LOW_BITS)))
+    return [high, builder.sub(_total(builder, numbers), builder.shl(high, I32(LOW_BITS)))]
+
+
+def _first_half(builder: Any, numbers: Any) -> Any:
+    lanes = ir.Constant(ir.VectorType(I32, BLOCK // 2), list(range(BLOCK // 2)))
+    return builder.shuffle_vector(numbers, ir.Constant(numbers.type, ir.Undefined), lanes)
+
+
+def _total(builder: Any, numbers: Any) -> Any:
+    """The sum of numbers less MIDDLE."""
+    return builder.sub(_sum(builder, numbers), I32(numbers.type.count * MIDDLE))
 
 
 def _sum(builder: Any, numbers: Any) -> Any:
-    add = declare(builder, I32, [WORDS], f"llvm.vector.reduce.add.v{BLOCK}i32")
-    return builder.call(add, [numbers])
+    name = f"llvm.vector.reduce.add.v{numbers.type.count}i32"
+    return builder.call(declare(builder, I32, [numbers.type], name), [numbers])
 
 
 def _powers(builder: Any, x: Any) -> tuple[Any, Any]:

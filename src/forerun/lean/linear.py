@@ -7,7 +7,7 @@ prompt takes the same path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
+from forerun.lean.k_panels import K_FORMATS, multiply_k, multiply_limbs_k, unpack_k
 from forerun.lean.limb_tile import MOST_TOKENS, multiply_limbs_block4, multiply_limbs_block8
 from forerun.lean.limbs import CUT_BYTES, cut_block
 from forerun.lean.scalar import exp
 from forerun.lean.shape import LANES, TOKENS
-from forerun.lean.storage import padded, store
+from forerun.lean.storage import Stored, padded, store
 from forerun.lean.tile import (
     multiply_bfloat16,
     multiply_block4,
@@ -52,11 +53,12 @@ class Matrices(NamedTuple):
 
     panels: NDArray[np.uint8]  # their bytes
     biases: Floats
-    format: NDArray[np.int64]  # (matrices,)
+    format: NDArray[np.int64]  # (panels,): one matrix may have panels of several
+    panel_at: NDArray[np.int64]  # (panels + 1,): where each begins in `panels`, and their end
     depth: NDArray[np.int64]  # (matrices,): number of inputs
-    panel_at: NDArray[np.int64]  # (matrices,): where each begins in panels
-    panel_bytes: NDArray[np.int64]  # (matrices,): size of one of its panels
+    takes_limbs: NDArray[np.bool_]  # (matrices,): whether some of its panels do
     output_at: NDArray[np.int64]  # (matrices,): where its biases begin
+    has_k_quants: Any  # True, or None: see `k_panels`
 
 
 class Gate(NamedTuple):
@@ -100,7 +102,7 @@ def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
 @inner
 def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
     """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
-    if LIMBS_4 and m.format[index] >= FIRST_OF_LIMBS:
+    if LIMBS_4 and m.takes_limbs[index]:
         for block in range(x.size // BLOCK):
             cut_block(x, block * BLOCK, limbs, block * CUT_BYTES)
 
@@ -116,22 +118,31 @@ def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     return np.stack(blocks, axis=1).reshape(-1, *first.shape[1:])
 
 
-def join(parts: Iterable[tuple[Floats, Floats]]) -> Matrices:
-    """Matrices (out, in) and biases (out,) in one piece of memory."""
-    stored, biases, depth = [], [], []
-    for matrix, bias in parts:
-        stored.append(store(matrix))
+def join(parts: Iterable[tuple[Sequence[Floats], Floats]]) -> Matrices:
+    """Matrices and biases (out,) in one piece of memory.
+
+    A matrix is given as pieces (outputs, in), all but the last of whole panels; each piece is kept
+    in a format of its own.
+    """
+    stored: list[Stored] = []
+    biases, depth, takes_limbs = [], [], []
+    for pieces, bias in parts:
+        of_matrix = [store(piece) for piece in pieces]
+        stored += of_matrix
         biases.append(np.pad(bias, (0, padded(len(bias)) - len(bias))))
-        depth.append(matrix.shape[1])
-    sizes = [matrix.panels.size for matrix in stored]
+        depth.append(pieces[0].shape[1])
+        takes_limbs.append(any(piece.format >= FIRST_OF_LIMBS for piece in of_matrix))
+    counts = [len(piece.panels) for piece in stored]
+    sizes = np.repeat([piece.panels.shape[1] for piece in stored], counts)
     return Matrices(
-        panels=np.concatenate([matrix.panels.reshape(-1) for matrix in stored]),
+        panels=np.concatenate([piece.panels.reshape(-1) for piece in stored]),
         biases=np.concatenate(biases),
-        format=np.array([matrix.format for matrix in stored], np.int64),
+        format=np.repeat(np.array([piece.format for piece in stored], np.int64), counts),
+        panel_at=np.cumsum([0, *sizes]),
         depth=np.array(depth, np.int64),
-        panel_at=np.cumsum([0, *sizes[:-1]]),
-        panel_bytes=np.array([matrix.panels.shape[1] for matrix in stored], np.int64),
+        takes_limbs=np.array(takes_limbs),
         output_at=np.cumsum([0, *map(len, biases[:-1])]),
+        has_k_quants=True if any(piece.format in K_FORMATS for piece in stored) else None,
     )
 
 
@@ -146,12 +157,12 @@ def panel(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, sums: Floats, work: Work
 ) -> None:
     """Outputs without bias of one panel for the first tokens of x: (tokens, LANES)."""
-    depth, w, format = m.depth[index], m.panels, m.format[index]
-    at, blocks = m.panel_at[index] + number * m.panel_bytes[index], depth // BLOCK
+    depth, w, place = m.depth[index], m.panels, m.output_at[index] // LANES + number
+    at, format, blocks = m.panel_at[place], m.format[place], depth // BLOCK
     if LIMBS_4 and format >= FIRST_OF_LIMBS:
-        panel_of_limbs(m, index, at, work.limbs, num_tokens, sums)
+        panel_of_limbs(m, place, blocks, work.limbs, num_tokens, sums)
     elif num_tokens > TOKENS:
-        panel_of_many(m, index, at, x, num_tokens, sums, work.flat)
+        panel_of_many(m, place, depth, x, num_tokens, sums, work.flat)
     elif format == FLOAT32:
         multiply_float32(x, 0, depth, w, at, 4 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif format == BFLOAT16:
@@ -160,31 +171,35 @@ def panel(
         multiply_float16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif LIMBS_8:
         pass  # blocks are done above: what would not run is not compiled
-    elif LIMBS_4 or format == BLOCK8:
+    elif format == BLOCK8:
         multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
-    else:
+    elif not LIMBS_4 and format == BLOCK4:
         multiply_block4(x, 0, depth, w, at, LANES, blocks, BLOCK // 2, sums, 0, LANES, num_tokens)
+    else:
+        multiply_k(m.has_k_quants, format, x, w, at, depth, sums, num_tokens)
 
 
 @inner
 def panel_of_limbs(
-    m: Matrices, index: int, at: int, limbs: Bytes, num_tokens: int, sums: Floats
+    m: Matrices, place: int, blocks: int, limbs: Bytes, num_tokens: int, sums: Floats
 ) -> None:
     """The same for inputs that were cut: tile after tile meets the whole panel, which is small."""
-    w, blocks, stride = m.panels, m.depth[index] // BLOCK, limbs.shape[1]
+    w, at, format, stride = m.panels, m.panel_at[place], m.format[place], limbs.shape[1]
     tiles = 1 if num_tokens <= MOST_TOKENS else (num_tokens + BEST_TOKENS - 1) // BEST_TOKENS
     for tile in range(tiles):
         first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
         x_at, y_at, count = first * stride, first * LANES, last - first
-        if LIMBS_8 and m.format[index] == BLOCK8:
+        if LIMBS_8 and format == BLOCK8:
             multiply_limbs_block8(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
-        else:
+        elif format == BLOCK4:
             multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+        else:
+            multiply_limbs_k(m.has_k_quants, format, limbs, x_at, w, at, blocks, sums, y_at, count)
 
 
 @inner
 def panel_of_many(
-    m: Matrices, index: int, at: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
+    m: Matrices, place: int, depth: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
 ) -> None:
     """The same for more tokens than one tile holds.
 
@@ -192,13 +207,14 @@ def panel_of_many(
     while they meet tile after tile, all of about one size.  Each sum still runs over the inputs in
     order.
     """
-    depth, format = m.depth[index], m.format[index]
+    at, format = m.panel_at[place], m.format[place]
+    panel_bytes = m.panel_at[place + 1] - at
     tiles = (num_tokens + TOKENS - 1) // TOKENS
     for i in range(num_tokens):
         for j in range(LANES):
             sums[i, j] = np.float32(0)
     for begin in range(0, depth, CHUNK):
-        size, w_at = min(CHUNK, depth - begin), at + begin * m.panel_bytes[index] // depth
+        size, w_at = min(CHUNK, depth - begin), at + begin * panel_bytes // depth
         if format == FLOAT32:
             unpack_float32(m.panels, w_at, 1, size, flat)
         elif format == BFLOAT16:
@@ -207,10 +223,12 @@ def panel_of_many(
             unpack_float16(m.panels, w_at, 1, size, flat)
         elif LIMBS_8:
             pass
-        elif LIMBS_4 or format == BLOCK8:
+        elif format == BLOCK8:
             unpack_block8(m.panels, w_at, size // BLOCK, BLOCK, flat)
-        else:
+        elif not LIMBS_4 and format == BLOCK4:
             unpack_block4(m.panels, w_at, size // BLOCK, BLOCK // 2, flat)
+        else:
+            unpack_k(m.has_k_quants, format, m.panels, w_at, size, flat)
         for tile in range(tiles):
             first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
             multiply_float32_onto(

@@ -10,13 +10,17 @@ from forerun.lean.formats import Format
 from forerun.lean.forward import Weights
 from forerun.lean.linear import Matrices
 from forerun.lean.rotary import Rotary
+from forerun.lean.shape import LANES
 
 WORDS = {
     Format.FLOAT32: "float32",
     Format.BFLOAT16: "bfloat16",
     Format.FLOAT16: "float16",
     Format.BLOCK8: "8-bit",
+    Format.BLOCK6K: "6-bit",
+    Format.BLOCK5K: "5-bit",
     Format.BLOCK4: "4-bit",
+    Format.BLOCK4K: "4-bit",
 }
 
 
@@ -44,7 +48,6 @@ class Packed(NamedTuple):
 
 def storage_name(m: Matrices) -> str:
     """How most of the weights are kept."""
-    ends = np.append(m.panel_at[1:], m.panels.size)
-    panels = (ends - m.panel_at) // m.panel_bytes
-    counts = np.bincount(m.format, weights=panels * m.depth)
+    panels = np.diff(m.output_at // LANES, append=len(m.format))  # of each matrix
+    counts = np.bincount(m.format, weights=np.repeat(m.depth, panels))
     return WORDS[Format(int(counts.argmax()))]

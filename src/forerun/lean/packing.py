@@ -48,22 +48,23 @@ def fits(
 
 @exact_entry
 def pack8(
-    matrix: Floats, d: Floats, lanes: int, side_by_side: int, blocks: NDArray[np.uint8], header: int
-) -> bool:
-    """Write q of d * q behind the headers of blocks (panels, blocks, bytes); False if some weight
-    is no such product of a q from -127 to 127.  `side_by_side` inputs of a lane are neighbours."""
+    matrix: Floats, d: Floats, m: Floats, lanes: int, side_by_side: int,
+    blocks: NDArray[np.uint8], header: int,
+) -> bool:  # fmt: skip
+    """Write q of d * q + m behind the headers of blocks (panels, blocks, bytes); False if some
+    weight is none, with a q from -127 to 127.  `side_by_side` inputs of a lane are neighbours."""
     size = matrix.shape[1] // d.shape[1]
     for output in range(len(matrix)):
         panel, lane = divmod(output, lanes)
         for block in range(d.shape[1]):
-            scale = d[output, block]
+            scale, offset = d[output, block], m[output, block]
             inverse = np.float32(1) / scale if scale else np.float32(0)
             weights = matrix[output, block * size : (block + 1) * size]
             place = blocks[panel, block, header + lane * side_by_side :]
             misfits = 0
             for i in range(size):
-                q = np.rint(weights[i] * inverse)
-                misfits += not (abs(q) <= 127 and q * scale == weights[i])
+                q = np.rint((weights[i] - offset) * inverse)
+                misfits += not (abs(q) <= 127 and q * scale + offset == weights[i])
                 at = i % side_by_side
                 place[(i - at) * lanes + at] = np.uint8(np.int32(q))
             if misfits:
@@ -76,7 +77,7 @@ def pack4(
     matrix: Floats, d: Floats, m: Floats, lanes: int, side_by_side: int, apart: int,
     blocks: NDArray[np.uint8], header: int,
 ) -> bool:  # fmt: skip
-    """The same for d * q + m, q from 0 to 15, two to a byte: of inputs that are `apart`."""
+    """The same for q from 0 to 15, two to a byte: of inputs that are `apart`."""
     size = matrix.shape[1] // d.shape[1]
     digits = np.empty(size, np.uint8)
     for output in range(len(matrix)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.lean.forward import Weights
-from forerun.lean.linear import Matrices
 from forerun.lean.rows import LeanRows
 from forerun.models.feed import Feed
 
@@ -29,9 +28,10 @@ def first_layers(weights: Weights, num_layers: int) -> Weights:
     """The same matrices in the same memory, those of the later layers left out."""
     m = weights.matrices
     used = [*range(PER_LAYER * num_layers), len(m.depth) - 1]  # the last is the head
-    tables = (m.format, m.depth, m.panel_at, m.panel_bytes, m.output_at)
     return weights._replace(
-        matrices=Matrices(m.panels, m.biases, *(table[used] for table in tables)),
+        matrices=m._replace(
+            depth=m.depth[used], takes_limbs=m.takes_limbs[used], output_at=m.output_at[used]
+        ),
         norms=np.concatenate([weights.norms[: 2 * num_layers], weights.norms[-1:]]),
         post_norms=weights.post_norms[: 2 * num_layers],
         head_norms=weights.head_norms[:num_layers],

@@ -10,18 +10,22 @@ The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales can 
 weights of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
 least is the offset of a Q4_1, and the largest 15 scales more.  The largest is the offset of a Q4_0
 and -8 times its scale.  Matrices of several types that are used as one may have blocks of both.
+Those named K keep GGUF's Q4_K (and all before with offsets), Q6_K and Q3_K, Q5_K and Q5_1, at 6, 10
+and 10 bits a weight: `recovery` finds their scales.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.dots import DOTS, FOUR, LIMBS_4, LIMBS_8, OFFSET, Dots
-from forerun.lean.formats import BLOCK, HEADER, INPUTS_PER_ROW, ROW, Format
+from forerun.lean.formats import BLOCK, BLOCKS, SIGNED, Format
 from forerun.lean.packing import extremes, fits, pack4, pack8
+from forerun.lean.recovery import find_offsets, find_scales
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, is_arm
 
 Floats = NDArray[np.float32]
@@ -34,7 +38,7 @@ class Layout(NamedTuple):
     lanes: int  # outputs beside each other
     side_by_side: int  # inputs of one output beside each other
     apart: int  # inputs between the two 4-bit numbers of a byte
-    is_offset: bool  # 8-bit numbers are OFFSET higher
+    is_offset: bool  # signed numbers are OFFSET higher
 
 
 def layout_for(dots: Dots) -> Layout:
@@ -74,7 +78,7 @@ class Stored(NamedTuple):
 def store(matrix: Floats) -> Stored:
     """A matrix (out, in) in the first format that keeps all of it, of those that pay here."""
     if BLOCKS_PAY and matrix.shape[1] % BLOCK == 0:
-        for shrink in (block4, block8):
+        for shrink in (block4, block8, block4k, block6k, block5k):
             # A look at a few outputs saves the work on all of a matrix that will not fit.
             if shrink(matrix[:4]) is not None and (stored := shrink(matrix)) is not None:
                 return stored
@@ -106,25 +110,35 @@ def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
     size = np.maximum(high, -low)
     guesses = [(_half(size / count), np.zeros_like(size)) for count in (127, 16)]
     d, _ = _best(matrix, guesses, -127, 127)
-    blocks = _with_headers(Format.BLOCK8, [d], layout)
-    header = HEADER[Format.BLOCK8] // LANES * layout.lanes
-    if not pack8(matrix, d, layout.lanes, layout.side_by_side, blocks, header):
-        return None
-    if layout.is_offset:
-        blocks[:, :, header:] ^= OFFSET  # which adds it to a byte
-    return Stored(Format.BLOCK8, _joined(blocks, layout))
+    return _packed(Format.BLOCK8, matrix, [d], layout)
 
 
 def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
     low, high = _extremes(matrix)
     largest = np.where(high > -low, high, low)
     guesses = [(_half((high - low) / 15), _half(low)), (_half(largest / -8), _half(largest))]
-    d, m = _best(matrix, guesses, 0, 15)
-    blocks = _with_headers(Format.BLOCK4, [d, m], layout)
-    header = HEADER[Format.BLOCK4] // LANES * layout.lanes
-    lanes, side_by_side, apart, _ = layout
-    fits = pack4(matrix, d, m, lanes, side_by_side, apart, blocks, header)
-    return Stored(Format.BLOCK4, _joined(blocks, layout)) if fits else None
+    return _packed(Format.BLOCK4, matrix, _best(matrix, guesses, 0, 15), layout)
+
+
+def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
+    d = _per_block(Format.BLOCK6K, matrix)
+    if not find_scales(matrix, 32, d):
+        return None
+    return _packed(Format.BLOCK6K, matrix, [d], layout)
+
+
+def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
+    d, m = _per_block(Format.BLOCK5K, matrix), _per_block(Format.BLOCK5K, matrix)
+    if not find_offsets(matrix, 31, d, m):
+        return None
+    return _packed(Format.BLOCK5K, matrix, [d, m], layout)
+
+
+def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
+    d, m = _per_block(Format.BLOCK4K, matrix), _per_block(Format.BLOCK4K, matrix)
+    if not find_offsets(matrix, 15, d, m):
+        return None
+    return _packed(Format.BLOCK4K, matrix, [d, m], layout)
 
 
 def rounded(matrix: Floats) -> Floats:
@@ -157,17 +171,31 @@ def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
     return low, high
 
 
-def _with_headers(format: Format, numbers: list[Floats], layout: Layout) -> Bytes:
-    """Blocks (panels or strips, blocks, bytes) that begin with their numbers (out, blocks)."""
-    halves = [each.astype(np.float16) for each in numbers]
-    headers = np.concatenate([to_panels(each, layout.lanes).view(np.uint8) for each in halves], 2)
-    body = ROW[format] * BLOCK // INPUTS_PER_ROW[format] // LANES * layout.lanes
-    return np.pad(headers, ((0, 0), (0, 0), (0, body)))
+def _per_block(format: Format, matrix: Floats) -> Floats:
+    """Room for a number of each block (out, blocks)."""
+    return np.empty((len(matrix), matrix.shape[1] // BLOCKS[format].inputs), np.float32)
 
 
-def _joined(blocks: Bytes, layout: Layout) -> Bytes:
-    """The blocks of each panel one after the other."""
-    return blocks.reshape(len(blocks) * layout.lanes // LANES, -1)
+def _packed(
+    format: Format, matrix: Floats, numbers: Sequence[Floats], layout: Layout
+) -> Stored | None:
+    """The matrix in blocks of a format with these d, or d and m (out, blocks), if they fit."""
+    about, (lanes, side_by_side, apart, is_offset) = BLOCKS[format], layout
+    kind = np.float16 if about.header_bytes == 2 else np.float32
+    headers = [to_panels(number.astype(kind), lanes).view(np.uint8) for number in numbers]
+    header = about.header * about.header_bytes * lanes
+    space = (0, about.num_bytes * lanes - header)
+    blocks = np.pad(np.concatenate(headers, 2), ((0, 0), (0, 0), space))
+    d, m = numbers if about.header == 2 else (numbers[0], np.zeros_like(numbers[0]))
+    if about.bits == 4:
+        fits = pack4(matrix, d, m, lanes, side_by_side, apart, blocks, header)
+    else:
+        fits = pack8(matrix, d, m, lanes, side_by_side, blocks, header)
+    if not fits:
+        return None
+    if is_offset and format in SIGNED:
+        blocks[:, :, header:] ^= OFFSET  # which adds it to a byte
+    return Stored(format, blocks.reshape(len(blocks) * lanes // LANES, -1))
 
 
 def _half(x: NDArray[Any]) -> Floats:

@@ -82,7 +82,10 @@ multiply_float32_onto = multiply_by(Format.FLOAT32, onto=True)
 multiply_bfloat16 = multiply_by(Format.BFLOAT16)
 multiply_float16 = multiply_by(Format.FLOAT16)
 multiply_block8 = multiply_by(Format.BLOCK8)
+multiply_block6k = multiply_by(Format.BLOCK6K)
+multiply_block5k = multiply_by(Format.BLOCK5K)
 multiply_block4 = multiply_by(Format.BLOCK4)
+multiply_block4k = multiply_by(Format.BLOCK4K)
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:

@@ -58,7 +58,10 @@ unpack_float32 = unpack_from(Format.FLOAT32)
 unpack_bfloat16 = unpack_from(Format.BFLOAT16)
 unpack_float16 = unpack_from(Format.FLOAT16)
 unpack_block8 = unpack_from(Format.BLOCK8)
+unpack_block6k = unpack_from(Format.BLOCK6K)
+unpack_block5k = unpack_from(Format.BLOCK5K)
 unpack_block4 = unpack_from(Format.BLOCK4)
+unpack_block4k = unpack_from(Format.BLOCK4K)
 
 
 def _define(module: Any, format: Format) -> Any:

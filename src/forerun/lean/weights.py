@@ -23,6 +23,7 @@ from forerun.lean.forward import Weights
 from forerun.lean.linear import Floats, Matrices, alternate, join
 from forerun.lean.packed import Facts, Packed
 from forerun.lean.rotary import rotary_of, tables
+from forerun.lean.shape import LANES
 from forerun.lean.storage import padded, rounded
 from forerun.models.base import endings_of, generation_defaults
 from forerun.models.llama_family import linear_layers, why_other_shape
@@ -109,11 +110,17 @@ def _matrices(model: Any, int8: bool) -> Matrices:
     return join(_together(*part, int8) for part in parts)
 
 
-def _together(modules: tuple[Any, ...], takes_turns: bool, int8: bool) -> tuple[Floats, Floats]:
-    """Several linear layers with one input as one matrix and its biases."""
+def _together(
+    modules: tuple[Any, ...], takes_turns: bool, int8: bool
+) -> tuple[list[Floats], Floats]:
+    """Several linear layers with one input as one matrix, in pieces, and its biases."""
     both = alternate if takes_turns else _stack
-    matrix = both(*[as_array(module.weight) for module in modules])
-    return rounded(matrix) if int8 else matrix, both(*[_bias(module) for module in modules])
+    pieces = [as_array(module.weight) for module in modules]
+    if takes_turns or any(len(piece) % LANES for piece in pieces[:-1]):
+        pieces = [both(*pieces)]
+    if int8:
+        pieces = [rounded(piece) for piece in pieces]
+    return pieces, both(*[_bias(module) for module in modules])
 
 
 def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:

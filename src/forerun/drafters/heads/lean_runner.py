@@ -249,7 +249,7 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
     ]
     norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
     return HeadsWeights(
-        matrices=join((matrix, np.zeros(len(matrix), np.float32)) for matrix in matrices),
+        matrices=join(([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices),
         embedding=embedding,
         layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
         norms=np.stack([part[norm] for norm in norms]),
