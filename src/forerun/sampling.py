@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from forerun.arrays import HostArray
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, explain, meant
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
 NUMBERS = (
@@ -29,6 +29,16 @@ NUMBERS = (
     "frequency_penalty",
 )
 """The fields of `Sampling` that are any real number."""
+
+OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
+"""Options that other engines keep beside the temperature, and that are `generate`'s own here."""
+INSTEAD = {
+    "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
+    "max_tokens": "Pass max_new_tokens to generate.",
+    "stop_token_ids": "Pass stop_tokens to generate.",
+    **{name: f"Pass {name} to generate." for name in OF_GENERATE},
+}
+"""What to write instead of an option that `Sampling` does not have."""
 
 Mask = Callable[[Sequence[int]], Any]
 """A grammar as a function: tokens of the answer so far -> which may come next.
@@ -64,6 +74,17 @@ class Sampling:
     grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
     n: int = 1
     seed: int | None = None
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Answer an unknown option with what to write instead."""
+        for name in options.keys() - cls.__dataclass_fields__.keys():
+            known = list(cls.__dataclass_fields__)
+            cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
+            cure = INSTEAD.get(name, cure)
+            raise InputError(
+                explain(f"Sampling has no option {name!r}.", f"{name}={options[name]!r:.40}", cure)
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_types()
