@@ -74,6 +74,9 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert completions("forerun", "generate", "--drafter", "ng") == ["ngram"]
     assert completions("forerun", "generate", "hello", "--dtype", "b") == ["bfloat16"]
     assert completions("forerun", "generate", "hel") == []
+    assert completions("forerun", "doctor", "--rule", "bl") == ["block"]
+    assert completions("forerun", "serve", "--device", "cu") == ["cuda"]
+    assert completions("forerun", "generate", "--target", "nowh") == []
     assert completions("forerun", "completion", "") == ["bash", "zsh", "fish"]
     assert completions("forerun", "nosuch", "--x") == []
 
