@@ -67,12 +67,12 @@ def test_no_stopwatch_chooses_the_pass(saved: str, monkeypatch: pytest.MonkeyPat
 def test_a_model_says_which_pass_runs(saved: str) -> None:
     lean, plain = fr.load(saved), fr.load(saved, lean=False)
     size = "llama of 22.5k parameters"
-    assert repr(lean) == f"LeanModel({saved!r}, {size}, lean CPU pass, float32, float32 weights)"
+    assert repr(lean) == f"LeanModel({saved!r}, {size}, lean CPU pass in float32, float32 weights)"
     assert repr(plain) == f"HuggingFaceModel({saved!r}, {size}, transformers, float32, cpu)"
     plain.start(1, 8)
     assert plain.pass_name == "transformers, crop, float32, cpu"
     rounded = fr.load(saved, quantize="int8")
-    told = f"{size}, lean CPU pass, float32, 8-bit weights"
+    told = f"{size}, lean CPU pass in float32, 8-bit weights"
     assert repr(rounded) == f"LeanModel('{saved}-int8', {told})"
 
 
