@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from forerun.arrays import HostArray
 from forerun.errors import InputError, explain, meant
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
+Class = TypeVar("Class")
 NUMBERS = (
     "temperature",
     "top_p",
@@ -51,6 +53,24 @@ nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when
 """
 
 
+def _answers_unknown(cls: type[Class]) -> type[Class]:
+    """Let a dataclass answer an unknown option with what to write instead."""
+    make, known = cls.__init__, [option.name for option in fields(cls)]  # type: ignore[arg-type]
+
+    @wraps(make)
+    def made(self: Any, *values: Any, **options: Any) -> None:
+        for name in options.keys() - {*known}:
+            cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
+            wrong = f"{cls.__name__} has no option {name!r}."
+            received = f"{name}={options[name]!r:.40}"
+            raise InputError(explain(wrong, received, INSTEAD.get(name, cure)))
+        make(self, *values, **options)
+
+    cls.__init__ = made  # type: ignore[method-assign]
+    return cls
+
+
+@_answers_unknown
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
@@ -74,17 +94,6 @@ class Sampling:
     grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
     n: int = 1
     seed: int | None = None
-
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Answer an unknown option with what to write instead."""
-        for name in options.keys() - cls.__dataclass_fields__.keys():
-            known = list(cls.__dataclass_fields__)
-            cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
-            cure = INSTEAD.get(name, cure)
-            raise InputError(
-                explain(f"Sampling has no option {name!r}.", f"{name}={options[name]!r:.40}", cure)
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_types()

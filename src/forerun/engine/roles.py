@@ -59,9 +59,9 @@ def _is_dropped(
     number: int,
     render: Callable[[Sequence[Mapping[str, Any]]], str],
 ) -> bool:
-    """Whether a message of that role leaves no trace, whatever it says."""
+    """Whether a message of that role leaves no trace, whatever it says, and a user's does."""
     marked = [*chat[:number], {**chat[number], "content": MARK}, *chat[number + 1 :]]
     try:
-        return MARK not in render(marked)
+        return MARK not in render(marked) and MARK in render([{"role": "user", "content": MARK}])
     except Exception:  # of a template that looks into contents: nothing is known then
         return False
