@@ -71,7 +71,7 @@ def _answers_unknown(cls: type[Class]) -> type[Class]:
 
 
 @_answers_unknown
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sampling:
     """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
 
@@ -94,6 +94,13 @@ class Sampling:
     grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
     n: int = 1
     seed: int | None = None
+
+    def __repr__(self) -> str:
+        """The options that are not the default."""
+        usual: dict[str, Any] = {option.name: option.default for option in fields(self)}
+        usual["logit_bias"] = {}
+        shown = {name: value for name, value in vars(self).items() if value != usual[name]}
+        return f"Sampling({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __post_init__(self) -> None:
         self._check_types()

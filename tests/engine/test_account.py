@@ -34,6 +34,7 @@ def told(rounds: int, drafted: int, asked: int) -> Stats:
         (5, DEAR, "3 guesses makes a pass 2.5 times as long here, and guesses were accepted too"),
         (5, DEAR, "rounds with drafts ran at 0.60x the speed of plain ones"),
         (5, DEAR, "asked in 5 of 40 rounds"),
+        (19, DEAR, "accepted too seldom to pay"),
         (5, Price(1, 1.1, None), "scoring 1 guess makes a pass 1.1 times"),
         (39, DEAR, "asked in 39 of 40 rounds and had guesses worth scoring in 5"),
     ],

@@ -37,6 +37,6 @@ def failing(name: str, case: str) -> Iterator[None]:
         raise
     except Exception as error:
         wrong = f"The function fails in the case {case!r}."
-        cure = f"It is called as {HOW}, with drafts of every length from 0 on."
+        cure = f"It is called as {HOW}. Drafts may be empty."
         received = f"{name}: {type(error).__name__}: {error}"
         raise InputError(explain(wrong, received, cure)) from error

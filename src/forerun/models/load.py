@@ -58,7 +58,8 @@ def load(
     place = copied or name_or_path
     kept = None
     if not given and lean is not False and can_keep(Path(place), device):
-        kept = Kept(Path(place), dtype, quantize)
+        is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
+        kept = Kept(Path(place), "float32" if is_usual else dtype, quantize)
         chosen = recall(kept, str(name_or_path))
         if chosen is not None:
             _tell_numbers(chosen, dtype)
