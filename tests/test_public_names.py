@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,21 @@ def test_tab_offers_what_is_meant_for_others() -> None:
     assert modules == MODULES
     for name in ("generate", "doctor", "audit", "law", "plan"):
         assert callable(getattr(fr, name))
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_tab_offers_no_modules_inside_the_packages(name: str) -> None:
+    package = getattr(fr, name)
+    assert dir(package) == sorted(package.__all__)
+    assert not any(isinstance(getattr(package, one), ModuleType) for one in dir(package))
+
+
+def test_help_says_what_a_call_takes_and_returns() -> None:
+    for function, returned in ((fr.generate, "Generation | list[Any]"), (fr.stream, "Stream")):
+        shown = signature(function)
+        assert shown.return_annotation == returned
+        assert shown.parameters["prompt"].annotation == "OnePrompt | ManyPrompts | Any"
+        assert {"drafter", "sampling", "max_new_tokens", "stop"} <= set(shown.parameters)
 
 
 def test_imports_that_others_write_still_work() -> None:

@@ -139,6 +139,14 @@ def test_the_comparison_above_can_fail(name: str) -> None:
     )
 
 
+def test_only_what_differs_from_the_default_is_shown() -> None:
+    assert repr(Sampling()) == "Sampling()"
+    assert repr(Sampling(0.0, seed=7)) == "Sampling(temperature=0.0, seed=7)"
+    shown = Sampling(logit_bias={3: -1.0}, bad_words=["x"], top_k=5)
+    assert repr(shown) == "Sampling(top_k=5, logit_bias={3: -1.0}, bad_words=['x'])"
+    assert eval(repr(shown)) == shown
+
+
 def test_presence_and_frequency_count_the_output_only() -> None:
     sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
     for logits in rows():

@@ -450,3 +450,9 @@ def test_a_verdict_never_contains_the_impossible(data: st.DataObject) -> None:
         assert emitted[:-1] == made.tokens[row, : len(emitted) - 1].tolist()
         for slot, token in enumerate(emitted):
             assert made.target[row, slot, token] > 0
+
+
+def test_bare_tokens_are_no_draft() -> None:
+    message = r"That is no draft. Received a list. .*Draft.sampled\(tokens, probs\).*Draft.point"
+    with pytest.raises(fr.InputError, match=message):
+        fr.verify([1, 2], np.eye(3))  # type: ignore[arg-type]

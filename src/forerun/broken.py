@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from forerun.errors import InputError, explain
+from forerun.types import Draft
+
+
+def as_draft(given: Any) -> Draft:
+    """The draft; tokens that do not say how they were drawn are refused."""
+    if isinstance(given, Draft):
+        return given
+    cure = (
+        "Say how the tokens were drawn: forerun.Draft.sampled(tokens, probs), or "
+        "forerun.Draft.point(tokens) where that is not known."
+    )
+    raise InputError(explain("That is no draft.", f"a {type(given).__name__}", cure))
 
 
 def not_finite(name: str, row: int, slot: int, received: str) -> InputError:

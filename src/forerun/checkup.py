@@ -49,7 +49,7 @@ class Finding:
         return "identical" if self.difference is None else str(self.difference)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkup:
     """What was found on each prompt; printing it tells all of it."""
 
@@ -73,6 +73,9 @@ class Checkup:
             f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs "
             f"in {len(self.findings)} prompts."
         )
+
+    def __repr__(self) -> str:
+        return f"Checkup({self.summary[:-1]})"
 
     def __str__(self) -> str:
         lines = [f"{number:>4}  {finding}" for number, finding in enumerate(self.findings)]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from forerun.arrays import HostArray
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, explain, meant
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
+Class = TypeVar("Class")
 NUMBERS = (
     "temperature",
     "top_p",
@@ -29,6 +31,16 @@ NUMBERS = (
     "frequency_penalty",
 )
 """The fields of `Sampling` that are any real number."""
+
+OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
+"""Options that other engines keep beside the temperature, and that are `generate`'s own here."""
+INSTEAD = {
+    "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
+    "max_tokens": "Pass max_new_tokens to generate.",
+    "stop_token_ids": "Pass stop_tokens to generate.",
+    **{name: f"Pass {name} to generate." for name in OF_GENERATE},
+}
+"""What to write instead of an option that `Sampling` does not have."""
 
 Mask = Callable[[Sequence[int]], Any]
 """A grammar as a function: tokens of the answer so far -> which may come next.
@@ -41,7 +53,25 @@ nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when
 """
 
 
-@dataclass(frozen=True)
+def _answers_unknown(cls: type[Class]) -> type[Class]:
+    """Let a dataclass answer an unknown option with what to write instead."""
+    make, known = cls.__init__, [option.name for option in fields(cls)]  # type: ignore[arg-type]
+
+    @wraps(make)
+    def made(self: Any, *values: Any, **options: Any) -> None:
+        for name in options.keys() - {*known}:
+            cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
+            wrong = f"{cls.__name__} has no option {name!r}."
+            received = f"{name}={options[name]!r:.40}"
+            raise InputError(explain(wrong, received, INSTEAD.get(name, cure)))
+        make(self, *values, **options)
+
+    cls.__init__ = made  # type: ignore[method-assign]
+    return cls
+
+
+@_answers_unknown
+@dataclass(frozen=True, repr=False)
 class Sampling:
     """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
 
@@ -64,6 +94,13 @@ class Sampling:
     grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
     n: int = 1
     seed: int | None = None
+
+    def __repr__(self) -> str:
+        """The options that are not the default."""
+        usual: dict[str, Any] = {option.name: option.default for option in fields(self)}
+        usual["logit_bias"] = {}
+        shown = {name: value for name, value in vars(self).items() if value != usual[name]}
+        return f"Sampling({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -21,10 +21,11 @@ from forerun.clock import ErraticClock, timed_by
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.drafters.texts import Texts
+from forerun.drafters.verbs import check_verbs
 from forerun.engine.engine import Engine
 from forerun.engine.generate import generate
 from forerun.engine.intake import make_request
-from forerun.errors import ForerunError, explain
+from forerun.errors import ForerunError, InputError, explain
 from forerun.models import TableModel, wrap
 from forerun.noise import race, seed_key
 from forerun.rules.match import Match
@@ -65,6 +66,7 @@ class Witness(PassingOn):
 
     vocab_size: int
     seen: list[Seen] = field(default_factory=list)
+    broken: BrokenPromise | None = None  # the first that was noticed; the engine goes on
     texts: Texts = field(default_factory=Texts)
 
     def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
@@ -81,11 +83,22 @@ class Witness(PassingOn):
 
     def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         guesses = super().propose(state, turns, shared_noise=shared_noise)
+        try:
+            self._witness(turns, guesses, shared_noise)
+        except BrokenPromise as broken:
+            self.broken = self.broken or broken
+            raise
+        return guesses
+
+    def _witness(self, turns: Sequence[Turn], guesses: Any, shared_noise: bool) -> None:
+        is_list = isinstance(guesses, Sequence)
+        kinds = sorted({type(guess).__name__ for guess in guesses}) if is_list else guesses
+        fine = is_list and all(isinstance(guess, Guess) for guess in guesses)
+        _promise(fine, "returns a list of Guess from `propose`", kinds, "one Guess per turn")
         _promise(len(guesses) == len(turns), "gives one guess per turn", len(guesses), len(turns))
         for turn, guess in zip(turns, guesses, strict=True):
             self._check(turn, guess, shared_noise)
             self.seen.append(Seen(turn, tuple(self.texts[turn.row].tokens), guess))
-        return guesses
 
     def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
         count = len(guess.tokens)
@@ -141,6 +154,14 @@ def check_drafter(
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Run all checks below on a drafter; the default target is a random table of 7 tokens."""
+    given: Any = make_drafter
+    if not callable(given):
+        cure = f"Pass a function that makes one: lambda: {type(given).__name__}(...)."
+        wrong = "A fresh drafter is needed for every check."
+        raise InputError(explain(wrong, f"a {type(given).__name__}", cure))
+    drafter = make_drafter()
+    check_verbs(drafter)
+    _promise(hasattr(drafter, "name"), "has a `name`", type(drafter).__name__, "a text")
     model = wrap(TableModel.random(vocab_size=7, order=2, seed=0) if target is None else target)
     size = model.vocab_size
     texts = prompts or [[1 % size], [2 % size, 3 % size, 1 % size, 2 % size, 3 % size], [3 % size]]
@@ -297,6 +318,8 @@ class _Court:
         with timed_by(ErraticClock(0)):
             witness = kind(self.make(), self.target.vocab_size)
             answers = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
+        if witness.broken is not None:
+            raise witness.broken
         notes = [note for answer in answers for note in answer.stats.notes]
         unasked = [note for note in notes if "cannot score trees" not in note]
         _promise(not unasked, "does not fail", unasked, "no notes")

@@ -97,7 +97,7 @@ def verify(
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.get(rule)
-    by_kernels = covers(draft, target_logits, rule, check)
+    by_kernels = covers(broken.as_draft(draft), target_logits, rule, check)
     tables = target_probs, target_logits
     trial = prepare(draft, *tables, temperature, rule, check, read=not by_kernels)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)

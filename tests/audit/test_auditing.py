@@ -172,12 +172,26 @@ def test_killed_and_resumed_the_verdict_is_the_same(tmp_path: Path) -> None:
 
 
 def test_without_logprobs_pairs_are_compared_and_the_loss_is_said() -> None:
-    report = audited(sound(seed=1, has_logprobs=False), budget=200)
+    few = audited(sound(seed=1, has_logprobs=False), budget=200)
+    assert finding(few, "law").status is Status.UNCLEAR
+    report = audited(sound(seed=1, has_logprobs=False), budget=3000)
     law = finding(report, "law")
     assert law.status is Status.NOTED
     assert "Without log-probabilities" in law.summary
     assert finding(report, "logprobs").status is Status.UNKNOWN
     assert any("no log-probabilities" in note for note in report.settings["notes"])
+
+
+def test_a_budget_that_could_show_nothing_is_not_called_passed() -> None:
+    report = audited(sound(seed=5), budget=60)
+    law = finding(report, "law")
+    assert law.status is Status.UNCLEAR
+    assert law.would_catch.startswith("nothing for certain")
+    assert report.is_sound  # nothing was found wrong, which is all that is said
+    assert "Not clear: law." in report.verdict
+    assert "? law              not clear" in str(report)
+    assert "e-value: what bets against that made of 1" in " ".join(str(report).split())
+    assert 'finding not-clear"' in page(report)
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ import pytest
 
 import forerun as fr
 from forerun import rules
-from forerun.certification import Case, standard_cases
+from forerun.certification import Case, standard_cases, tree_cases
 from forerun.certification.broken import bare_target, walk
 from forerun.certification.broken_addresses import coins_by_position
 from forerun.certification.cases import contextual, mixed
-from forerun.certification.certify import draw_plainly
+from forerun.certification.drawing import draw_plainly
 
 
 def residual(target: Any, draft: Any) -> Any:
@@ -276,12 +276,29 @@ def test_too_few_tokens_are_a_bias(few: list[Case]) -> None:
     assert not fr.certify(truncated, cases=few).lossless
 
 
-def test_errors_of_the_function_are_the_callers_to_see(few: list[Case]) -> None:
-    def failing(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+@pytest.mark.parametrize("method", ["auto", "exact", "sampled"])
+def test_errors_of_the_function_are_told_with_the_case(
+    few: list[Case], method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
         raise ZeroDivisionError("mine")
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        fr.certify(failing, cases=few, samples=1000)
+    message = f"fails in the case '{few[0].name}'. Received broken: ZeroDivisionError: mine"
+    with pytest.raises(fr.InputError, match=message) as told:
+        fr.certify(broken, cases=few[:1], samples=1000, method=method)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert "are sampled" not in capsys.readouterr().err
+
+
+def test_a_function_with_other_arguments_is_told_how_it_is_called(few: list[Case]) -> None:
+    def three(tokens: Any, draft: Any, target: Any) -> list[int]:
+        return [0]
+
+    message = r"does not take 4 arguments. Received three\(tokens.*called as f\(draft_tokens"
+    with pytest.raises(fr.InputError, match=message):
+        fr.certify(three, cases=few)
+    with pytest.raises(fr.InputError, match="does not take 5 arguments"):
+        fr.certify(lambda tokens, draft, target, rng: [0], cases=tree_cases())
 
 
 @pytest.mark.parametrize("method", ["auto", "exact", "sampled"])

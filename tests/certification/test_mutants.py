@@ -8,7 +8,7 @@ import forerun as fr
 from forerun.certification import mutants, standard_cases, tree_cases
 from forerun.certification.broken import block, walk
 from forerun.certification.broken_trees import descend, traverse
-from forerun.certification.certify import DrawnAs
+from forerun.certification.drawing import DrawnAs
 from forerun.certification.mutants import MUTANTS, Mutant
 from forerun.children import Children
 

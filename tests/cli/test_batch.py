@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forerun.cli import main
+from forerun.cli.batch import _in_words
+from forerun.scale.answerer import Counts
+from forerun.scale.batch import Summary
 
 Capture = pytest.CaptureFixture[str]
 FLAGS = ("--max-tokens", "8", "--temperature", "0.8", "--max-batch", "4")
@@ -38,12 +42,15 @@ def bodies(out: Path) -> list[Any]:
 
 
 def test_a_dry_run_reads_and_loads_nothing(tmp_path: Path, capsys: Capture) -> None:
-    source = write(tmp_path / "in.jsonl", {"prompt": "a"}, "{", {"messages": []}, {})
+    source = write(
+        tmp_path / "in.jsonl", {"prompt": "a"}, "{", {"messages": []}, {}, {"prompt": " "}
+    )
     assert main(["batch", str(source), "--out", str(tmp_path / "out"), "--dry-run"]) == 1
     told = capsys.readouterr()
-    assert "4 lines, 2 bad" in told.out
+    assert "5 lines, 3 bad" in told.out
     assert "failed: Line 2 is not a valid JSON object" in told.err
     assert "failed: Line 4 must have either 'prompt' or 'messages'" in told.err
+    assert "failed: Line 5 has an empty prompt" in told.err
     assert not (tmp_path / "out").exists()
 
 
@@ -82,6 +89,16 @@ def test_wrong_files_and_folders_are_told_before_a_model_is_loaded(
     assert source.exists()
 
 
+def test_the_summary_adds_up() -> None:
+    counts = Counts(new_tokens=40, rounds=20)
+    summary = Summary(Path("out"), num_lines=9, num_new=5, num_failed=1, counts=counts)
+    assert _in_words(summary, 4.0) == (
+        "9 lines: 8 answered, 1 failed; 5 of them done in this run, 40 tokens in 4 s with loading "
+        "the model (10.0 tokens/s, 2.00 per round)"
+    )
+    assert _in_words(replace(summary, counts=Counts()), 4.0).endswith("done in this run")
+
+
 @pytest.mark.slow
 def test_answers_in_order_and_bad_lines_by_number(
     tmp_path: Path, tiny_model: str, capfd: Capture
@@ -102,7 +119,7 @@ def test_answers_in_order_and_bad_lines_by_number(
     assert told.out.strip().splitlines()[-1] == str(out / "output.jsonl")
     for number in (2, 4, 5):
         assert f"failed: Line {number}" in told.err
-    assert "3 failed in all" in told.err
+    assert "5 lines: 2 answered, 3 failed; 5 of them done in this run" in told.err
     lines = [json.loads(line) for line in (out / "output.jsonl").open()]
     assert [line["custom_id"] for line in lines] == ["line-1", None, "x", "x", "line-5"]
     answered = [line["response"] is not None and line["response"]["status_code"] for line in lines]

@@ -153,17 +153,32 @@ def test_a_function_for_trees(mine: None, capsys: pytest.CaptureFixture[str]) ->
 
 def test_trees_need_a_function(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "--rule", "match", "--trees"]) == 2
-    assert "--function MODULE:NAME" in capsys.readouterr().err
+    assert "--function FILE:NAME" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("spec", ["my_verifiers:missing", "nowhere:verify", "my_verifiers", ":"])
+@pytest.mark.parametrize("folder", ["", "./", "sub/"])
+def test_a_function_by_the_name_of_its_file(
+    quick: None, mine: None, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "my_helper.py").write_text("ANSWER = 0\n")
+    text = (tmp_path / "my_verifiers.py").read_text() + "\nfrom my_helper import ANSWER\n"
+    (tmp_path / "sub" / "my_verifiers.py").write_text(text)
+    assert main(["certify", "--function", f"{folder}my_verifiers.py:good"]) == 0
+    assert "lossless" in capsys.readouterr().out
+
+
+MISSING = ["my_verifiers:missing", "nowhere:verify", "nowhere.py:verify", "my_verifiers", ":"]
+
+
+@pytest.mark.parametrize("spec", MISSING)
 def test_a_function_that_cannot_be_found(
     mine: None, spec: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["certify", "--function", spec]) == 2
     err = capsys.readouterr().err
     assert "cannot be found" in err
-    assert "module:name" in err
+    assert "mine.py:verify" in err
 
 
 def test_too_few_samples_are_refused(mine: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,4 +191,4 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         main(["certify", "--help"])
     out = capsys.readouterr().out
     assert "forerun certify --rule block" in out
-    assert "--function mine:verify" in out
+    assert "--function mine.py:verify" in out

@@ -226,9 +226,9 @@ def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None
     assert main([*command, "--stats"]) == 0
     shown = capsys.readouterr().err
     assert f"target: LeanModel({tiny_model!r}, llama of " in shown
-    assert "k parameters, lean CPU pass, float32, float32 weights)\n" in shown
+    assert "k parameters, lean CPU pass in float32, float32 weights)\n" in shown
     assert main([*command, "--stats", "--dtype", "bfloat16"]) == 0
-    assert "lean CPU pass, float32, bfloat16 weights)\n" in capsys.readouterr().err
+    assert "lean CPU pass in float32, bfloat16 weights)\n" in capsys.readouterr().err
     with pytest.warns(RuntimeWarning, match="runs on transformers"):
         assert main([*command, "--stats", "--dtype", "float64"]) == 0
     err = capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,67 @@ def test_info_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info._passes(has_gpu=False)["lean GPU pass"] == "no, there is no CUDA device"
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with things of ours, with somebody else's, and with a link out of it."""
+    folder, digest = tmp_path / "cache", "0123456789abcdef"
+    monkeypatch.setenv("FORERUN_CACHE", str(folder))
+    for name in (
+        "SmolLM2-135M-Instruct-1/model.safetensors",
+        f"mine-{digest}-1/model.safetensors",
+        f"mine-{digest}-1.x7/model/part",
+        f"packed/{digest * 2}-{digest}",
+        f"contents/{digest * 2}.json",
+        "thesis/chapter-1/text",
+        "packed/thesis",
+        "thesis-1/text",
+        "letter",
+        "../elsewhere/precious",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(bytes(2_000_000))
+    (folder / f"linked-{digest}-1").symlink_to(tmp_path / "elsewhere")
+    (folder / f"mine-{digest}-1" / "link").symlink_to(tmp_path / "elsewhere")
+    return folder
+
+
+def left_in(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
+
+
+KEPT = {"thesis/chapter-1/text", "packed/thesis", "thesis-1/text", "letter"}
+
+
+def test_the_cache_is_cleared_of_what_is_ours_and_of_nothing_else(
+    cache: Path, capsys: Capture
+) -> None:
+    assert main(["info", "--clear-cache", "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Forerun made this in {cache}" in shown
+    assert "         2 MB  SmolLM2-135M-Instruct-1\n" in shown
+    assert "Removed 10 MB." in shown
+    assert left_in(cache) == KEPT
+    assert (cache / "linked-0123456789abcdef-1").is_symlink()
+    assert (cache.parent / "elsewhere" / "precious").exists()
+    assert main(["info", "--clear-cache", "--yes"]) == 0
+    assert "has made nothing in" in capsys.readouterr().out
+
+
+def test_the_cache_is_cleared_only_if_somebody_agrees(
+    cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left_in(cache)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    assert main(["info", "--clear-cache"]) == 2
+    assert "Add --yes" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    for answer, is_removed in (("", False), ("no", False), ("y", True)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert main(["info", "--clear-cache"]) == int(not is_removed)
+        assert (left_in(cache) == KEPT) is is_removed
+        assert is_removed or left_in(cache) == before
+
+
 def completions(*words: str) -> list[str]:
     """What bash offers for the last of these words."""
     line = " ".join(f"'{word}'" for word in words)
@@ -74,6 +136,9 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert completions("forerun", "generate", "--drafter", "ng") == ["ngram"]
     assert completions("forerun", "generate", "hello", "--dtype", "b") == ["bfloat16"]
     assert completions("forerun", "generate", "hel") == []
+    assert completions("forerun", "doctor", "--rule", "bl") == ["block"]
+    assert completions("forerun", "serve", "--device", "cu") == ["cuda"]
+    assert completions("forerun", "generate", "--target", "nowh") == []
     assert completions("forerun", "completion", "") == ["bash", "zsh", "fish"]
     assert completions("forerun", "nosuch", "--x") == []
 

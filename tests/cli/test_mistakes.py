@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,34 @@ def test_the_doctor_takes_a_device_and_a_dtype(
     assert asked == [("cpu", "float64")] * 2
     assert main([*words, "--device", "nowhere"]) == 2
     assert "cannot be put on that device" in capsys.readouterr().err
+
+
+def test_the_doctor_shows_prompts_under_a_header(
+    tiny_model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"the cat\n{PROMPT}\nnever used\n")
+    words = ["doctor", "--target", tiny_model, "--prompts", str(file), "--drafter", "ngram"]
+    assert main([*words, "--limit", "2", "--max-new-tokens", "6"]) == 0
+    header, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["tokens/round", "prompt", "speculative", "against", "plain", "text"]
+    assert first[14:].split() == ["the", "cat", "identical"]
+    assert second[14:].startswith("the cat sat on the mat, the ...   identical")
+    assert header.index("prompt") == 14 == first.index("the cat")
+
+
+def test_a_folder_without_a_tokenizer_is_told_in_words_for_a_shell(
+    tiny_model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for file in Path(tiny_model).iterdir():
+        if file.suffix == ".safetensors" or file.name in ("config.json", "generation_config.json"):
+            shutil.copy(file, folder)
+    assert main(["generate", PROMPT, "--target", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert "has no tokenizer, so it cannot read a text" in told
+    assert "tokenizer.save_pretrained(folder)" in told
 
 
 def test_auto_is_a_drafter_by_name(tiny_model: str, capsys: Capture) -> None:

@@ -226,6 +226,20 @@ def test_accepted_nodes_are_those_of_the_guess_whatever_was_dropped() -> None:
     check_drafter(Remembering, SHORT)
 
 
+class Silent(Quiet):
+    """Forgets to return anything."""
+
+    def propose(self, *_: Any, **__: Any) -> Any:
+        return None
+
+
+class Nameless:
+    """Has every method and no name."""
+
+    start, enter, propose = Quiet.start, Quiet.enter, Quiet.propose
+    observe, release = Quiet.observe, Quiet.release
+
+
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "too many": (lambda: Saying(lambda t: Guess([1] * (t.budget + 1))), "keeps to its budget"),
     "unknown": (lambda: Saying(lambda t: Guess([7] * t.budget)), "keeps to the vocabulary"),
@@ -257,6 +271,9 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "lying": (lambda: Lying(OTHER), "draws from the distribution it claims"),
     "peeping": (lambda: Peeping(OTHER), "draws with noise of its own"),
     "certain": (Certain, "does not fail"),
+    "silent": (Silent, "returns a list of Guess from `propose`. Received None"),
+    "raw": (lambda: Saying(lambda t: [1]), "returns a list of Guess.*Received .'list'"),  # type: ignore[arg-type, return-value]
+    "nameless": (Nameless, "has a `name`. Received Nameless"),
     "failing": (lambda: Saying(lambda t: 1 / 0), "does not fail"),  # type: ignore[arg-type, return-value]
 }
 
@@ -264,8 +281,21 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_promise_is_found(name: str) -> None:
     make, message = BROKEN[name]
-    with pytest.raises(BrokenPromise, match=message):
+    with pytest.raises(BrokenPromise, match=message) as told:
         check_drafter(make, TABLE)
+    assert str(told.value).count("A drafter ") == 1  # the finding, not the engine's note of it
+
+
+def test_what_is_no_drafter_is_told_before_it_runs() -> None:
+    class Half:
+        name = "half"
+
+        def start(self, *_: Any) -> None: ...
+
+    with pytest.raises(fr.InputError, match="Received Half without propose, observe, release"):
+        check_drafter(Half, TABLE)  # type: ignore[arg-type]
+    with pytest.raises(fr.InputError, match=r"a function that makes one: lambda: NGram\("):
+        check_drafter(NGram(), TABLE)  # type: ignore[arg-type]
 
 
 def test_a_memory_outside_the_state_is_found() -> None:

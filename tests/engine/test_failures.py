@@ -86,6 +86,17 @@ def test_an_unknown_way_of_reporting_errors() -> None:
         fr.generate(TABLE, [1], drafter=None, errors="ignore")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(None, "no list of guesses. Received None"), ([[1]], "no Guess. Received .1.. Return Guess")],
+)
+def test_a_drafter_that_gives_no_guesses_is_told_what_to_give(answer: Any, reason: str) -> None:
+    drafter = Saying(lambda turn: None)
+    drafter.propose = lambda *_, **__: answer  # type: ignore[method-assign]
+    with pytest.warns(RuntimeWarning, match=reason):
+        fr.generate(TABLE, [1], drafter=drafter, draft_length=3)
+
+
 def test_a_drafter_that_fails_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     broken = Saying(lambda turn: 1 / 0)
     with (

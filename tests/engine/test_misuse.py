@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from drafting import Quiet
 from reciting import TEXT, Reciter
+from tiny_models import Architecture
 
 import forerun as fr
 from forerun import InputError, Sampling, Tree, UnsupportedError
@@ -132,3 +136,50 @@ def test_a_prompt_that_is_too_long_is_told_in_our_words_only(
         fr.generate(target, TEXT, drafter=None)
     assert caplog.text == ""
     assert theirs.get_verbosity() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 1}, r"no option 'temprature'. Received temprature=1. .*mean temperature\?"),
+        ({"do_sample": True}, "Leave it out: temperature=0 is greedy"),
+        ({"max_tokens": 5}, "Pass max_new_tokens to generate"),
+        ({"stop": "x"}, "Pass stop to generate"),
+        ({"nosuch": 1}, "Its options are temperature, top_k, .*seed.$"),
+    ],
+)
+def test_an_unknown_option_of_sampling_is_answered(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Sampling(**options)
+
+
+def test_sampling_is_still_a_dataclass() -> None:
+    sampling = Sampling(0.5, seed=3)
+    assert replace(sampling, top_p=0.9) == Sampling(temperature=0.5, seed=3, top_p=0.9)
+    assert pickle.loads(pickle.dumps(sampling)) == copy.copy(sampling) == sampling
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.5},
+            r"Received do_sample=True, temperature=0.5. Write sampling=.*Sampling\(temperature=0.5",
+        ),
+        ({"do_sample": True}, r"Write sampling=forerun.Sampling\(\)."),
+        ({"do_sample": False}, "it is greedy unless `sampling` is given.*Leave it out"),
+        ({"assistant_model": Quiet()}, "Received assistant_model=a Quiet. Use drafter."),
+    ],
+)
+def test_options_of_transformers_are_answered(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fr.generate(TABLE, [1], **options)
+
+
+def test_a_model_drafts_by_itself() -> None:
+    """A model of ours, or of transformers, is taken where a drafter is."""
+    hugging = Architecture("llama", "crop").build()
+    for target, model in ((TABLE, TABLE), (hugging, hugging), (hugging, fr.wrap(hugging))):
+        answer = fr.generate(target, [1, 2], drafter=model, draft_length=3, max_new_tokens=8)
+        assert answer.stats.accepted == answer.stats.drafted > 0
+        assert answer.tokens == fr.generate(target, [1, 2], drafter=None, max_new_tokens=8).tokens

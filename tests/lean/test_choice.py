@@ -47,7 +47,9 @@ def test_loading_takes_the_pass_that_fits(saved: str) -> None:
     assert type(fr.load(saved, lean=True)) is LeanModel
     assert type(fr.load(saved, lean=False)) is HuggingFaceModel
     with pytest.warns(RuntimeWarning, match=r"rounded to bfloat16.*computes in float32"):
-        assert type(fr.load(saved, dtype="bfloat16")) is LeanModel
+        assert "lean CPU pass in float32, bfloat16 weights)" in repr(
+            fr.load(saved, dtype="bfloat16")
+        )
     assert type(fr.load(saved, dtype="float64")) is HuggingFaceModel
     assert type(fr.wrap(model.model)) is HuggingFaceModel  # never by itself: weights are copied
 
@@ -67,12 +69,12 @@ def test_no_stopwatch_chooses_the_pass(saved: str, monkeypatch: pytest.MonkeyPat
 def test_a_model_says_which_pass_runs(saved: str) -> None:
     lean, plain = fr.load(saved), fr.load(saved, lean=False)
     size = "llama of 22.5k parameters"
-    assert repr(lean) == f"LeanModel({saved!r}, {size}, lean CPU pass, float32, float32 weights)"
+    assert repr(lean) == f"LeanModel({saved!r}, {size}, lean CPU pass in float32, float32 weights)"
     assert repr(plain) == f"HuggingFaceModel({saved!r}, {size}, transformers, float32, cpu)"
     plain.start(1, 8)
     assert plain.pass_name == "transformers, crop, float32, cpu"
     rounded = fr.load(saved, quantize="int8")
-    told = f"{size}, lean CPU pass, float32, 8-bit weights"
+    told = f"{size}, lean CPU pass in float32, 8-bit weights"
     assert repr(rounded) == f"LeanModel('{saved}-int8', {told})"
 
 

@@ -96,7 +96,7 @@ def test_a_16_bit_checkpoint_takes_the_lean_pass(tmp_path: Path) -> None:
     assert type(model) is LeanModel
     assert model.model.dtype is torch.bfloat16
     assert model.compute_dtype == "float32"
-    assert model.pass_name == "lean CPU pass, float32, bfloat16 weights"
+    assert model.pass_name == "lean CPU pass in float32, bfloat16 weights"
     text = random_tokens(random.Random(7), 12)
     logits = model.score(model.start(1, 16), [0], [text], [1])[0, 0]
     assert largest(logits - model.fresh(text)) < 1e-4

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+import forerun as fr
 from forerun.measure import progress
+from forerun.measure.probe import step_sizes
 from forerun.measure.progress import Progress, duration
+from forerun.models.table import TableModel
 
 
 class Terminal(io.StringIO):
@@ -49,6 +52,28 @@ def test_a_pipe_gets_a_line_now_and_then(seconds: list[float]) -> None:
         "run 3 of 6: cell 0",
         "run 5 of 6: cell 2, about 24 s left",
     ]
+
+
+def test_the_time_left_goes_by_the_sizes_of_steps(seconds: list[float]) -> None:
+    stream = Terminal()
+    with Progress("step", 4, stream=stream, sizes=[10.0, 1.0, 1.0, 2.0]) as told:
+        for size in (10, 1, 1, 2):
+            told.begin("work")
+            seconds[0] += 3.0 * size
+    shown = [line.strip() for line in stream.getvalue().split("\r") if line.strip()]
+    assert [line.partition("work")[2] for line in shown] == [
+        "", ", about 12 s left", ", about 9 s left", ", about 6 s left",
+    ]  # fmt: skip
+
+
+def test_a_probe_reports_the_steps_that_it_lists() -> None:
+    target, told = TableModel.random(5, 1, seed=0), []
+    prompts, drafters = [[1], [2, 3]], ["ngram", "suffix"]
+    fr.plan(target, drafters, prompts, trees=[4], max_new_tokens=6, report=told.append)
+    sizes = step_sizes(len(drafters), len(prompts), 1, num_trees=1)
+    assert len(told) == len(sizes)
+    drafting = [size == 1.0 for size in sizes]
+    assert drafting == [what.startswith("drafting with") for what in told]
 
 
 def test_notes_are_for_terminals(seconds: list[float]) -> None:

@@ -48,6 +48,28 @@ def copy(source: Path, folder: Path, title: str) -> None:
     (folder / "config.json").write_text(source.read_text())
 
 
+def test_both_ways_to_load_it_keep_one_packed_copy(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command asks for float32, `load` for what the weights are: the same."""
+    asked: list[Any] = []
+
+    class FoundError(Exception):
+        pass
+
+    def recall(kept: Any, name: str) -> Any:
+        asked.append((kept.dtype_name, name))
+        raise FoundError
+
+    loading = sys.modules["forerun.models.load"]
+    monkeypatch.setattr(loading, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loading, "recall", recall)
+    for ask in (default_model, lambda device: fr.load(NAME, device)):
+        with pytest.raises(FoundError):
+            ask(device="cpu")
+    assert asked == [("float32", NAME)] * 2
+
+
 @needs_package
 def test_it_answers(model: Any) -> None:
     assert model.name == NAME

@@ -110,8 +110,9 @@ def test_the_choice_is_made_once_and_quietly() -> None:
 
 def test_token_by_token_is_announced() -> None:
     model = Architecture("mamba", "snapshot", {"state_size": 8, "time_step_rank": 4}).build()
-    with pytest.warns(UserWarning, match="MambaForCausalLM continues .* token by token"):
+    with pytest.warns(UserWarning, match="MambaForCausalLM continues .* token by token") as told:
         assert HuggingFaceModel(model).strategy == "snapshot"
+    assert [warning.filename for warning in told] == [__file__]  # the caller's line, not ours
     asked = HuggingFaceModel(model, strategy="snapshot")  # found out even when asked for by name
     assert Driver(asked, model, 2).play(num_rounds=4, seed=3) <= 1e-4
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_models import VOCAB_SIZE, Architecture
 
 from forerun.errors import InputError, MissingExtraError
-from forerun.models import FunctionModel, HuggingFaceModel, TableModel, load, wrap
+from forerun.models import FunctionModel, HuggingFaceModel, TableModel, bundled, load, wrap
 
 
 def test_import_is_light_and_numpy_models_stay_so() -> None:
@@ -39,6 +39,18 @@ def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_unknown_model_says_what_was_tried() -> None:
     with pytest.raises(InputError, match=r"as a directory and on the Hugging Face hub.*nowhere"):
         load("nobody/nowhere", local_files_only=True)
+
+
+def test_a_misspelt_model_is_answered_with_one_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bundled, "packaged_parts", lambda name: [Path(name)])
+    with pytest.raises(InputError, match=rf"Did you mean {bundled.NAME}\?"):
+        load("HuggingFaceTB/SmolLM2-135M-Instuct", local_files_only=True)
+    monkeypatch.setattr(bundled, "packaged_parts", lambda name: [])
+    with pytest.raises(InputError) as told:
+        load("HuggingFaceTB/SmolLM2-135M-Instuct", local_files_only=True)
+    assert "Did you mean" not in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all"])

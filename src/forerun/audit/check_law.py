@@ -193,7 +193,7 @@ class LawCheck:
         share = sum(is_copied for *_, is_copied in self._guesses) / max(1, len(self._guesses))
         aim = "the copied token" if share > 0.5 else "the likeliest token"
         if least is None:
-            catch = "nothing smaller than a gross change: raise --budget"
+            catch = "nothing for certain, not even a gross change: raise --budget"
         else:
             catch = f"a change of {least:.3f} in the chance of {aim}, with a chance of 95%"
             if (more := tokens_for(least / 2, chances, self.level)) is not None:
@@ -221,7 +221,7 @@ class LawCheck:
             )
         return Finding(
             "law",
-            Status.UNKNOWN if is_moot else Status.FAILED if is_wrong else Status.PASSED,
+            _status(is_moot=is_moot, is_wrong=is_wrong, is_blind=least is None),
             words,
             f"mean change in the chance of {aim}",
             float(np.mean(differences)) if differences else None,
@@ -237,6 +237,13 @@ class LawCheck:
                 "skipped": self.num_skipped,
             },
         )
+
+
+def _status(*, is_moot: bool, is_wrong: bool, is_blind: bool) -> Status:
+    """How the check ended; is_blind: not even a gross change would have been found."""
+    if is_wrong:
+        return Status.UNKNOWN if is_moot else Status.FAILED
+    return Status.UNCLEAR if is_blind else Status.PASSED
 
 
 def _power(logarithm: float) -> str:

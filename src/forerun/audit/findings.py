@@ -15,6 +15,7 @@ class Status(Enum):
     PASSED = "passed"
     FAILED = "failed"
     NOTED = "noted"  # a difference that rounding explains, or that nobody promised not to have
+    UNCLEAR = "not clear"  # nothing was found, by a test that could have found next to nothing
     UNKNOWN = "not tested"  # the endpoint lacks what the check needs, or the budget was too small
 
 
@@ -76,8 +77,10 @@ class Report:
         tested = [f for f in self.findings if f.status in (Status.PASSED, Status.NOTED)]
         if not tested:
             return "Nothing could be tested."
-        untested = [f.check for f in self.findings if f.status is Status.UNKNOWN]
-        rest = f"  Not tested: {', '.join(untested)}." if untested else ""
+        rest = ""
+        for words, status in (("Not clear", Status.UNCLEAR), ("Not tested", Status.UNKNOWN)):
+            checks = [finding.check for finding in self.findings if finding.status is status]
+            rest += f"  {words}: {', '.join(checks)}." if checks else ""
         if self.is_speculating is False:
             return f"The endpoint does not speculate; nothing else was found wrong.{rest}"
         return f"Nothing was found wrong.{rest}"

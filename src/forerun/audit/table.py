@@ -6,8 +6,19 @@ import textwrap
 
 from forerun.audit.findings import Finding, Report, Status
 
-MARKS = {Status.PASSED: "✓", Status.FAILED: "✗", Status.NOTED: "~", Status.UNKNOWN: "?"}
+MARKS = {
+    Status.PASSED: "✓",
+    Status.FAILED: "✗",
+    Status.NOTED: "~",
+    Status.UNCLEAR: "?",
+    Status.UNKNOWN: "?",
+}
 WIDTH = 100
+LEGEND = (
+    "law: whether text follows the distribution of one-token requests for the same places.  "
+    "e-value: what bets against that made of 1; an honest endpoint reaches 100 in at most one "
+    "audit of 100, however long it runs."
+)
 
 
 def table(report: Report) -> str:
@@ -26,6 +37,7 @@ def table(report: Report) -> str:
         f"{report.num_prompt_tokens} tokens of prompts, {report.seconds:.0f} s.  An honest "
         f"endpoint fails by chance in at most {report.level:.1%} of audits.",
     ]
+    lines += textwrap.wrap(LEGEND, WIDTH)
     lines += [f"note: {note}" for note in report.settings.get("notes", ())]
     return "\n".join(lines)
 

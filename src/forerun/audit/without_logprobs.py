@@ -59,16 +59,17 @@ def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding
         f"e-value {math.exp(min(logarithm, 600)):.3g}, needed {1 / LEVEL:.0f}."
     )
     low, high = interval([float(gap[0]) / 2 for gap in differences], 0.01)
+    is_blind = high - low >= 0.5
     return Finding(
         "law",
-        Status.FAILED if is_wrong else Status.NOTED,
+        Status.FAILED if is_wrong else Status.UNCLEAR if is_blind else Status.NOTED,
         words,
         "more copying in text of several tokens",
         float(mean[0]),
         (2 * low, 2 * high),
-        f"a change of about {2 * (high - low):.2f} in the share of copied words; no smaller one"
-        if high - low < 0.5
-        else "nothing: raise --budget",
+        "nothing: raise --budget"
+        if is_blind
+        else f"a change of about {2 * (high - low):.2f} in the share of copied words, and no less",
         {"log_e_value": logarithm, "pairs": len(differences), "differences": mean.tolist()},
     )
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import HostArray
-from forerun.certification.certify import Drawer, draw_plainly
+from forerun.certification.certify import Drawer
+from forerun.certification.drawing import draw_plainly
 from forerun.law import Model
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from forerun.arrays import HostArray
 from forerun.certification.broken import sample
-from forerun.certification.certify import Drawer, draw_plainly
+from forerun.certification.certify import Drawer
+from forerun.certification.drawing import draw_plainly
 from forerun.children import Children, draw_children
 from forerun.law import Model
 from forerun.tree import ROOT, Tree

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,12 @@ from forerun import rules
 from forerun.addresses import Addressing, by_round
 from forerun.arrays import HostArray
 from forerun.branches import CannotEnumerate, Memory, Path, every_path
+from forerun.certification.calling import check_call, failing
 from forerun.certification.cases import Case, standard_cases, tree_cases
 from forerun.certification.certificate import Certificate, Finding
 from forerun.certification.chance import NO_RNG, Chance
+from forerun.certification.drawing import DrawnAs, draw_plainly
 from forerun.certification.telling import Telling
-from forerun.children import Children, draw_children
 from forerun.errors import ForerunError, InputError, explain
 from forerun.law import (
     Emission,
@@ -32,7 +32,6 @@ from forerun.law import (
     Prefix,
     Shape,
     Step,
-    as_tree,
     joint,
     rule_step,
     target_law,
@@ -130,6 +129,8 @@ def certify(
     function: Verifier = subject
     label = name or str(getattr(subject, "__name__", "function"))
     drawer = draw or draw_plainly
+    has_trees = any(isinstance(_shape_of(case), Tree) for case in chosen)
+    check_call(function, label, num_arguments=5 if has_trees else 4)
     if method != "sampled":
         try:
             findings = []
@@ -143,6 +144,9 @@ def certify(
         except Exception as error:  # code that fails for another reason fails when sampled too
             is_known = isinstance(error, CannotEnumerate)
             reason = f"use of {error}" if is_known else f"{type(error).__name__}: {error}"
+            if not is_known:  # nor is code that always fails worth an announcement
+                with failing(label, chosen[len(findings)].name):
+                    _sampled_finding(function, drawer, chosen[len(findings)], 1, seed, range(1))
             if method == "exact":
                 cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
                 wrong = "The function's outcomes cannot be listed."
@@ -156,7 +160,8 @@ def certify(
     findings = []
     for number, case in enumerate(some):
         turns = _turns(tell, case, number * samples, samples, samples * len(some))
-        findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
+        with failing(label, case.name):
+            findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
     telling.end()
     return Certificate(label, tuple(findings), reason)
 
@@ -167,34 +172,6 @@ def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) ->
         if done % TOLD_EVERY == 0:
             tell(case.name, before + done, total)
         yield done
-
-
-@dataclass(frozen=True)
-class DrawnAs:
-    """A drawer of our own: the children of every node in one way, each with the law it came from.
-
-    It keeps nothing between calls, so a draft is drawn once for all that a verifier makes of it.
-    """
-
-    how: Children
-
-    def __call__(self, model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
-        tree = as_tree(shape)
-        tokens, laws = [0] * len(tree), np.zeros((len(tree), len(model(()))))
-        for parent in range(-1, len(tree)):
-            nodes = list(tree.children[parent])
-            if nodes:
-                row = model(tuple(tokens[node] for node in tree.path(parent)))
-                drawn, laws[nodes] = draw_children(
-                    self.how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
-                )
-                for node, token in zip(nodes, drawn, strict=True):
-                    tokens[node] = token
-        return tokens, laws
-
-
-draw_plainly = DrawnAs(Children.INDEPENDENT)
-"""Each token from its row, after the tokens before it; the rows are reported as they are."""
 
 
 def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
@@ -292,6 +269,12 @@ def _draft(draw: Drawer, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> 
     return np.array(drafted, dtype=np.int64), reported, target, *more
 
 
+def _shape_of(case: Case, prefix: Prefix = ()) -> Shape:
+    """The shape of a draft after a prefix."""
+    shapes = case.draft_length
+    return shapes(prefix) if callable(shapes) else shapes
+
+
 def _emitted(function: Verifier, case: Case, draft: tuple[Any, ...], rng: Any) -> Prefix:
     """What a verifier emits for a draft, checked."""
     tokens = function(*draft[:3], rng, *draft[3:])
@@ -337,9 +320,8 @@ def _sampled_finding(
         for _ in turns:
             prefix: Prefix = ()
             while len(prefix) < case.length:
-                shapes = case.draft_length
-                shape = shapes(prefix) if callable(shapes) else shapes
-                prefix += _emitted(function, case, _draft(draw, case, prefix, shape, rng), rng)
+                draft = _draft(draw, case, prefix, _shape_of(case, prefix), rng)
+                prefix += _emitted(function, case, draft, rng)
             counts[prefix[: case.length]] += 1
     except InvalidEmission as fault:
         return Finding(case.name, "sampled", 1.0, 0.0, 1.0, 1 - MISS, note=str(fault))

@@ -49,7 +49,8 @@ from forerun.certification.broken_trees import (
 )
 from forerun.certification.cases import standard_cases, tree_cases
 from forerun.certification.certificate import Certificate
-from forerun.certification.certify import Drawer, DrawnAs, Verifier, certify
+from forerun.certification.certify import Drawer, Verifier, certify
+from forerun.certification.drawing import DrawnAs
 from forerun.certification.telling import silent
 from forerun.children import Children
 from forerun.rules.base import Rule

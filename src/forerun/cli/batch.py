@@ -218,12 +218,15 @@ def _dry_run(source: Input) -> int:
 
 def _in_words(summary: Any, seconds: float) -> str:
     counts = summary.counts
-    answered = f"{summary.num_new:,} of {summary.num_lines:,} lines done in this run"
+    num_answered = summary.num_lines - summary.num_failed
+    lines = (
+        f"{summary.num_lines:,} lines: {num_answered:,} answered, {summary.num_failed:,} failed; "
+        f"{summary.num_new:,} of them done in this run"
+    )
     if not counts.new_tokens:
-        return f"{answered}; {summary.num_failed:,} failed in all"
+        return lines
     return (
-        f"{answered}, {counts.new_tokens:,} tokens in {seconds:.0f} s "
-        f"({counts.new_tokens / seconds:.1f} tokens/s with loading, "
-        f"{(counts.new_tokens) / max(counts.rounds, 1):.2f} per round); "
-        f"{summary.num_failed:,} failed in all"
+        f"{lines}, {counts.new_tokens:,} tokens in {seconds:.0f} s with loading the model "
+        f"({counts.new_tokens / seconds:.1f} tokens/s, "
+        f"{(counts.new_tokens) / max(counts.rounds, 1):.2f} per round)"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from forerun import rules
@@ -19,8 +20,8 @@ EXAMPLES = """examples:
   forerun certify                           every rule, and every known bug
   forerun certify --quick                   every rule, and a few of the bugs
   forerun certify --rule block              one rule, case by case
-  forerun certify --function mine:verify    a function of your own, from mine.py
-  forerun certify --function mine:verify --trees
+  forerun certify --function mine.py:verify    a function of your own; or a module, mine:verify
+  forerun certify --function mine.py:verify --trees
   forerun certify --json > certificate.json
 
 A function of your own is f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, with
@@ -56,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--rule", choices=rules.names(), help="one rule only, with every case")
-    what.add_argument("--function", metavar="MODULE:NAME", help="a verifier of your own")
+    what.add_argument("--function", metavar="FILE:NAME", help="a verifier of your own")
     what.add_argument("--quick", action="store_true", help="fewer of the known bugs")
     parser.add_argument("--trees", action="store_true", help="judge your function on trees")
     parser.add_argument(
@@ -69,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     if args.trees and not args.function:
-        cure = "Add --function MODULE:NAME; rules that judge trees are tried on them anyway."
+        cure = "Add --function FILE:NAME; rules that judge trees are tried on them anyway."
         raise InputError(explain("--trees is for a function of your own.", "no function", cure))
     if args.rule or args.function:
         subject = args.rule or _function(args.function)
@@ -138,13 +139,16 @@ def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
 
 
 def _function(spec: str) -> Any:
-    """The object at MODULE:NAME, looked up from the current folder as well."""
-    module, _, name = spec.partition(":")
-    sys.path.insert(0, "")
+    """The object at MODULE:NAME or FILE.py:NAME, looked up from the current folder as well."""
+    place, _, name = spec.rpartition(":")
+    folder = ""
+    if place.endswith(".py"):
+        folder, place = str(Path(place).parent.resolve()), Path(place).stem
+    sys.path.insert(0, folder)
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(import_module(place), name)
     except (ImportError, AttributeError, ValueError) as error:
-        cure = "Write it as module:name, for example mine:verify for verify in mine.py."
+        cure = "Write file and name, mine.py:verify for example, or module and name, mine:verify."
         raise InputError(
             explain("That function cannot be found.", f"{spec} ({error})", cure)
         ) from error

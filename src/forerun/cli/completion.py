@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 
+from forerun import rules
 from forerun.cli.parsing import commands_of, options_of
 from forerun.drafters.registry import names
+from forerun.models.bundled import installed_names
 
 EXAMPLES = """examples:
   source <(forerun completion bash)                                # in ~/.bashrc
   source <(forerun completion zsh)                                 # in ~/.zshrc, after compinit
   forerun completion fish > ~/.config/fish/completions/forerun.fish
 """
+MAY_BE_FOLDERS = {"--target", "--model", "--drafter"}
+"""Options that name a model, which may be a folder."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +44,14 @@ def values_of(option: argparse.Action) -> list[str]:
     """What may follow an option, where that is known; empty for files and free text."""
     if option.choices is not None:
         return [str(choice) for choice in option.choices]
-    return ["auto", *names(), "none"] if "--drafter" in option.option_strings else []
+    known = {
+        "--drafter": ["auto", *names(), "none"],
+        "--rule": rules.names(),
+        "--device": ["cpu", "cuda", "mps"],
+        "--target": installed_names(),
+        "--model": installed_names(),
+    }
+    return next((known[flag] for flag in option.option_strings if flag in known), [])
 
 
 def bash(parser: argparse.ArgumentParser) -> str:
@@ -68,13 +80,19 @@ def _bash_case(name: str, command: argparse.ArgumentParser) -> str:
     known = [(option.option_strings, values_of(option)) for option in options_of(command)]
     lines += [
         f"        case $before in {'|'.join(flags)}) "
-        f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(values))} -- "$word")); return ;; esac'
+        f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(values))} -- "$word"'
+        f"{_folders(flags)})); return ;; esac"
         for flags, values in known
         if values
     ]
     for words in _positional_choices(command):
         lines.append(f'        COMPREPLY=($(compgen -W {shlex.quote(words)} -- "$word"))')
     return "\n".join([*lines, "        ;;"])
+
+
+def _folders(flags: Sequence[str]) -> str:
+    """The rest of a command that offers folders too, for options that name a model."""
+    return '; compgen -d -- "$word"' if MAY_BE_FOLDERS & {*flags} else ""
 
 
 def zsh(parser: argparse.ArgumentParser) -> str:
@@ -98,7 +116,8 @@ def fish(parser: argparse.ArgumentParser) -> str:
             line = f"complete -c forerun {condition} {' '.join(flags)}"
             if option.nargs != 0:
                 values = values_of(option)
-                line += f" -x -a {_fish_quoted(' '.join(values))}" if values else " -r"
+                takes = " -x" if not MAY_BE_FOLDERS & {*option.option_strings} else " -r"
+                line += f"{takes} -a {_fish_quoted(' '.join(values))}" if values else " -r"
             lines.append(f"{line} -d {_fish_quoted(_plain(option.help))}")
         lines += [
             f"complete -c forerun -f {condition} -a {_fish_quoted(words)}"

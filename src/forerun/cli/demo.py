@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from forerun.cli.loading import load_target
@@ -14,7 +15,7 @@ from forerun.cli.terminal import wants_colour
 from forerun.doctor import diagnose
 from forerun.drafters import Drafter, Heads, Mixed, Suffix
 from forerun.engine.generate import generate, stream
-from forerun.engine.results import Generation
+from forerun.engine.results import Generation, Stats
 from forerun.errors import notice
 from forerun.sampling import Sampling
 
@@ -91,7 +92,20 @@ def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
     ratio = plain.seconds / ahead.seconds
     verdict = "" if ratio > 1 else ": drafting does not pay here"
     print(f"The same {len(ahead.generation.tokens)} tokens, {ratio:.2f}x as fast{verdict}.")
+    if (line := _trade(plain.generation.stats, ahead.generation.stats)) is not None:
+        print(line)
     return 0
+
+
+def _trade(plain: Stats, ahead: Stats) -> str | None:
+    """What a speculative round costs and brings; the round that reads the prompt is left out."""
+    if plain.rounds < 2 or ahead.rounds < 2:
+        return None
+    usual, longer = (mean(one.total for one in s.seconds_by_round[1:]) for s in (plain, ahead))
+    return (
+        f"A speculative round took as long as {longer / usual:.1f} plain ones and made "
+        f"{mean(ahead.emitted_by_round[1:]):.1f} tokens."
+    )
 
 
 def _answer(target: Any, prompt: str, drafter: Drafter | None) -> Timed:

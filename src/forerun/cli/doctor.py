@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from textwrap import shorten
 
 from forerun.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
 from forerun.cli.lists import tree
 from forerun.cli.loading import DRAFTERS, add_place, load_drafter, load_target
 from forerun.cli.prompts import read_list
+from forerun.models.bundled import NAME
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
@@ -17,6 +19,8 @@ EXAMPLES = """examples:
   forerun doctor --target ./my-model --device cuda --dtype bfloat16 --batch 8
   forerun doctor --prompts prompts.txt --limit 10 --json
 """
+
+SHOWN = 32  # characters of a prompt
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,10 +32,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", help="a model's name or folder (default: SmolLM2-135M)")
+    parser.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
     parser.add_argument("--drafter", metavar="D", help=DRAFTERS)
-    parser.add_argument("--prompts", help="a file: one prompt per line, or JSONL")
-    parser.add_argument("--limit", type=int, default=8, help="prompts to use at most (default: 8)")
+    parser.add_argument(
+        "--prompts", help=f"one per line, or JSONL (default: {len(SAMPLES)} of ours)"
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=int, default=8, help="use only the first N (default: 8)"
+    )
     parser.add_argument("--draft-length", type=int, default=5, help="K (default: 5)")
     parser.add_argument(
         "--tree", metavar="T", help="16 tokens in any shape, or 2,2 children by level"
@@ -56,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     drafter = load_drafter(args.drafter, args.device, args.dtype)
     target = load_target(args.target, args.device, args.dtype)
     findings: list[Finding] = []
+    if not args.json:
+        print(f"{'tokens/round':>12}  {'prompt':<{SHOWN}}  speculative against plain text")
     for finding in examine(
         target,
         prompts,
@@ -67,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         max_new_tokens=args.max_new_tokens,
         batch_size=args.batch,
     ):
-        print(_line(len(findings), finding, as_json=args.json), flush=True)
+        number = len(findings)
+        print(_line(number, prompts[number], finding, as_json=args.json), flush=True)
         findings.append(finding)
     checkup = Checkup(tuple(findings))
     if not args.json:
@@ -75,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
     return 1 if checkup.num_bugs else 0
 
 
-def _line(number: int, finding: Finding, *, as_json: bool) -> str:
+def _line(number: int, prompt: str, finding: Finding, *, as_json: bool) -> str:
     stats = finding.drafted.stats
     if not as_json:
-        return f"{number:>4}  {stats.tokens_per_round:5.2f} tokens/round  {finding}"
+        shown = shorten(prompt, SHOWN, placeholder=" ...")
+        return f"{stats.tokens_per_round:>12.2f}  {shown:<{SHOWN}}  {finding}"
     row = {"prompt": number, "verdict": str(finding), "identical": finding.difference is None}
     return json.dumps(row | {"stats": stats.to_dict()})

@@ -210,6 +210,10 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
 
 def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
     """The prompt as chat messages, where the model has a template for them."""
+    if target.tokenizer is None:
+        cure = "Save its tokenizer into the folder: tokenizer.save_pretrained(folder)."
+        wrong = "The model has no tokenizer, so it cannot read a text."
+        raise InputError(explain(wrong, f"the folder {target.name}", cure))
     has_template = getattr(target.tokenizer, "chat_template", None) is not None
     if args.system is not None and not has_template:
         cure = "Leave out --system, or write it into the prompt."

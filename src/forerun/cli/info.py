@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from forerun.cli.clearing import clear_cache
 from forerun.measure.machine import this_machine
 from forerun.models.bundled import NAME, cache_folder, packaged_weights
 
 EXAMPLES = """examples:
   forerun info
   forerun info --json
+  forerun info --clear-cache
 """
 EXTRAS = {
     "hf": ("torch", "transformers", "safetensors", "gguf"),
@@ -37,10 +39,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--clear-cache",
+        action="store_true",
+        help="remove the converted and packed models, which are made again when needed",
+    )
+    parser.add_argument("--yes", action="store_true", help="with --clear-cache: do not ask")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.clear_cache:
+        return clear_cache(is_agreed=args.yes)
     told = report()
     print(json.dumps(told) if args.json else render(told))
     return 0

@@ -14,12 +14,13 @@ from forerun.errors import InputError, UnsupportedError, explain
 from forerun.measure.exports import Export, exports, for_sglang, for_vllm, script
 from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
-from forerun.measure.probe import num_steps
+from forerun.measure.probe import step_sizes
 from forerun.measure.progress import Progress
 from forerun.measure.sweep import as_chat
 
 EXAMPLES = """examples:
-  forerun plan
+  forerun plan                                                  a few minutes on two cores
+  forerun plan --drafter suffix --per-group 1 --max-new-tokens 24             the quick form
   forerun plan Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B ngram --prompts mine.jsonl --device cuda
   forerun plan ./my-model --drafter ngram --batch 8 --temperature 0.8 --json
   forerun plan Qwen/Qwen3-8B --drafter suffix ngram --for vllm > serve.sh
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
     target = load_target(args.target, args.device, args.dtype)
     num_trees = len(trees) if "match" in (args.rule or RULES) else 0
-    steps = num_steps(len(drafters), len(prompts), 1, num_trees)
-    with Progress("probing", steps) as progress:
+    sizes = step_sizes(len(drafters), len(prompts), 1, num_trees)
+    with Progress("probing", len(sizes), sizes=sizes) as progress:
         advice = plan(
             target,
             {name: drafter for name, drafter in drafters.items() if drafter is not None},

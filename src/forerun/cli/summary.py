@@ -1,4 +1,4 @@
-"""Statistics of a generation, as three lines of text or as JSON."""
+"""Statistics of a generation, as a few lines of text or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.engine.results import Generation
 
 
 def summary(generation: Generation) -> str:
-    """Rounds and speed; acceptance, if anything was drafted; and time by stage."""
+    """Rounds and speed; acceptance, if anything was drafted, and why little was; time by stage."""
     stats, total = generation.stats, generation.stats.seconds.total
     speed = f"{stats.emitted / total:.1f} tokens/s" if total else "no time at all"
     lines = [
@@ -24,6 +24,8 @@ def summary(generation: Generation) -> str:
         )
     if stats.speed_against_plain is not None:
         lines[-1] += f"; about {stats.speed_against_plain:.2f}x as fast as without drafts"
+    if stats.why_few is not None:
+        lines.append(f"few drafts: {stats.why_few}")
     if total:
         shares = vars(stats.seconds).items()
         lines.append(

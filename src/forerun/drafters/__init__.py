@@ -1,16 +1,37 @@
 """Drafters, one idea per file."""
 
-from forerun.drafters.base import Drafter as Drafter
-from forerun.drafters.base import Guess as Guess
-from forerun.drafters.base import Outcome as Outcome
-from forerun.drafters.base import Turn as Turn
-from forerun.drafters.early_exit import EarlyExit as EarlyExit
-from forerun.drafters.forced import Forced as Forced
-from forerun.drafters.heads import Heads as Heads
-from forerun.drafters.mixed import Mixed as Mixed
-from forerun.drafters.model import Model as Model
-from forerun.drafters.ngram import NGram as NGram
-from forerun.drafters.quantized import Quantized as Quantized
-from forerun.drafters.recycling import Recycling as Recycling
-from forerun.drafters.suffix import Suffix as Suffix
-from forerun.drafters.through_text import ThroughText as ThroughText
+from forerun.drafters.base import Drafter, Guess, Outcome, Turn
+from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.forced import Forced
+from forerun.drafters.growing import GrowingTree
+from forerun.drafters.heads import Heads
+from forerun.drafters.mixed import Mixed
+from forerun.drafters.model import Model
+from forerun.drafters.ngram import NGram
+from forerun.drafters.quantized import Quantized
+from forerun.drafters.recycling import Recycling
+from forerun.drafters.suffix import Suffix
+from forerun.drafters.through_text import ThroughText
+
+__all__ = [
+    "Drafter",
+    "EarlyExit",
+    "Forced",
+    "GrowingTree",
+    "Guess",
+    "Heads",
+    "Mixed",
+    "Model",
+    "NGram",
+    "Outcome",
+    "Quantized",
+    "Recycling",
+    "Suffix",
+    "ThroughText",
+    "Turn",
+]
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others."""
+    return __all__

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from forerun.drafters.base import Drafter
+from forerun.drafters.model import Model
 from forerun.drafters.registry import make_drafter
 from forerun.drafters.usual import usual_drafter
 from forerun.drafters.verbs import check_verbs
@@ -24,11 +25,13 @@ def drafter_for(target: LanguageModel, drafter: Drafter | str | None) -> Drafter
     """The drafter that was asked for; None is plain decoding.
 
     One that was named is made once and kept as long as the target lives: what it has learned, and
-    the weights it has loaded, serve the next call.
+    the weights it has loaded, serve the next call.  A model drafts by itself.
     """
     if drafter is None:
         return None
     if not isinstance(drafter, str):
+        if _is_model(drafter):
+            return Model(drafter)
         check_verbs(drafter)
         return drafter
     with _lock:
@@ -51,6 +54,13 @@ def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter
         asked = {one if isinstance(one, str) else getattr(one, "name", ""): one for one in listed}
     made = {name: drafter_for(target, drafter) for name, drafter in asked.items()}
     return {name: drafter for name, drafter in made.items() if drafter is not None}
+
+
+def _is_model(given: Any) -> bool:
+    """Whether it is a language model, ours or of transformers, and not a drafter."""
+    if isinstance(given, type) or hasattr(given, "propose"):
+        return False
+    return isinstance(given, LanguageModel) or (hasattr(given, "config") and callable(given))
 
 
 def _make(target: LanguageModel, name: str) -> Drafter | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from forerun.engine.account import why_few
 from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder, LadderPolicy
 from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
@@ -50,6 +51,8 @@ class DraftPlanner:
         self._is_steered = draft_length == "auto" and not isinstance(self._tree, Tree)
         self._policy: DraftPolicy | None = None
         self._policy_key: Any = None
+        self._requests: dict[int, Request] = {}  # by row, where a policy steers
+        self._num_rows = 1  # answered in the latest round
 
     def start(self, num_rows: int, ladder: Ladder | None = None) -> None:
         """Take over what an earlier engine has learned.
@@ -78,11 +81,15 @@ class DraftPlanner:
         """A request enters a row; its notes say why it is drafted for differently, if it is."""
         if self._policy is not None:
             self._policy.enter(row, request)
+            self._requests[row] = request
         note = self._drafting.note or self._note
         request.stats.notes += [] if note is None else [note]
 
     def leave(self, row: int) -> None:
+        """The request of a row is over; its statistics say why little was drafted for it."""
         if self._policy is not None:
+            stats = self._requests.pop(row).stats
+            stats.why_few = why_few(stats, self._policy.price(self._num_rows))
             self._policy.leave(row)
 
     def complete(self, plan: RoundPlan) -> RoundPlan:
@@ -124,6 +131,9 @@ class DraftPlanner:
             return
         rows = [span.row for span in plan.answering]
         requests = [span.request for span in plan.answering]
+        for request in requests:
+            request.stats.num_asked += drafted.height is not None
+        self._num_rows = len(rows) or self._num_rows
         timed = None if plan.reading else spent
         self._policy.learn(rows, requests, drafted, paths, timed)
         plain = self._policy.plain_seconds(len(rows))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.arrays import joined
-from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
+from forerun.drafters.base import Drafter, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
@@ -111,10 +111,13 @@ class Drafting:
             return Drafted(proposals, 0, is_trial)
         spans = [plan.answering[index] for index in asked]
         turns = [_turn(span, plan.drafts, index) for span, index in zip(spans, asked, strict=True)]
-        guesses: Sequence[Guess] = ()
+        guesses: Any = ()
         try:
             shared = not self.rule.needs_draft_probs
             guesses = self.drafter.propose(self._state, turns, shared_noise=shared)
+            if not isinstance(guesses, Sequence):
+                cure = "`propose` must return a list with a Guess for each turn."
+                raise UnsupportedError(explain("it gave no list of guesses.", guesses, cure))
             if len(guesses) != len(turns):
                 cure = f"There must be one for each of the {len(turns)} turns."
                 wrong = "it gave another number of guesses."

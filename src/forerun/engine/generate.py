@@ -18,6 +18,8 @@ from forerun.tree import Tree
 from forerun.types import DraftLength
 
 GREEDY = Sampling(temperature=0.0)
+Target = Any
+"""A model from `load` or `wrap`, a transformers model, a function, or the name of a model."""
 Results = TypeVar("Results", covariant=True)
 
 
@@ -31,8 +33,8 @@ def generate(
 def generate(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Any: ...
 @refuses_unknown
 def generate(
-    target: Any,
-    prompt: Any,
+    target: Target,
+    prompt: OnePrompt | ManyPrompts | Any,
     *,
     drafter: Drafter | str | None = "auto",
     draft_length: DraftLength = "auto",
@@ -48,7 +50,7 @@ def generate(
     resume: Sequence[Any] = (),
     batch_size: int = 8,
     errors: Literal["raise", "return"] = "raise",
-) -> Any:
+) -> Generation | list[Any]:
     """Generate from one prompt (a `Generation`) or from a list of them (a list).
 
     target: a model from `forerun.load` or `forerun.wrap`, a transformers model, or a function; or
@@ -57,7 +59,8 @@ def generate(
     drafter: what guesses ahead.  "auto" is the trained drafter that fits the target (the shipped
         one, or one in the folder "drafter" inside the model's folder) with suffix lookup, or suffix
         lookup alone.  Names of the command line are taken too: "ngram", "heads:folder", a model's
-        name, "suffix+recycling".  None is plain decoding through the same loop.
+        name, "suffix+recycling".  A model drafts as `forerun.drafters.Model` of it, which is worth
+        keeping for many calls.  None is plain decoding through the same loop.
     draft_length: how many guesses may follow one another; 0 is none at all, and "auto" chooses
         anew in every round what pays on this machine, which never changes the text under `match`.
     tree: None for a chain of guesses; a number of nodes for trees that grow as the drafter sees
@@ -88,7 +91,8 @@ def generate(
     finally:
         run.engine.close()
     run.raise_failure()
-    return run.results()
+    results: Generation | list[Any] = run.results()
+    return results
 
 
 Door = TypeVar("Door", bound=Callable[..., Any])

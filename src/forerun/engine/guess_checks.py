@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import array_api_compat as compat
 import numpy as np
@@ -19,8 +20,11 @@ from forerun.types import Drawn
 XP = compat.array_namespace(np.empty(0))
 
 
-def checked(turn: Turn, guess: Guess, target: LanguageModel, rule: Rule) -> Proposal:
+def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Proposal:
     """The guess as a `Proposal`; raises if it breaks a promise of drafters."""
+    if not isinstance(guess, Guess):
+        wrong, cure = "it gave something that is no Guess.", "Return Guess(tokens=[...])."
+        raise UnsupportedError(explain(wrong, f"{guess!r:.60}", cure))
     size = target.vocab_size
     tokens = [operator.index(token) for token in guess.tokens]
     if not tokens:

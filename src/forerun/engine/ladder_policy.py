@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from math import exp
 from typing import NamedTuple
 
+from forerun.engine.account import Price
 from forerun.engine.knowledge import NUM_TIMED, Experience, Timings
 from forerun.engine.policy import LONGEST_WAIT, Choice, PayingPolicy
 from forerun.engine.proposal import Drafted
@@ -77,6 +78,15 @@ class LadderPolicy(PayingPolicy):
         if timings is None or timings.counts.get(0, 0) < NUM_TIMED:
             return None
         return exp(timings.logs[0])
+
+    def price(self, num_rows: int) -> Price | None:
+        timings = self.known.whole.get(self._rungs(num_rows).size)
+        lengths = [] if timings is None else [length for length in timings.logs if length > 0]
+        plain = self.plain_seconds(num_rows)
+        if timings is None or plain is None or not lengths:
+            return None
+        length = min(lengths, key=lambda length: abs(length - 3))
+        return Price(length, exp(timings.logs[length]) / plain, self._speed())
 
     def _is_off(self, num_rows: int, is_timed: bool) -> bool:
         return False

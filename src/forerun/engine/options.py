@@ -78,7 +78,12 @@ def refuses_unknown(
 
 
 def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) -> InputError:
-    received = ", ".join(f"{name}={value!r:.40}" for name, value in unknown.items())
+    received = ", ".join(f"{name}={_shown(value)}" for name, value in unknown.items())
+    samples = unknown.get("do_sample")
+    unknown = {name: value for name, value in unknown.items() if name != "do_sample"}
+    if samples is False and not unknown:
+        wrong = f"{function} has no option 'do_sample': it is greedy unless `sampling` is given."
+        return InputError(explain(wrong, received, "Leave it out."))
     options = [
         f"{IN_SAMPLING[name]}={value!r:.40}"
         for name, value in unknown.items()
@@ -94,3 +99,9 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
         alike = alike or get_close_matches(name, known, 1)
         cure = f"Use {alike[0]}." if alike else f"Its options are {', '.join(known)}."
     return InputError(explain(wrong, received, cure))
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: itself, or its type where it is a large object such as a model."""
+    is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
+    return f"{value!r:.40}" if is_plain else f"a {type(value).__name__}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from forerun.drafters.base import Prices
+from forerun.engine.account import Price
 from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
@@ -81,6 +82,10 @@ class DraftPolicy(Protocol):
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a round without drafts takes; None if not known."""
+        ...
+
+    def price(self, num_rows: int) -> Price | None:
+        """What guesses cost and bring in rounds of so many requests; None if not known."""
         ...
 
     def leave(self, row: int) -> None:
@@ -204,6 +209,19 @@ class PayingPolicy:
     def plain_seconds(self, num_rows: int) -> float | None:
         return self.known.passes(num_rows) if self.known.num_plain >= NUM_TIMED else None
 
+    def price(self, num_rows: int) -> Price | None:
+        known, plain = self.known, self.plain_seconds(num_rows)
+        sizes = [size for size in known.passes.logs if size > num_rows]
+        if plain is None or not sizes:
+            return None
+        size = min(sizes, key=lambda size: abs(size - 4 * num_rows))
+        return Price(size - num_rows, known.passes(size) / plain, self._speed())
+
+    def _speed(self) -> float | None:
+        """Of rounds with drafts against those without."""
+        pace = self.known.pace
+        return pace.within(0.0, 0.0) if pace.count >= NUM_TIMED else None
+
     def _learn_row(self, row: int, request: Request, draft: Proposal, path: Sequence[int]) -> int:
         """What one request kept of its draft; gives the tokens that the drafter had to read."""
         experience, num_drafted = self._requests[row], len(draft.tokens)
@@ -303,7 +321,7 @@ class PayingPolicy:
         known, plain = self.known, self.known.passes(num_rows)
         if 0 in known.drafting.counts and known.drafting(0) <= (1 - BREAK_EVEN) * plain:
             return True
-        return known.pace.count >= NUM_TIMED and known.pace.within(0.0, 0.0) >= BREAK_EVEN
+        return (self._speed() or 0.0) >= BREAK_EVEN
 
     def _survivals(self, request: Experience, length: int) -> list[float]:
         """The chance that each slot of a chain is accepted with all before it."""

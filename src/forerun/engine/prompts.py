@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import to_numpy
+from forerun.engine.roles import check_roles
 from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.models.quiet import no_warnings
@@ -103,8 +104,14 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
     tokenizer = _tokenizer(model, "A chat")
     for message in chat:
         _check_message(message)
+
+    def render(messages: Sequence[Message]) -> str:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
     try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        text = render(chat)
     except Exception as error:  # of transformers, of Jinja, or of the template itself
         cure = (
             "Pass a string, which is continued as it stands, or set tokenizer.chat_template to "
@@ -115,6 +122,7 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
             wrong = f"The chat template refuses these messages: {str(error).rstrip('.')}."
             cure = "Change the roles or contents it names."
         raise InputError(explain(wrong, f"a chat for {model.name}", cure)) from error
+    check_roles(chat, text, getattr(tokenizer, "chat_template", None), render)
     with no_warnings():
         tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens

@@ -77,6 +77,8 @@ class Stats:
     seconds_by_round: list[Seconds] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
     compared: tuple[float, float] = (0.0, 0.0)  # seconds of plain decoding and of ours
+    num_asked: int = 0  # rounds in which the drafter was asked, under draft_length="auto"
+    why_few: str | None = None  # why few tokens were drafted, under draft_length="auto"
     notes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -157,6 +159,7 @@ class Stats:
             "acceptance_by_position": self.acceptance_by_position,
             "drafted_by_round": self.drafted_by_round,
             "speed_against_plain": self.speed_against_plain,
+            "why_few": self.why_few,
             "seconds": vars(self.seconds),
             "notes": self.notes,
         }

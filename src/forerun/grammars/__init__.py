@@ -1,9 +1,19 @@
 """Grammars: what a text must look like, token by token, inside drafts as well."""
 
-from forerun.grammars.base import Cursor as Cursor
-from forerun.grammars.base import Grammar as Grammar
-from forerun.grammars.base import Matcher as Matcher
-from forerun.grammars.guided import json_object as json_object
-from forerun.grammars.guided import json_schema as json_schema
-from forerun.grammars.guided import lark as lark
-from forerun.grammars.guided import regex as regex
+from forerun.grammars.base import Cursor, Grammar, Matcher
+from forerun.grammars.guided import json_object, json_schema, lark, regex
+
+__all__ = [
+    "Cursor",
+    "Grammar",
+    "Matcher",
+    "json_object",
+    "json_schema",
+    "lark",
+    "regex",
+]
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others."""
+    return __all__

@@ -6,12 +6,11 @@ No time is measured: the two passes differ in the last bits, and a busy minute m
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal
 
 import torch
 
-from forerun.errors import UnsupportedError, explain
+from forerun.errors import UnsupportedError, explain, warn
 from forerun.lean.model import LeanModel
 from forerun.lean.weights import unfit
 from forerun.models.agreement import Probe
@@ -38,7 +37,7 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
     except Exception as error:  # of the compiler on a processor it does not know, or no memory
         if lean is True:
             raise
-        warnings.warn(f"The lean CPU pass is not used: {error}", stacklevel=4)
+        warn(f"The lean CPU pass is not used: {error}", UserWarning)
         plain.why_not_lean = str(error)
         return plain
     if not reproduces and lean == "auto":

@@ -88,7 +88,7 @@ class LeanModel:
     def pass_name(self) -> str:
         """Which pass runs on which weights, for people to read."""
         weights = f"{storage_name(self._weights.matrices)} weights"
-        return f"lean CPU pass, float32, {weights}" + (f" {self.source}" if self.source else "")
+        return f"lean CPU pass in float32, {weights}" + (f" {self.source}" if self.source else "")
 
     @property
     def model(self) -> Any:

@@ -75,7 +75,7 @@ def plan(
     prompts: as for `generate`; use prompts like those you will serve.
     rules: the lossless rules to consider, where their acceptance can be computed.
     trees: node counts of trees to consider too, under `match`, as deep as max_draft_length.
-    report: is told what each step is about; `forerun.measure.probe.num_steps` counts them.
+    report: is told what each step is about; `forerun.measure.probe.step_sizes` lists them.
     """
     if unknown := [rule for rule in rules if rule not in RULES]:
         cure = f"Chains can be planned under {', '.join(RULES)}."

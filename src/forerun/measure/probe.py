@@ -30,6 +30,7 @@ from forerun.types import Drawn
 Key = TypeVar("Key")
 Report = Callable[[str], None]  # told what begins
 Traces = dict[tuple[float, Key], list[Trace]]  # one per text
+TIMING_PASSES, TIMING_DRAFTS = 7.0, 4.0  # how long they take, where drafting along a text takes 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,7 @@ def look_at(
 ) -> Subject:
     """The target's part of a probe: its texts and costs, which several drafters may share.
 
-    report: is told what each of the steps that `num_steps` counts is about.
+    report: is told what each of the steps that `step_sizes` counts is about.
     """
     model = model_of(target)
     as_count("max_draft_length", max_draft_length, minimum=1)
@@ -147,10 +148,14 @@ def look_at(
     return Subject(model, texts, costs, sizes, max_draft_length, grown)
 
 
-def num_steps(num_drafters: int, num_prompts: int, num_temperatures: int, num_trees: int) -> int:
-    """How many steps `look_at`, and then `try_out` of so many drafters, report."""
-    of_drafter = 1 + num_prompts * num_temperatures * (1 + num_trees)
-    return num_temperatures + 1 + num_drafters * of_drafter
+def step_sizes(
+    num_drafters: int, num_prompts: int, num_temperatures: int, num_trees: int
+) -> list[float]:
+    """How long each step takes that `look_at`, and then `try_out` of so many drafters, report: in
+    units of one text, by what the default model took."""
+    of_drafter = [TIMING_DRAFTS, *[1.0] * (num_prompts * num_temperatures * (1 + num_trees))]
+    writing = [float(num_prompts)] * num_temperatures
+    return [*writing, TIMING_PASSES, *of_drafter * num_drafters]
 
 
 def try_out(

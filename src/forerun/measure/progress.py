@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TextIO
 
@@ -17,8 +18,17 @@ class Progress:
         progress.begin("ngram, K = 3")  # run 15 of 40: ngram, K = 3, about 4 min left
     """
 
-    def __init__(self, unit: str, total: int, done: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        unit: str,
+        total: int,
+        done: int = 0,
+        stream: TextIO | None = None,
+        sizes: Sequence[float] | None = None,
+    ) -> None:
+        """sizes: how long each step of this process takes, in any unit; None: all alike."""
         self.total = total
+        self._sizes = [1.0] * (total - done) if sizes is None else list(sizes)
         self._unit = unit
         self._done = done  # steps that are over, earlier processes' included
         self._begun = 0  # steps of this process
@@ -60,7 +70,7 @@ class Progress:
         over = self._begun - 1
         if over == 0:
             return ""
-        left = (now - self._start) / over * (self.total - self._done)
+        left = (now - self._start) / sum(self._sizes[:over]) * sum(self._sizes[over:])
         return f", about {duration(left)} left"
 
     def _write(self, line: str) -> None:

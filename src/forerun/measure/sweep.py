@@ -21,7 +21,7 @@ from forerun.measure.log import Log
 from forerun.measure.machine import Machine, this_machine
 from forerun.measure.peers import check_peer
 from forerun.measure.pricing import forecast
-from forerun.measure.probe import look_at, num_steps, try_out
+from forerun.measure.probe import look_at, step_sizes, try_out
 from forerun.measure.progress import Progress
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, sample_cell
@@ -137,8 +137,8 @@ class _Runner(JobRunner):
         temperatures = sorted({cell.temperature for cell in missing})
         trees = sorted({cell.tree for cell in missing if cell.tree is not None})
         names = list(dict.fromkeys(cell.drafter for cell in missing))
-        total = num_steps(len(names), len(questions), len(temperatures), len(trees))
-        with Progress("probing", total) as progress:
+        sizes = step_sizes(len(names), len(questions), len(temperatures), len(trees))
+        with Progress("probing", len(sizes), sizes=sizes) as progress:
             self._predict(missing, names, questions, temperatures, trees, seed, progress)
 
     def _predict(

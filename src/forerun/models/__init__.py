@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forerun.models.base import LanguageModel as LanguageModel
-from forerun.models.base import State as State
-from forerun.models.function import FunctionModel as FunctionModel
-from forerun.models.load import load as load
-from forerun.models.load import wrap as wrap
-from forerun.models.table import TableModel as TableModel
+from forerun.models.base import LanguageModel, State
+from forerun.models.function import FunctionModel
+from forerun.models.load import load, wrap
+from forerun.models.table import TableModel
+
+__all__ = [
+    "FunctionModel",
+    "HuggingFaceModel",
+    "LanguageModel",
+    "State",
+    "TableModel",
+    "load",
+    "wrap",
+]
 
 if TYPE_CHECKING:
-    from forerun.models.huggingface import HuggingFaceModel as HuggingFaceModel
+    from forerun.models.huggingface import HuggingFaceModel
 
 
 def __getattr__(name: str) -> type[HuggingFaceModel]:
@@ -24,3 +32,8 @@ def __getattr__(name: str) -> type[HuggingFaceModel]:
     from forerun.models.load import huggingface_model
 
     return huggingface_model()
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others."""
+    return __all__

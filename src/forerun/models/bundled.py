@@ -105,6 +105,11 @@ def packaged_parts(name: str) -> list[Path]:
     return parts
 
 
+def installed_names() -> list[str]:
+    """The names of models that need no hub: their packages are installed."""
+    return [name for name in PACKAGES if packaged_parts(name)]
+
+
 def _copy_of_file(source: Path) -> Path:
     """The converted copy of a GGUF file.  It is known by the file's size, time and samples of its
     contents, so it may be moved but not changed."""

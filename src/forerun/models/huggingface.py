@@ -6,7 +6,6 @@ can serve, and picks the first strategy that reproduces a fresh pass on the give
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.errors import InputError, UnsupportedError, explain, warn
 from forerun.gpu.choice import can_decide
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
@@ -316,7 +315,7 @@ class HuggingFaceModel:
                 )
             )
         if self._asked == "auto" and chosen.cost:
-            warnings.warn(f"{type(self.model).__name__} {chosen.cost}", stacklevel=4)
+            warn(f"{type(self.model).__name__} {chosen.cost}", UserWarning)
         return chosen
 
     def _tried(self) -> Forward:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from typing import Any, Literal
 
 from forerun.errors import InputError, MissingExtraError, explain, warn
@@ -44,7 +43,7 @@ def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None)
         if is_asked_for:
             wrong = f"The lean CPU pass needs Numba ({error})."
             raise MissingExtraError(explain(wrong, "an environment without it", INSTALL)) from error
-        warnings.warn(f"The lean CPU pass is not used: {error}", stacklevel=3)
+        warn(f"The lean CPU pass is not used: {error}", UserWarning)
         plain.why_not_lean = str(error)
         return plain
     return choose(plain, lean) if quantize is None else rounded(plain)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain, notice, warn
+from forerun.errors import InputError, MissingExtraError, explain, meant, notice, warn
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import local_copy
+from forerun.models.bundled import installed_names, local_copy
 from forerun.models.findings import findings_of
 from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
@@ -58,7 +58,8 @@ def load(
     place = copied or name_or_path
     kept = None
     if not given and lean is not False and can_keep(Path(place), device):
-        kept = Kept(Path(place), dtype, quantize)
+        is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
+        kept = Kept(Path(place), "float32" if is_usual else dtype, quantize)
         chosen = recall(kept, str(name_or_path))
         if chosen is not None:
             _tell_numbers(chosen, dtype)
@@ -85,7 +86,7 @@ def load(
                 f"on the Hugging Face hub. The loader says: {_first_line(error)}",
                 repr(name_or_path),
                 "Check the spelling, the connection, and that the directory holds config.json, "
-                "weights and tokenizer.",
+                f"weights and tokenizer.{meant(str(name_or_path), installed_names())}",
             )
         ) from error
     if device is not None:

@@ -59,3 +59,8 @@ __all__ = [
     "get",
     "names",
 ]
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others."""
+    return __all__

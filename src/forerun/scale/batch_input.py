@@ -98,6 +98,8 @@ class Input:
             what = "both 'prompt' and 'messages'" if "prompt" in row else "neither"
             reason = f"must have either 'prompt' or 'messages', or be a batch line; it has {what}."
             raise _LineError("invalid_request", reason)
+        if isinstance(row.get("prompt"), str) and not row["prompt"].strip():
+            raise _LineError("invalid_request", "has an empty prompt. Write a text into it.")
         return {**self.defaults, **{key: row[key] for key in row if key != "custom_id"}}
 
 

@@ -51,3 +51,8 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker knows the new name only
     __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})
+
+
+def __dir__() -> list[str]:
+    """The names that are meant for others."""
+    return __all__

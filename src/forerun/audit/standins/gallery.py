@@ -19,7 +19,7 @@ from forerun.audit.standins.rounds import (
 from forerun.audit.standins.server import StandIn
 from forerun.certification.broken import walk
 from forerun.certification.broken_addresses import coins_by_position, drafts_by_position
-from forerun.certification.certify import draw_plainly
+from forerun.certification.drawing import draw_plainly
 from forerun.certification.mutants import MUTANTS
 from forerun.rules.base import Rule
 

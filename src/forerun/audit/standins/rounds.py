@@ -15,7 +15,8 @@ from forerun.arrays import HostArray, as_indices
 from forerun.audit.standins.language import ngram_guess
 from forerun.certification.broken import block, owed, sample
 from forerun.certification.broken_addresses import drafts_by_position
-from forerun.certification.certify import Drawer, Verifier, draw_plainly
+from forerun.certification.certify import Drawer, Verifier
+from forerun.certification.drawing import draw_plainly
 from forerun.noise import seed_key, uniform
 from forerun.rules.base import Rule
 from forerun.types import Draft
