@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -22,6 +24,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process compiles the CPU pass before another one needs it."""
+    items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
+
+
 @pytest.fixture(params=NAMES)
 def lib(request: pytest.FixtureRequest) -> Library:
     """Each array library in turn."""
@@ -36,6 +43,13 @@ def erratic_clock(
     monkeypatch.setattr(POLICIES, "_items", WeakKeyDictionary())
     with timed_by(ErraticClock(crc32(request.node.nodeid.encode()))):
         yield
+
+
+@pytest.fixture(autouse=True)
+def drawn_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds that are drawn for requests without one: for a test always the same."""
+    generator = random.Random(crc32(request.node.nodeid.encode()))
+    monkeypatch.setattr(secrets, "randbits", generator.getrandbits)
 
 
 @pytest.fixture
