@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import save_tiny
 
 from forerun.cli import main
 from forerun.scale.answerer import Settings
 from forerun.scale.batch import batch
 from forerun.scale.batch_input import Input
-from saved_model import save_tiny_model
 
 pytestmark = pytest.mark.ray
 DEFAULTS = {"max_tokens": 8, "temperature": 0.8}
@@ -35,7 +35,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 def read(path: Path) -> list[Any]:
