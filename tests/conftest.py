@@ -6,10 +6,12 @@ import gc
 import os
 import random
 import secrets
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -26,11 +28,11 @@ settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays to the end: garbage is not looked for in it."""
     gc.disable()
     try:
-        yield
+        return (yield)
     finally:
         gc.freeze()
         gc.enable()
@@ -59,9 +61,14 @@ def erratic_clock(
 
 @pytest.fixture(autouse=True)
 def drawn_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds that are drawn for requests without one: for a test always the same."""
-    generator = random.Random(crc32(request.node.nodeid.encode()))
-    monkeypatch.setattr(secrets, "randbits", generator.getrandbits)
+    """Seeds that are drawn for requests without one, and the libraries' own generators: for a test
+    always the same."""
+    seed = crc32(request.node.nodeid.encode())
+    monkeypatch.setattr(secrets, "randbits", random.Random(seed).getrandbits)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 @pytest.fixture

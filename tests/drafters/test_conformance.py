@@ -95,7 +95,6 @@ def test_on_a_table(name: str) -> None:
     check_drafter(ON_TABLES[name], SHORT)
 
 
-@pytest.mark.usefixtures("num_seeds")
 @pytest.mark.parametrize(
     "name",
     [
