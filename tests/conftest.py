@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+import random
+import secrets
+import sys
+from collections.abc import Generator, Iterator
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -20,6 +25,22 @@ from libraries import NAMES, Library, load
 os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays to the end: garbage is not looked for in it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process compiles the CPU pass before another one needs it."""
+    items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
 
 
 @pytest.fixture(params=NAMES)
@@ -36,6 +57,18 @@ def erratic_clock(
     monkeypatch.setattr(POLICIES, "_items", WeakKeyDictionary())
     with timed_by(ErraticClock(crc32(request.node.nodeid.encode()))):
         yield
+
+
+@pytest.fixture(autouse=True)
+def drawn_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds that are drawn for requests without one, and the libraries' own generators: for a test
+    always the same."""
+    seed = crc32(request.node.nodeid.encode())
+    monkeypatch.setattr(secrets, "randbits", random.Random(seed).getrandbits)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead_links(page) == ["docs/no.md", "#two", "no.md"]
 
 
+@pytest.mark.compiles
 def test_the_blocks_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)

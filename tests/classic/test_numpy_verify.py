@@ -60,16 +60,16 @@ def test_law_is_the_targets_without_a_bonus_row(draw_from: Any) -> None:
 
 
 def test_law_holds_for_numpys_global_generator() -> None:
-    """Sampled: a false alarm has odds of 1e-6, a bias of 0.1 would slip through in 1e-3."""
+    """Sampled: a false alarm has odds of 1e-6, a bias of 0.16 would slip through in 1e-3."""
 
     def function(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
         np.random.seed(rng.integers(2**32))  # noqa: NPY002
         return as_published(tokens, draft, target)
 
     case = Case("two tokens", 2, contextual(2, 0), contextual(2, 1), 1, 2)
-    found = fr.certify(function, cases=[case], method="sampled", samples=2500)
+    found = fr.certify(function, cases=[case], method="sampled", samples=1000)
     assert found.lossless, str(found)
-    assert found.detectable < 0.1
+    assert found.detectable < 0.16
 
 
 def test_same_verdict_as_the_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from saved_model import save_tiny_model
+from processes import save_tiny
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return save_tiny(tmp_path_factory.mktemp("tiny"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forerun as fr
-from forerun.certification import standard_cases, telling
+from forerun.certification import mutants, standard_cases, telling
 from forerun.certification.mutants import MUTANTS
 from forerun.cli import certify as command
 from forerun.cli import main
@@ -49,6 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cases and two mutants instead of all."""
     some = [case for case in standard_cases() if case.name in ("one draft token", "sharp laws")]
     monkeypatch.setattr(command, "certify", functools.partial(fr.certify, cases=some))
+    monkeypatch.setattr(mutants, "standard_cases", lambda seed: some)
     monkeypatch.setattr(command, "MUTANTS", MUTANTS[:2])
 
 

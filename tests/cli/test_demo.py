@@ -17,15 +17,15 @@ def test_plain_and_speculative_are_the_same_text(
 ) -> None:
     monkeypatch.setattr(demo, "load_target", lambda _: fr.load(tiny_model))
     monkeypatch.setattr(demo, "Heads", fr.drafters.NGram)  # the shipped one fits another model
-    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
+    monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 6)
     assert main(["demo"]) == 0
     out = capsys.readouterr().out
-    assert out.count("The same 12 tokens") == 2
+    assert out.count("The same 6 tokens") == 2
     for prompt in demo.PROMPTS.values():
         answers = out.partition(f"prompt: {prompt}")[2]
         plain, _, rest = answers.partition("\nplain:\n")[2].partition("\nspeculative:\n")
         assert rest.startswith(plain)
-        assert "12 rounds, 1.00 tokens per round" in rest
+        assert "6 rounds, 1.00 tokens per round" in rest
 
 
 @pytest.mark.slow

@@ -116,8 +116,15 @@ def test_help_shows_examples_that_run(capsys: pytest.CaptureFixture[str]) -> Non
         assert run(*arguments) == 0
 
 
-@pytest.mark.parametrize("name", ["picture.svg", "picture.PNG"])
-@pytest.mark.parametrize("flags", [(), ("--target-cost", "1,2,2.1"), ("--draft-length", "0")])
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("picture.svg", ()),
+        ("picture.PNG", ()),
+        ("picture.PNG", ("--target-cost", "1,2,2.1")),
+        ("picture.PNG", ("--draft-length", "0")),
+    ],
+)
 def test_plot_writes_a_picture(tmp_path: Path, name: str, flags: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / name

@@ -75,8 +75,8 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
     "random": lambda: Random(7),
 }
 
-VARIANTS = {"ngram from 1", "model, warm"}
-"""Another number in what runs by default."""
+VARIANTS = {"ngram from 1", "model, warm", "model, without replacement"}
+"""Another number, or another way to draw siblings, in what runs by default."""
 
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
     "recycling": Recycling,

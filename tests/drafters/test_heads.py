@@ -243,6 +243,9 @@ def test_guesses_are_the_same_on_a_gpu(folder, reference, tree):
         assert_first_children(reference, each.turn, each.text, each.guess)
 
 
+@pytest.mark.parametrize(
+    "target", [pytest.param("plain", marks=pytest.mark.slow), "lean"], indirect=True
+)
 def test_conformance(target, folder):
     check_drafter(lambda: Heads(folder), target, prompts=PROMPTS[:3])
 

@@ -222,7 +222,7 @@ TABLE = TableModel.random(vocab_size=5, order=2, seed=3, zeros=0.2)
 OTHER = TableModel.random(vocab_size=5, order=1, seed=4)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_options_at_all(data: Any) -> None:
     """Options in any combination, on a model where some tokens are impossible."""

@@ -42,7 +42,7 @@ def test_no_row_is_kept_between_rounds(rule: str) -> None:
     """
     target, draft = wide_model(0), wide_model(1)
     how: dict[str, Any] = {
-        "drafter": Model(draft), "rule": rule, "draft_length": 4, "max_new_tokens": 40,
+        "drafter": Model(draft), "rule": rule, "draft_length": 4, "max_new_tokens": 24,
         "sampling": Sampling(seed=1, temperature=2.0, top_p=0.9), "logprobs": 3,
     }  # fmt: skip
     fr.generate(target, [1], **{**how, "max_new_tokens": 6})  # what is made once is not counted
@@ -54,7 +54,7 @@ def test_no_row_is_kept_between_rounds(rule: str) -> None:
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert len(kept) > 50
+    assert len(kept) > 30
     drawn_ahead = 3 * AHEAD * -(-WIDE // 256) * 16  # three rows, a float and a lane per block
     assert max(kept) < ROW + drawn_ahead, "some row of a law or of logits stayed"
     assert peak > 10 * ROW, "so much that something could have stayed"

@@ -29,6 +29,7 @@ from forerun.drafters import (
     Suffix,
     Turn,
 )  # fmt: skip
+from forerun.engine import drafting
 from forerun.engine.drafting import Drafting
 from forerun.engine.policy import Choice, PayingPolicy
 from forerun.engine.request import Request
@@ -111,7 +112,7 @@ class Hearing(Listener):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_asked = self.num_told = 0
+        self.num_asked = self.num_told = self.most_tokens = 0
         self.states: dict[int, Any] = {}
         self.heard: list[Any] = []
 
@@ -123,6 +124,7 @@ class Hearing(Listener):
         super().observe(state, outcomes)
         self.num_told += 1
         for outcome in outcomes:
+            self.most_tokens = max(self.most_tokens, len(outcome.tokens))
             known = self.states.get(outcome.row, outcome.states[:0])
             self.states[outcome.row] = torch.cat([known, outcome.states])
             assert len(self.states[outcome.row]) == outcome.num_processed
@@ -138,19 +140,33 @@ def hidden_states(text: list[int]) -> Any:
     return torch.cat([output.hidden_states[layer][0] for layer in Hearing.layers], dim=-1)
 
 
-@pytest.mark.parametrize("every", [0, 7])
-def test_texts_and_states_are_told_whole_and_seldom(every: int) -> None:
-    """Also of requests that end before the drafter was asked: it may learn from them."""
-    hearing = Hearing()
-    requests = answers(TARGET, hearing, every)
+def check_whole(hearing: Hearing, requests: list[Request]) -> None:
+    """The drafter was told the whole text of every request, and the states of all its tokens."""
     for seed, request in enumerate(requests):
         assert request.output == plain(TARGET, PROMPTS[seed], seed, COUNT)
     assert sorted(hearing.ended) == sorted(request.tokens for request in requests)
     for text, states in zip(hearing.ended, hearing.heard, strict=True):
         assert len(states) == len(text) - 1
         torch.testing.assert_close(states, hidden_states(text)[:-1], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("every", [0, 7])
+def test_texts_and_states_are_told_whole_and_seldom(every: int) -> None:
+    """Also of requests that end before the drafter was asked: it may learn from them."""
+    hearing = Hearing()
+    check_whole(hearing, requests := answers(TARGET, hearing, every))
     assert hearing.num_asked > 0 or every == 0
     assert hearing.num_told <= 2 * hearing.num_asked + len(requests)
+
+
+@pytest.mark.parametrize("every", [0, 50])
+def test_states_that_are_kept_are_bounded(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round without drafts adds one token and one state at least, so four tokens are the most."""
+    monkeypatch.setattr(drafting, "MOST_STATES", 4)
+    hearing = Hearing()
+    check_whole(hearing, answers(TARGET, hearing, every))
+    assert hearing.num_asked == (1 if every else 0)
+    assert hearing.most_tokens == 4
 
 
 class Deaf(Listener):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from test_limbs import FORMATS, few_bit_model
-from tiny_models import VOCAB_SIZE, Architecture, random_tokens
+from tiny_models import Architecture, random_tokens
 from words import save_tokenizer
 
 pytest.importorskip("numba")
@@ -117,8 +117,6 @@ target = fr.load({str(saved)!r})
 out = fr.generate(target, "w3 w4 w5", drafter=fr.drafters.Suffix(), max_new_tokens=8)
 assert len(out.tokens) > 0
 assert not {{"torch", "transformers"}} & set(sys.modules)
-assert target.model.config.vocab_size == {VOCAB_SIZE}
-assert "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

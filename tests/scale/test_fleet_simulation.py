@@ -44,7 +44,7 @@ def assert_mean(values: list[float], expected: float) -> None:
 def test_equal_speeds_are_a_queue_with_so_many_servers(replicas: int, rows: int) -> None:
     servers, load = replicas * rows, 0.75 * replicas * rows
     fleet = Fleet(replicas, load, [0.01], rows=rows, answer_tokens=100)  # a second per answer
-    outcomes = [simulate_fleet(fleet, num_requests=2500, seed=s) for s in range(RUNS)]
+    outcomes = [simulate_fleet(fleet, num_requests=1500, seed=s) for s in range(RUNS)]
     chance = erlang_c(servers, load)
     assert_mean([float(np.mean(np.array(o.waits) > 0)) for o in outcomes], chance)
     assert_mean([float(np.mean(o.waits)) for o in outcomes], chance / (servers - load))
@@ -56,22 +56,22 @@ def test_a_replica_that_slows_down_shares_its_time() -> None:
     """A replica whose tokens take b times as long among b answers is M/M/1 processor sharing."""
     rows = 200
     fleet = Fleet(1, 0.6, [0.01 * b for b in range(1, rows + 1)], rows=rows)
-    outcomes = [simulate_fleet(fleet, num_requests=2500, seed=s) for s in range(RUNS)]
+    outcomes = [simulate_fleet(fleet, num_requests=1500, seed=s) for s in range(RUNS)]
     assert_mean([float(np.mean(o.totals)) for o in outcomes], 1 / (1 - 0.6))
     assert all(max(o.waits) == 0 for o in outcomes)
 
 
 def test_without_a_queue_erlang_b_are_rejected() -> None:
     fleet = Fleet(2, 3.0, [0.01], rows=2, max_queue=0)
-    outcomes = [simulate_fleet(fleet, num_requests=2500, seed=s) for s in range(RUNS)]
-    assert_mean([o.num_rejected / 2500 for o in outcomes], erlang_b(4, 3.0))
-    assert all(o.num_answered + o.num_rejected == 2500 for o in outcomes)
+    outcomes = [simulate_fleet(fleet, num_requests=1500, seed=s) for s in range(RUNS)]
+    assert_mean([o.num_rejected / 1500 for o in outcomes], erlang_b(4, 3.0))
+    assert all(o.num_answered + o.num_rejected == 1500 for o in outcomes)
 
 
 def test_replicas_are_up_as_long_as_they_live_between_starts() -> None:
     """Busy rows of a saturated fleet: each replica lives 50 seconds and takes 10 to come back."""
     fleet = Fleet(1, 50.0, [0.01], rows=1, start_seconds=10, death_rate=1 / 50)
-    outcomes = [simulate_fleet(fleet, num_requests=3000, seed=s) for s in range(RUNS)]
+    outcomes = [simulate_fleet(fleet, num_requests=2000, seed=s) for s in range(RUNS)]
     assert_mean([o.busy_seconds / o.seconds for o in outcomes], 50 / 60)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import save_tiny
 from replicas import kill_descendant
 from tiny_training import save_prompts, save_target
 
@@ -19,7 +20,6 @@ from forerun.scale.batch_input import Input
 from forerun.train.collection import Collection, count_answers
 from forerun.train.shards import Spoken, list_shards
 from forerun.train.shards import read as read_shard
-from saved_model import save_tiny_model
 
 pytestmark = pytest.mark.ray
 DEFAULTS = {"max_tokens": 8, "temperature": 0.8}
@@ -37,7 +37,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 def read(path: Path) -> list[Any]:

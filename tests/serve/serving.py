@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,16 @@ class Babbler(FunctionModel):
             generator = np.random.default_rng(context)
             self._laws[context] = 3 * generator.standard_normal(len(self.tokenizer))
         return self._laws[context]
+
+
+def gated() -> tuple[Babbler, threading.Event]:
+    """A model whose passes wait until the gate is opened."""
+    gate = threading.Event()
+
+    def wait(ids: Sequence[int]) -> None:
+        gate.wait(60)
+
+    return Babbler(wait), gate
 
 
 @cache

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from asking import BODY, KEYS, LONG, ask, bearer, error_of
-from serving import PlainRoute, call, run, serving, until
+from asking import BODY, KEYS, ask, bearer, error_of
+from serving import PlainRoute, call, gated, run, serving, until
 
 from forerun.serve.ask import Ask
 from forerun.serve.keys import Keys
@@ -32,14 +32,17 @@ def test_every_route_but_the_open_ones_wants_a_key() -> None:
 
 def test_a_keys_limits_are_its_own() -> None:
     async def main() -> None:
-        async with serving(app={"keys": KEYS}) as (app, desk):
+        target, gate = gated()
+        async with serving(target, app={"keys": KEYS}) as (app, desk):
             alice, bob = bearer("sk-alice-123"), bearer("sk-bob-456789")
-            long = asyncio.create_task(call(app, body=LONG, headers=bob, leave_after=0))
+            first = asyncio.create_task(call(app, body=BODY, headers=bob))
             await until(lambda: desk.num_open == 1)
             response = await call(app, body=BODY, headers=bob)
             assert (response.status, error_of(response)["code"]) == (429, "rate_limit_exceeded")
-            assert (await call(app, body=BODY, headers=alice)).status == 200
-            await long
+            other = asyncio.create_task(call(app, body=BODY, headers=alice))
+            await until(lambda: desk.num_open == 2)
+            gate.set()
+            assert [(await first).status, (await other).status] == [200, 200]
             await until(lambda: desk.num_open == 0)
             assert (await call(app, body=BODY, headers=bob)).status == 200
 
@@ -80,14 +83,16 @@ def test_what_the_server_is_too_full_for_does_not_count() -> None:
     keys = Keys.from_lines(["carol:sk-carol-123 requests_per_minute=3"])
 
     async def main() -> None:
-        async with serving(app={"keys": keys}, max_batch=1, max_queue=1) as (app, desk):
+        target, gate = gated()
+        async with serving(target, app={"keys": keys}, max_batch=1, max_queue=1) as (app, desk):
             carol = bearer("sk-carol-123")
-            long = asyncio.create_task(call(app, body=LONG, headers=carol, leave_after=0))
+            first = asyncio.create_task(call(app, body=BODY, headers=carol))
             await until(lambda: desk.num_open == 1)
             for _ in range(4):
                 response = await call(app, body={**BODY, "n": 2}, headers=carol)
                 assert error_of(response)["code"] == "queue_full"
-            await long
+            gate.set()
+            await first
 
     run(main())
 
@@ -119,12 +124,14 @@ def test_a_request_that_has_to_go_is_refused_before_its_body_is_read(
     keys = Keys.from_lines([f"carol:sk-carol-123 {limit}"])
 
     async def main() -> None:
-        async with serving(app={"keys": keys}, max_batch=1, max_queue=places) as (app, desk):
-            body = {"body": LONG, "headers": bearer("sk-carol-123"), "leave_after": 0}
-            long = asyncio.create_task(call(app, **body))
+        target, gate = gated()
+        how: dict[str, Any] = {"app": {"keys": keys}, "max_batch": 1, "max_queue": places}
+        async with serving(target, **how) as (app, desk):
+            first = asyncio.create_task(call(app, body=BODY, headers=bearer("sk-carol-123")))
             await until(lambda: desk.num_open == 1)
             assert await unread(app, "sk-carol-123") == 429
-            await long
+            gate.set()
+            await first
 
     run(main())
 

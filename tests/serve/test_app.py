@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asking import BODY, KEYS, LONG, ask, bearer, error_of
-from serving import Answered, Babbler, PlainRoute, call, run, serving, until
+from serving import Answered, Babbler, PlainRoute, call, gated, run, serving, until
 
 from forerun.serve.ask import Ask
 from forerun.serve.bounds import Bounds
@@ -206,14 +206,16 @@ def test_a_reader_that_takes_nothing_in_is_dropped() -> None:
 
 def test_a_full_queue_is_429_with_retry_after() -> None:
     async def main() -> None:
-        async with serving(max_batch=1, max_queue=1) as (app, desk):
-            long = [asyncio.create_task(call(app, body=LONG, leave_after=0)) for _ in range(2)]
+        target, gate = gated()
+        async with serving(target, max_batch=1, max_queue=1) as (app, desk):
+            first = [asyncio.create_task(call(app, body=BODY)) for _ in range(2)]
             await until(lambda: desk.num_open == 2)
             response = await call(app, body=BODY)
             assert (response.status, error_of(response)["code"]) == (429, "queue_full")
             assert error_of(response)["type"] == "rate_limit_error"
             assert int(response.headers["retry-after"]) >= 1
-            await asyncio.gather(*long)
+            gate.set()
+            await asyncio.gather(*first)
 
     run(main())
 

@@ -158,7 +158,7 @@ def test_after_a_guilty_request_the_server_is_ready_again() -> None:
     async def work(desk: Desk) -> None:
         with pytest.raises(ApiError):
             await desk.enter(an_ask(), request_id="bad").results()
-        await until(lambda: desk.is_ready, seconds=10)
+        await until(lambda: desk.is_ready)
 
     restarts: list[int] = []
     with_desk(work, Babbler(Deadly(1000, after=0)), watcher=Restarts(restarts))

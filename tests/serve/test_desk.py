@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
 from desks import DRAFTERS, plain, with_desk
-from serving import Babbler, an_ask, until
+from serving import an_ask, gated, until
 
 from forerun.engine.results import Piece, Stats
 from forerun.serve import desk as desk_module
@@ -36,7 +35,7 @@ def test_choices_are_the_samples_of_generate(drafter: str) -> None:
 
 
 def test_a_full_queue_says_when_to_try_again() -> None:
-    gate = threading.Event()
+    target, gate = gated()
 
     async def work(desk: Desk) -> None:
         tickets = [desk.enter(an_ask(seed=i), request_id=str(i)) for i in range(3)]
@@ -51,12 +50,12 @@ def test_a_full_queue_says_when_to_try_again() -> None:
         await asyncio.gather(*(ticket.results() for ticket in tickets))
         await desk.enter(an_ask(), request_id="late").results()
 
-    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, max_queue=2)
+    with_desk(work, target, max_batch=1, max_queue=2)
 
 
 def test_nobody_can_keep_other_owners_out() -> None:
     """One takes all places; another still gets an even share of them, and no more."""
-    gate = threading.Event()
+    target, gate = gated()
 
     async def work(desk: Desk) -> None:
         tickets = [desk.enter(an_ask(n=6), "greedy", request_id="a")]
@@ -70,7 +69,7 @@ def test_nobody_can_keep_other_owners_out() -> None:
         await asyncio.gather(*(ticket.results() for ticket in tickets))
         await desk.enter(an_ask(n=6), "late", request_id="d").results()
 
-    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=2, max_queue=4)
+    with_desk(work, target, max_batch=2, max_queue=4)
 
 
 def test_more_choices_than_places_are_the_clients_mistake() -> None:
@@ -139,20 +138,20 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
 
 def test_a_drain_waits_for_no_pass_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "ABORT_SECONDS", 0.05)
-    gate = threading.Event()
+    target, gate = gated()
 
     async def work(desk: Desk) -> None:
         ticket = desk.enter(an_ask(), request_id="a")
         await until(lambda: desk.num_running == 1)
         try:
-            await asyncio.wait_for(desk.drain(0), 10)
+            await asyncio.wait_for(desk.drain(0), 30)
             assert desk.tickets
         finally:
             gate.set()
         with pytest.raises(ApiError, match="shutting down"):
             await ticket.results()
 
-    with_desk(work, Babbler(lambda ids: _wait(gate)))
+    with_desk(work, target)
 
 
 def test_closing_waits_for_no_pass_that_does_not_return(
@@ -160,13 +159,13 @@ def test_closing_waits_for_no_pass_that_does_not_return(
 ) -> None:
     monkeypatch.setattr(desk_module, "ABORT_SECONDS", 0.05)
     monkeypatch.setattr(engines_module, "CLOSE_SECONDS", 0.05)
-    gate = threading.Event()
+    target, gate = gated()
 
     async def main() -> None:
-        desk = Desk(Babbler(lambda ids: _wait(gate)), DRAFTERS)
+        desk = Desk(target, DRAFTERS)
         desk.enter(an_ask(), request_id="a")
         await until(lambda: desk.num_running == 1)
-        await asyncio.wait_for(desk.close(), 10)
+        await asyncio.wait_for(desk.close(), 30)
 
     try:
         asyncio.run(main())  # which waits for threads of the loop's executor, if any
@@ -228,7 +227,7 @@ def test_each_pair_has_an_engine_and_idle_ones_are_closed() -> None:
 
 def test_the_watcher_is_told_when_a_row_is_given() -> None:
     """Which is before the first pass; who waits has not started."""
-    gate = threading.Event()
+    target, gate = gated()
     log: list[str] = []
 
     class Log(Watcher):
@@ -241,7 +240,7 @@ def test_the_watcher_is_told_when_a_row_is_given() -> None:
     async def work(desk: Desk) -> None:
         tickets = [desk.enter(an_ask(), request_id=name) for name in "ab"]
         try:
-            await until(lambda: bool(log), seconds=10)
+            await until(lambda: bool(log))
             assert log == ["a"]
             assert desk.num_rows == desk.num_running == 1
         finally:
@@ -250,8 +249,4 @@ def test_the_watcher_is_told_when_a_row_is_given() -> None:
         assert log.count("a") == log.count("b") == 1
         assert log.index("b") > log.index("piece")
 
-    with_desk(work, Babbler(lambda ids: _wait(gate)), max_batch=1, watcher=Log())
-
-
-def _wait(gate: threading.Event) -> None:
-    gate.wait(30)
+    with_desk(work, target, max_batch=1, watcher=Log())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
 from desks import DRAFTERS, plain, with_desk
-from serving import PROMPT, Babbler, an_ask, run, until
+from serving import PROMPT, Babbler, an_ask, gated, run, until
 
 from forerun.serve.ask import Speculation
 from forerun.serve.desk import Desk
@@ -161,7 +160,7 @@ def test_a_choice_whose_time_is_up_goes_on_without_a_row() -> None:
 
 
 def test_a_deadline_passes_while_a_request_waits_for_another_engine() -> None:
-    gate = threading.Event()
+    target, gate = gated()
 
     async def work(desk: Desk) -> Any:
         first = desk.enter(an_ask(), request_id="a")
@@ -176,5 +175,4 @@ def test_a_deadline_passes_while_a_request_waits_for_another_engine() -> None:
         gate.set()
         return [answer.tokens for answer in await first.results()]
 
-    target = Babbler(lambda ids: gate.wait(30) and None)
     assert with_desk(work, target, max_batch=1) == plain(an_ask())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from asking import BODY, ask
-from serving import Babbler, PlainReply
+from serving import Answered, PlainReply, gated
 
 from forerun.serve.bounds import Bounds
 from forerun.serve.errors import ApiError
@@ -15,12 +14,16 @@ from forerun.serve.ticket import Ticket
 
 
 def test_a_stream_that_waits_says_so() -> None:
-    target = Babbler(before=lambda ids: time.sleep(0.05))
+    target, gate = gated()
     body = {**BODY, "stream": True, "max_tokens": 3}
-    quick, slow = (
-        ask({"body": body}, target=target, app={"bounds": Bounds(ping_seconds=seconds)})
-        for seconds in (30, 0.01)
-    )
+
+    async def open_after_a_ping(received: Answered) -> None:
+        if b": ping\n\n" in received.chunks:
+            gate.set()
+
+    hasty = {"bounds": Bounds(ping_seconds=0.01)}
+    slow = ask({"body": body, "before_send": open_after_a_ping}, target=target, app=hasty)
+    quick = ask({"body": body}, app={"bounds": Bounds(ping_seconds=60)})
     assert b": ping\n\n" in slow.chunks
     assert b": ping\n\n" not in quick.chunks
     assert slow.text == quick.text != ""
