@@ -139,8 +139,9 @@ def test_stops_inside_a_path() -> None:
         {"max_new_tokens": 3},
     ):
         plain = fr.generate(target, target.prompt(), drafter=None, **how)
-        seed = fr.Sampling(temperature=0, seed=1)  # trees depend on it
-        found = fr.generate(target, target.prompt(), drafter=knowing, tree=24, sampling=seed, **how)
+        sampling = fr.Sampling(temperature=0, seed=1)  # trees depend on it
+        drafted = {"drafter": knowing, "tree": 24, "draft_length": 8, "sampling": sampling}
+        found = fr.generate(target, target.prompt(), **drafted, **how)
         assert shown([found]) == shown([plain])
         assert found.text == plain.text
         cut.append(found.stats.rounds < len(found.tokens))
