@@ -471,7 +471,7 @@ def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
 
 def test_many_that_wait_are_not_held_up_by_few_that_are_answered() -> None:
     fits = (SLOWER - 1) * 0.010 / 0.0005
-    for num_read, longer in ((1, 1), (4, 1), (12, 3), (28, 7)):
+    for num_read, longer in ((1, 1), (12, 1), (18, 1.5), (42, 3.5)):
         pacing, parts = Pacing(), []
         for _ in range(40):
             parts.append(pacing.num_tokens(4, num_read))

@@ -99,7 +99,7 @@ multiply_limbs_block4k = multiply_limbs_by(Format.BLOCK4K)
 
 def define(module: Any, format: Format, dots: Dots) -> Any:
     """The function itself, once per module however often it is called."""
-    name = f"forerun_multiply_limbs_{format.name.lower()}_{dots.name}"
+    name = f"forerun_multiply_limbs_{format.name.lower()}_{dots.name}_{MOST_TOKENS}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
