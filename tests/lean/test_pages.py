@@ -13,6 +13,7 @@ from tiny_models import Architecture, random_tokens
 
 pytest.importorskip("numba")
 
+from forerun.lean import pages as storage
 from forerun.lean.attention import PAGE, HeadShape
 from forerun.lean.model import LeanModel
 from forerun.lean.pages import CHUNK, FIRST_CHUNK, LINE, Page, Pages, empty_pages, num_pages
@@ -175,7 +176,7 @@ def test_pages_are_cleared_before_rows_need_them(monkeypatch: pytest.MonkeyPatch
         assert page.numbers.base is not None
         return page.numbers.base.view(np.float32)
 
-    monkeypatch.setattr("forerun.lean.pages.empty_pages", marked)
+    monkeypatch.setattr(storage, "empty_pages", marked)
     pages = no_pages()
     for slot in range(PAGE):
         for row in range(NUM_ROWS):
