@@ -83,8 +83,9 @@ def main() -> None:
         )
     load = [load_before, os.getloadavg()[0]]
     about = {"prompts": len(prompts), "max_new_tokens": size, "load_average": load}
-    if args.only is not None:
-        known = json.loads(place.with_suffix(".json").read_text())
+    written = place.with_suffix(".json")
+    if args.only is not None and written.exists():
+        known = json.loads(written.read_text())
         results = {**known["results"], **results}
         before = {"command": known["machine"]["command"], "load": known["load_average"]}
         about["the_rest"] = known.get("the_rest", before)  # of the run that measured them all

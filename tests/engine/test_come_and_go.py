@@ -469,16 +469,6 @@ def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
         assert max(parts) == pytest.approx((SLOWER - 1) * 0.005 * num_rows / 0.0005, abs=1)
 
 
-def test_many_that_wait_are_not_held_up_by_few_that_are_answered() -> None:
-    fits = (SLOWER - 1) * 0.010 / 0.0005
-    for num_read, longer in ((1, 1), (12, 1), (18, 1.5), (42, 3.5)):
-        pacing, parts = Pacing(), []
-        for _ in range(40):
-            parts.append(pacing.num_tokens(4, num_read))
-            pacing.learn(0.010 + 0.0005 * parts[-1], 4, parts[-1])
-        assert max(parts[-PROBE:]) == pytest.approx(longer * fits, rel=0.03, abs=1)
-
-
 def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
     pacing = Pacing()
     for _ in range(12):

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("numba")
 
+from few_bits import DIGITS
 from llvmlite import binding, ir
 from numba import config
 
@@ -28,13 +29,6 @@ from forerun.lean.storage import layout_for
 
 TOKENS = 5  # makes groups of one, two and three
 BLOCK_FORMATS = tuple(BLOCKS)
-DIGITS = {
-    Format.BLOCK8: (-127, 127),
-    Format.BLOCK6K: (-32, 31),
-    Format.BLOCK5K: (0, 31),
-    Format.BLOCK4: (0, 15),
-    Format.BLOCK4K: (0, 15),
-}
 
 Product = Callable[[Any, Any, int], Any]
 

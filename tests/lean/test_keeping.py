@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from test_limbs import FORMATS, few_bit_model
 from tiny_models import Architecture, random_tokens
 from words import save_tokenizer
 
 pytest.importorskip("numba")
+
+from few_bits import FORMATS, few_bit_model
 
 import forerun as fr
 from forerun.engine.intake import ending_tokens

@@ -10,6 +10,8 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 
 pytest.importorskip("numba")
 
+from few_bits import DIGITS
+
 from forerun.lean import linear, storage
 from forerun.lean.dots import LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCKS, Format
@@ -22,13 +24,6 @@ from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS, is_arm
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
 
 DEPTH = 3 * BLOCK
-DIGITS = {
-    Format.BLOCK8: (-127, 127),
-    Format.BLOCK6K: (-32, 31),
-    Format.BLOCK5K: (0, 31),
-    Format.BLOCK4: (0, 15),
-    Format.BLOCK4K: (0, 15),
-}
 
 
 @counted

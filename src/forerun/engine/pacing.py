@@ -4,8 +4,7 @@ A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every
 longer.  A part is as long as keeps a round within `SLOWER` times a usual one, by what the latest
 parts have added to theirs, which grows with the context.  A usual round has no part; how long it
 takes changes as answers grow, come and go, so a round is left without one now and then, and when
-the last usual one had far more or fewer rows.  Where requests that wait for their prompts are more
-than `CROWD` times those being answered, the few do not hold up the many: parts are longer.
+the last usual one had far more or fewer rows.
 
 Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
 that fixed cost alone is too much, a part may add as much again by its tokens.
@@ -19,7 +18,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 SLOWER = 1.45  # times a usual round that a round with part of a prompt may take
-CROWD = 3  # times as many prompts to read as answers, from which on parts are longer
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
@@ -40,10 +38,10 @@ class Pacing:
     """The same of rounds with a part, and its tokens."""
     num_since_usual: int = 0
 
-    def num_tokens(self, num_answered: int, num_read: int = 1) -> int:
+    def num_tokens(self, num_answered: int) -> int:
         """Prompt tokens for the next round; 0 if it shall be timed without.
 
-        num_answered: rows that are being answered; num_read: rows whose prompts are to be read.
+        num_answered: rows that are being answered.
         """
         usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
         is_unknown = bool(self.usual) and not usual
@@ -59,7 +57,7 @@ class Pacing:
         if not alike or is_unknown:
             return max(1, int(last * min(1.0, num_answered / rows)))
         parts = [(size, max(0.0, seconds - median(usual))) for _, seconds, size in alike]
-        spendable = (SLOWER - 1) * median(usual) * max(1.0, num_read / (CROWD * num_answered))
+        spendable = (SLOWER - 1) * median(usual)
         per_token = sorted(cost / size for size, cost in parts)[int(CAUTION * len(parts))]
         fixed, slope = _line(parts)
         if min(fixed, *(cost for _, cost in parts)) >= spendable:

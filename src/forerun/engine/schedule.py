@@ -100,7 +100,7 @@ class Schedule:
         if self._pacing is not None and new:
             budget = MOST_PACED_TOKENS
             if num_answered := len(seated) - len(new):
-                budget = min(budget, self._pacing.num_tokens(num_answered, len(new)))
+                budget = min(budget, self._pacing.num_tokens(num_answered))
             if next(self._turns) % 2 == 0:
                 new.sort(key=lambda pair: len(pair[1].tokens) - lengths[pair[0]])
         for row, request in new:
