@@ -5,8 +5,10 @@ is told not to spin: for some milliseconds after a pass of transformers its thre
 core of whoever comes next.  The read rate of the lean 1-token pass stands beside what the machine
 reads when it does nothing else.  Where the lean pass multiplies few-bit weights in whole numbers,
 "lean floats" is the same pass without: a process of its own, because one kind serves a process.
+With `--llama-server` llama.cpp reads the same GGUF file: passes of one token, prompts, decoding.
 
     python benchmarks/cpu_pass.py [--target gemma3-270m] [--repeats 15] [--output cpu_pass]
+        [--llama-server PROGRAM]
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
 
@@ -35,8 +37,10 @@ from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
 from forerun.lean.shape import DOT_PRODUCTS, best_shape
-from forerun.models.bundled import NAME
+from forerun.lean.threads import usual_threads
+from forerun.models.bundled import NAME, packaged_weights
 from forerun.models.default import default_model
+from llama_server import ABOUT, LEFT_OUT, LlamaServer, start_llama
 from spec_bench import save, summary
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 17)
@@ -44,9 +48,17 @@ CONTEXT = 64  # tokens before the pass
 CONTEXTS = (64, 500, 1000, 2000)  # before passes of one token
 PROMPT_SIZES = (64, 256)
 NEW_TOKENS = 64
+SETTLE = 0.02  # seconds in which the threads of another process stop to spin
 TEXT = "Explain to a curious child, step by step and with an example, why the sky is blue. " * 120
 
 Runs = dict[tuple[str, int], Callable[[], Any]]  # by title and size
+Rows = dict[int, dict[str, Callable[[], Any]]]  # of a table: by size and contender
+
+
+class Timed(NamedTuple):
+    """What a contender that has a clock of its own took."""
+
+    milliseconds: float
 
 
 def main() -> None:
@@ -54,46 +66,62 @@ def main() -> None:
     parser.add_argument("--target", default=NAME, help="a model that the lean pass takes")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", default="cpu_pass", help="name of the JSON file")
+    parser.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server")
     options = parser.parse_args()
-    repeats = options.repeats
+    gguf = packaged_weights() if options.target == NAME else Path(options.target)
+    if options.llama_server and (gguf is None or gguf.suffix != ".gguf"):
+        parser.error("--llama-server needs a target of one GGUF file: the default or a path")
     load_before = os.getloadavg()[0]
     plain = load(options.target)
     began = time.perf_counter()
     lean, int8 = LeanModel(plain.model, plain.tokenizer), LeanModel(plain.model, int8=True)
     for model in (lean, int8):
         pass_of(model, [1], 1)()
-    seconds_to_start = time.perf_counter() - began
+    about: dict[str, Any] = {"model": plain.name, "seconds_to_start": time.perf_counter() - began}
     tokens = plain.tokenizer.encode(TEXT)
     contenders = {"lean": runs_of(lean, tokens)}
     if DOT_PRODUCTS:
         contenders["lean floats"] = runs_with_floats(options.target)
     contenders["lean int8"] = runs_of(int8, tokens)
     contenders["transformers"] = runs_of_transformers(plain.model, tokens)
+    with ExitStack() as stack:
+        about["llama.cpp"] = LEFT_OUT
+        if options.llama_server:
+            assert gguf is not None
+            running = start_llama(options.llama_server, gguf, usual_threads())
+            server = stack.enter_context(running)
+            contenders["llama.cpp"] = runs_of_llama(server, tokens)
+            about["llama.cpp"] = f"build {server.build}: {ABOUT}"
+        results = {**about, **measure(contenders, lean, options.repeats)}
+    results["load_average"] = [load_before, os.getloadavg()[0]]
+    report(results)
+    save(str(Path(__file__).with_name(options.output)), results)
 
-    def table(title: str, sizes: tuple[int, ...]) -> dict[int, dict[str, Callable[[], Any]]]:
+
+def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[str, Any]:
+    """Figures of all contenders, in turns."""
+
+    def table(title: str, sizes: tuple[int, ...]) -> Rows:
         return {
-            size: {name: runs[title, size] for name, runs in contenders.items()} for size in sizes
+            size: {n: runs[title, size] for n, runs in contenders.items() if (title, size) in runs}
+            for size in sizes
         }
 
     milliseconds = take_turns(table("pass", SIZES), repeats)
-    ratios = {name: by_one(milliseconds, name) for name in contenders}
     weight_bytes = lean._weights.matrices.panels.nbytes
     read_seconds = repeat(read_everything(lean), repeats)
     by_context = take_turns(table("context", CONTEXTS), repeats)
     few = max(5, repeats // 3)
-    greedy_seconds = take_turns(table("greedy", (NEW_TOKENS,)), few)[NEW_TOKENS]
-    results = {
-        "model": plain.name,
+    greedy_ms = take_turns(table("greedy", (NEW_TOKENS,)), few)[NEW_TOKENS]
+    one = milliseconds[1]
+    return {
         "numba": numba.__version__,
         "tile": best_shape()._asdict(),
         "dot_products": DOT_PRODUCTS,
-        "load_average": [load_before, os.getloadavg()[0]],
-        "seconds_to_start": seconds_to_start,
         "context": CONTEXT,
         "pass_ms": milliseconds,
-        "cost_relative_to_1_token": ratios,
-        "speedup_of_a_1_token_pass": milliseconds[1]["transformers"]["median"]
-        / milliseconds[1]["lean"]["median"],
+        "cost_relative_to_1_token": {name: by_one(milliseconds, name) for name in contenders},
+        "speedup_of_a_1_token_pass": one["transformers"]["median"] / one["lean"]["median"],
         "context_ms": by_context,
         "cost_of_context": {
             name: by_context[CONTEXTS[-1]][name]["median"] / by_context[CONTEXTS[0]][name]["median"]
@@ -101,18 +129,15 @@ def main() -> None:
         },
         "prompt_ms": take_turns(table("prompt", PROMPT_SIZES), few),
         "greedy_tokens_per_second": {
-            name: NEW_TOKENS / own["median"] * 1e3 for name, own in greedy_seconds.items()
+            name: NEW_TOKENS / spent["median"] * 1e3 for name, spent in greedy_ms.items()
         },
-        "greedy_speedup": greedy_seconds["transformers"]["median"]
-        / greedy_seconds["lean"]["median"],
+        "greedy_speedup": greedy_ms["transformers"]["median"] / greedy_ms["lean"]["median"],
         "weights_gb": weight_bytes / 1e9,
         "gb_per_second": {
-            "lean 1-token pass": weight_bytes / milliseconds[1]["lean"]["median"] / 1e6,
+            "lean 1-token pass": weight_bytes / one["lean"]["median"] / 1e6,
             "reading alone": weight_bytes / statistics.median(read_seconds) / 1e9,
         },
     }
-    report(results)
-    save(str(Path(__file__).with_name(options.output)), results)
 
 
 def runs_of(model: LeanModel, tokens: list[int]) -> Runs:
@@ -138,6 +163,28 @@ def runs_of_transformers(model: Any, tokens: list[int]) -> Runs:
         **prompts,
         **contexts,
         ("greedy", NEW_TOKENS): decoding_of_transformers(model, tokens[:CONTEXT]),
+    }
+
+
+def runs_of_llama(server: LlamaServer, tokens: list[int]) -> Runs:
+    """A pass of several tokens is not among them: the server gives logits after the last alone."""
+
+    def one_token(context: int, slot: int) -> Timed:
+        return Timed(server.token_ms(tokens[:context], slot))
+
+    def prompt(size: int) -> Timed:
+        return Timed(server.complete(tokens[:size], 1).prompt_ms)
+
+    def greedy() -> Timed:
+        answer = server.complete(tokens[:CONTEXT], NEW_TOKENS, ignore_eos=True)
+        return Timed(answer.prompt_ms + answer.next_ms)
+
+    slots = {context: slot for slot, context in enumerate(CONTEXTS, 1)}  # prompts are read in 0
+    return {
+        ("pass", 1): partial(one_token, CONTEXT, slots[CONTEXT]),
+        **{("prompt", size): partial(prompt, size) for size in PROMPT_SIZES},
+        **{("context", size): partial(one_token, size, slot) for size, slot in slots.items()},
+        ("greedy", NEW_TOKENS): greedy,
     }
 
 
@@ -249,19 +296,20 @@ def repeat(run: Callable[[], Any], repeats: int) -> list[float]:
     return seconds
 
 
-def take_turns(
-    rows: dict[int, dict[str, Callable[[], Any]]], repeats: int
-) -> dict[int, dict[str, dict[str, float]]]:
+def take_turns(rows: Rows, repeats: int) -> dict[int, dict[str, dict[str, float]]]:
     """Milliseconds by size and contender: median, quartiles and the best."""
     spent: dict[tuple[int, str], list[float]] = {}
     for turn in range(repeats + 1):
         for size, row in rows.items():
             for name, run in row.items():
                 began = time.perf_counter()
-                run()
+                answer = run()
+                milliseconds = (time.perf_counter() - began) * 1e3
+                if isinstance(answer, Timed):
+                    milliseconds = answer.milliseconds
+                    time.sleep(SETTLE)
                 if turn:  # the first warms up
-                    own = spent.setdefault((size, name), [])
-                    own.append((time.perf_counter() - began) * 1e3)
+                    spent.setdefault((size, name), []).append(milliseconds)
     return {
         size: {name: {**summary(spent[size, name]), "best": min(spent[size, name])} for name in row}
         for size, row in rows.items()
@@ -270,7 +318,7 @@ def take_turns(
 
 def by_one(milliseconds: dict[int, dict[str, dict[str, float]]], name: str) -> dict[int, float]:
     one = milliseconds[1][name]["median"]
-    return {size: row[name]["median"] / one for size, row in milliseconds.items()}
+    return {size: row[name]["median"] / one for size, row in milliseconds.items() if name in row}
 
 
 def report(results: dict[str, Any]) -> None:
@@ -278,12 +326,14 @@ def report(results: dict[str, Any]) -> None:
         sizes = results[title]
         print(f"{title:22}" + "".join(f"{size:>8}" for size in sizes))
         for name in next(iter(sizes.values())):
-            print(f"  {name:20}" + "".join(f"{row[name]['median']:8.1f}" for row in sizes.values()))
+            shown = (f"{row[name]['median']:.1f}" if name in row else "-" for row in sizes.values())
+            print(f"  {name:20}" + "".join(f"{text:>8}" for text in shown))
     keys = ("greedy_tokens_per_second", "gb_per_second", "cost_relative_to_1_token")
     for key in (*keys, "cost_of_context"):
         print(key, results[key])
     for key in ("speedup_of_a_1_token_pass", "greedy_speedup", "load_average", "seconds_to_start"):
         print(key, results[key])
+    print(results["llama.cpp"])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,16 @@ class Record:
         tokens = sum(len(each.tokens) - each.first_tokens for each in self.answers)
         return tokens / sum(self._later_seconds())
 
+    def tokens_per_second_by_group(self) -> dict[str, float]:
+        """Of each task group, after first rounds."""
+        by_group: dict[str, tuple[int, float]] = {}
+        for answer, seconds, group in zip(
+            self.answers, self._later_seconds(), self.groups, strict=True
+        ):
+            tokens, total = by_group.get(group, (0, 0.0))
+            by_group[group] = tokens + len(answer.tokens) - answer.first_tokens, total + seconds
+        return {group: tokens / total for group, (tokens, total) in by_group.items()}
+
     def tokens_per_second_with_prompt(self) -> float:
         return sum(len(each.tokens) for each in self.answers) / sum(self.seconds)
 
