@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -50,15 +49,33 @@ def test_a_helper_that_comes_late_finds_nothing_to_do() -> None:
 
 
 def test_nobody_waits_for_helpers_that_are_busy() -> None:
-    crew = Crew(2)
-    crew.run(1, lambda board: time.sleep(0.0))
-    release = threading.Event()
-    busy = crew._ready().submit(release.wait, 60)
+    caller, came, release = threading.current_thread(), threading.Event(), threading.Event()
+
+    def wait(board: Any) -> None:
+        if threading.current_thread() is not caller:
+            came.set()
+            release.wait(60)
+
+    Crew(2).run(1, wait)
+    assert came.wait(60)
     counts = np.zeros((20, 50), np.int64)
-    crew.run(20, add_up, counts, np.zeros_like(counts))
-    assert not busy.done()
+    Crew(2).run(20, add_up, counts, np.zeros_like(counts))
     assert (counts == 1).all()
     release.set()
+
+
+def test_crews_of_one_size_share_their_helpers() -> None:
+    """A drafter's pass and the target's follow each other: one thread per core serves both."""
+    met: set[int] = set()
+    gate = threading.Barrier(3)  # the caller and two helpers
+
+    def meet(board: Any) -> None:
+        met.add(threading.get_ident())
+        gate.wait(60)
+
+    for _ in range(3):
+        Crew(3).run(1, meet)
+    assert len(met) == 3
 
 
 def test_several_threads_may_run_passes_at_once() -> None:

@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,13 @@ Board = NDArray[np.int64]  # (stages, LINE)
 
 
 class Crew:
-    """The calling thread and `size - 1` helpers; as many as torch would use, if not told."""
+    """The calling thread and `size - 1` helpers; as many as torch would use, if not told.
+
+    Crews of one size share their helpers: a thread more than cores would push another off its core.
+    """
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or min(usual_threads(), MOST_THREADS)
-        self._helpers: ThreadPoolExecutor | None = None
-        self._process = 0
 
     def run(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> None:
         """`work(board, *arguments)` on every thread; returns when the last item is finished.
@@ -57,17 +59,16 @@ class Crew:
         """
         board = np.zeros((num_stages, LINE), np.int64)
         if self.size > 1:
-            helpers = self._ready()
+            helpers = _helpers(os.getpid(), self.size - 1)
             for _ in range(self.size - 1):
                 helpers.submit(work, board, *arguments)
         work(board, *arguments)
 
-    def _ready(self) -> ThreadPoolExecutor:
-        """The helpers of this process: a fork inherits the object without its threads."""
-        if self._helpers is None or self._process != os.getpid():
-            self._process = os.getpid()
-            self._helpers = ThreadPoolExecutor(self.size - 1, "forerun-lean")
-        return self._helpers
+
+@cache
+def _helpers(process: int, count: int) -> ThreadPoolExecutor:
+    """The helpers of this process: a fork inherits the object without its threads."""
+    return ThreadPoolExecutor(count, "forerun-lean")
 
 
 @compiled
