@@ -44,9 +44,9 @@ RULES = {
 SAMPLES = {"sample target": Purpose.TARGET, "sample draft": Purpose.DRAFT}
 RACE_PIECES: dict[int, list[RacePiece]] = {
     1: [RacePiece(4, 4, 128), RacePiece(8, 4, 128), RacePiece(4, 2, 64), RacePiece(4, 4, 0)],
-    8: [RacePiece(8, 2, 0), RacePiece(8, 4, 0), RacePiece(16, 1, 0), RacePiece(8, 4, 128)],
-    64: [RacePiece(16, 4, 0, 4), RacePiece(8, 4, 0, 4), RacePiece(16, 2, 0, 4)],
-    256: [RacePiece(16, 4, 0, 4), RacePiece(8, 4, 0, 4), RacePiece(16, 2, 0, 4)],
+    8: [RacePiece(8, 2, 0), RacePiece(8, 2, 0, 16), RacePiece(16, 1, 0), RacePiece(8, 4, 128)],
+    64: [RacePiece(16, 2, 0, 4), RacePiece(8, 4, 0, 4), RacePiece(16, 4, 0, 4)],
+    256: [RacePiece(16, 2, 0, 4), RacePiece(8, 4, 0, 4), RacePiece(16, 4, 0, 4)],
 }
 """By batch, as the device is filled by different ones."""
 LAW_PIECES: dict[int, list[LawPiece]] = {

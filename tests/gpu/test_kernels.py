@@ -68,6 +68,17 @@ def test_rows_that_say_little(piece: RacePiece, monkeypatch: pytest.MonkeyPatch)
     assert decided(launch("match", made.round(torch.float32, "cpu"))) == made.reference("match")
 
 
+@pytest.mark.parametrize("piece", [RACE, SIFT])
+def test_nan_is_the_fault_of_its_row(piece: RacePiece, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 and 0; the row before and its guess are in order."""
+    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
+    made = example(2, 2, 1, 300, temperatures=(1.0, 0.0), ragged=False)
+    made = replace(made, tokens=torch.tensor(made.reference("match")[1])[:, None])
+    made.target[:, 1, 290] = float("nan")
+    out = launch("match", made.round(torch.float32, "cpu"))
+    assert out.fault.tolist() == [1 + 16 * 1] * 2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
     """The reference judges the rounded logits."""
@@ -156,14 +167,17 @@ def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block", "siblings"])
-def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
-    """Counters are left as they were found.  The vocabulary does not fill a segment."""
+def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters are left as they were found, where a guess is refused and rows are skipped too.  The
+    vocabulary does not fill a segment."""
+    monkeypatch.setattr(decide, "AT_ONCE", 0)
     tree = Tree.chain(1) if rule == "siblings" else None
     made = example(7, 1, 1, 7, temperatures=(1.3,), tree=tree)
     memory = Scratch.allocate(1, 2, 7, "cpu")
     on_device = made.round(torch.float32, "cpu", law=rule != "match")
     first, second = (decided(launch(rule, on_device, memory)) for _ in range(2))
     assert first == second == made.reference(rule)
+    assert first[0] == [0] or rule != "match"
     assert not memory.counts.any()
     assert (memory.limits == FAR).all()
     assert not memory.finished.any()

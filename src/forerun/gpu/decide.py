@@ -30,9 +30,8 @@ from forerun.gpu.scratch import (
 LAW_WARPS = 4
 """Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
 AT_ONCE = 2**23
-"""About as many tokens are read at once, 65 rows of 128,256.  Of more, later programs may find that
-a guess was refused, and look for it before they read; of fewer, `ratio` and `block` ask for rows
-before anything is known."""
+"""Tokens of target rows, 65 of 128,256.  Of so many `ratio` and `block` ask for all before they
+know what counts; of more, `ratio` looks for a refusal before it reads."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
@@ -86,7 +85,6 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         "BLOCKS": num_blocks(vocab_size),
         "ROWS": padded(num_rows),
         "TREE": made.parents is not None,
-        "SKIP": piece.scouts == 0 and made.logits.numel() > AT_ONCE,
         "TRUNCATED": made.thresholds is not None,
     }
     overlap: dict[str, Any] = {"PDL": False}

@@ -27,7 +27,9 @@ def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
     num_tokens = num_rows * vocab_size
     if num_tokens > MANY:
         return LawPiece(4, 8, 3)
-    return LawPiece(8, 2) if num_tokens > SOME and not skips else LawPiece(4)
+    if num_tokens > SOME:
+        return LawPiece(8) if skips else LawPiece(8, 2)
+    return LawPiece(4)
 
 
 class RacePiece(NamedTuple):
@@ -44,7 +46,7 @@ def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
     num_tokens = num_rows * vocab_size
     if num_tokens <= FEW:
         return RacePiece(4, 4, 128)
-    return RacePiece(8, 2, 0) if num_tokens <= SOME else RacePiece(16, 4, 0, 4)
+    return RacePiece(8, 2, 0) if num_tokens <= SOME else RacePiece(16, 2, 0, 4)
 
 
 def num_tiles(vocab_size: int, tile: int) -> int:

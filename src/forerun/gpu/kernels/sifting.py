@@ -9,7 +9,7 @@ the guesses for its row and some scouts, the fastest tokens of blocks all over t
 rows a launch before this one times the guesses and the fastest tokens of all blocks, one program a
 row, while this one is waiting for memory.
 
-A key above that of the guess refuses it, and programs of later rows then read nothing.
+A key above that of the guess refuses it: programs of later rows that begin then read nothing.
 """
 
 import triton
@@ -66,14 +66,13 @@ def bar_kernel(
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
     notes,  # (B, N, 3, BLOCKS) float32: what hits are judged by
-    rivals,  # (B, N) int64: keys of guesses
+    rivals,  # (B, N) int64: keys of guesses on chains
     limits,  # (B,) int32, FAR before: no row past it matters
     num_rows,
     V: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
-    SKIP: tl.constexpr,
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether the next launch may begin at once
 ):
@@ -103,7 +102,7 @@ def bar_kernel(
         bar = tl.max(keys, axis=0)
         if ROWS > 1:
             rival = guess_key(row, guesses, threshold, rate, greedy, seed, position, V)
-            if SKIP and not TREE:
+            if not TREE:
                 if (rival < bar) & (index < length):
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
                 tl.store(rivals + place, tl.where(index < length, rival, HIGHEST))
@@ -124,7 +123,7 @@ def sift_kernel(
     positions,  # (B,) int64
     thresholds,  # (B, N) float32, if truncated
     notes,  # (B, N, 3, BLOCKS) float32: what hits are judged by
-    rivals,  # (B, N) int64: keys of guesses, if rows are skipped
+    rivals,  # (B, N) int64: keys of guesses on chains, if a launch before this one timed them
     limits,  # (B,) int32, FAR before and after: no row past it matters
     keys,  # (B, N) int64, LOWEST before and after
     finished,  # (B,) int32, zero before and after
@@ -141,12 +140,12 @@ def sift_kernel(
     SCOUTS: tl.constexpr,  # tokens that are timed first; 0: a launch before this one did it
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
-    SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether this launch may begin before the last one ends
 ):
     HALVES: tl.constexpr = LINES * WARPS
     PIECES: tl.constexpr = (V + HALVES * HALF - 1) // (HALVES * HALF)
+    SKIP: tl.constexpr = SCOUTS == 0 and ROWS > 1 and not TREE  # rows past a refusal
     pid = tl.program_id(0)
     piece = pid % PIECES
     sequence = (pid // PIECES) % num_sequences
@@ -156,7 +155,7 @@ def sift_kernel(
     draft = sequence * (num_rows - 1)
     length = tl.load(lengths + sequence)
     is_read = index <= length
-    if SKIP and not TREE:
+    if SKIP:
         is_read = is_read & (index <= limit_now(limits + sequence))
     if is_read:
         temperature = tl.load(temperatures + sequence)
@@ -211,7 +210,7 @@ def sift_kernel(
         )
         if best > LOWEST:
             tl.atomic_max(keys + place, best, sem="relaxed", scope="gpu")
-            if SKIP and not TREE:  # noqa: SIM102
+            if SKIP:  # noqa: SIM102
                 if best > tl.load(rivals + place):  # a condition at run time
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
     if arrive(finished + sequence) == num_rows * PIECES - 1:
