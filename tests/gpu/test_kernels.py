@@ -21,6 +21,7 @@ from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
 from forerun.gpu import decide  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
+from forerun.gpu.kernels.drawing import pick  # noqa: E402
 from forerun.gpu.pieces import LawPiece, RacePiece  # noqa: E402
 from forerun.gpu.scratch import FAR, LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.gpu.siblings import most_refusals  # noqa: E402
@@ -244,6 +245,24 @@ def test_exponentials_are_precise_at_both_ends() -> None:
     _exponentials[(1,)](torch.tensor(words), out, SIZE=512)
     expected = -np.log1p(-(words + 0.5) / 2**32)
     assert (np.abs(out.numpy() - expected) <= 3e-7 * expected).all()
+
+
+@triton.jit
+def _picks(weights: Any, aims: Any, out: Any, SIZE: tl.constexpr) -> None:
+    program = tl.program_id(0)
+    chosen, before = pick(tl.load(weights + tl.arange(0, SIZE)), tl.load(aims + program), SIZE)
+    tl.store(out + 2 * program, chosen)
+    tl.store(out + 2 * program + 1, before)
+
+
+def test_no_aim_picks_a_weight_of_zero() -> None:
+    """An aim that rounding put at the total, or past it, picks the last weight there is."""
+    weights = torch.tensor([0.0, 2.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0])
+    aims = torch.tensor([0.0, 1.9, 2.0, 4.9, 5.0, 6.0, 6.5], dtype=torch.float64)
+    out = torch.zeros((len(aims), 2), dtype=torch.float64)
+    _picks[(len(aims),)](weights, aims, out, SIZE=8)
+    assert out[:, 0].tolist() == [1, 1, 3, 3, 5, 5, 5]
+    assert out[:, 1].tolist() == [0, 0, 2, 2, 5, 5, 5]
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
