@@ -19,10 +19,11 @@ from rounds import decided, example, launch, rounded, rows_of, sampled_tree  # n
 
 from forerun import noise  # noqa: E402
 from forerun.addresses import Purpose  # noqa: E402
-from forerun.gpu import decide, scratch  # noqa: E402
+from forerun.gpu import decide  # noqa: E402
 from forerun.gpu.kernels.arithmetic import exponential  # noqa: E402
-from forerun.gpu.pieces import LawPiece, RacePiece, SiftPiece  # noqa: E402
-from forerun.gpu.scratch import LOWEST_KEY, Outcome, Scratch  # noqa: E402
+from forerun.gpu.kernels.drawing import pick  # noqa: E402
+from forerun.gpu.pieces import LawPiece, RacePiece  # noqa: E402
+from forerun.gpu.scratch import FAR, LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.gpu.siblings import most_refusals  # noqa: E402
 from forerun.rules import siblings  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
@@ -33,7 +34,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
 ]
-RACE, SIFT = RacePiece(1, 1, 2), SiftPiece(1, 2, 1, 1, 1)
+RACE, SIFT = RacePiece(2, 1, 2), RacePiece(2, 2, 0, 1)
 XP = compat.array_namespace(np.empty(0))
 
 
@@ -41,7 +42,7 @@ XP = compat.array_namespace(np.empty(0))
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so small that short rows are shared by several programs too."""
     monkeypatch.setattr(decide, "law_piece", lambda *_: LawPiece(1, 2))
-    monkeypatch.setattr(decide, "AT_ONCE", 11)  # so that rows after a refusal are skipped in some
+    monkeypatch.setattr(decide, "AT_ONCE", 2000)  # rows after a refusal are skipped in some tests
     monkeypatch.setattr(decide, "race_piece", lambda *_: SIFT)
 
 
@@ -54,16 +55,29 @@ def test_chains_end_as_the_rule_says(rule: str) -> None:
     assert out.reached.tolist() == out.accepted.tolist()
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_few_rows_race_as_many_do(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one launch; and in two where the lists have room for too few quads, so all are timed."""
-    made = example(1, 2, 1, 300, temperatures=(0.7, 0.0), ragged=False)
-    if few:
-        monkeypatch.setattr(decide, "race_piece", lambda *_: RACE)
-    else:
-        monkeypatch.setattr(scratch, "FEW_ROWS", 0)
-        monkeypatch.setattr(scratch, "ENOUGH_LISTED", 1)
+@pytest.mark.parametrize("piece", [RACE, SIFT])
+def test_rows_that_say_little(piece: RacePiece, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flat row, in which all tokens of a block may win; one of two tokens; one at temperature 0.
+    Guesses are right or wrong.  In one launch and in two."""
+    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
+    made = example(1, 4, 1, 300, temperatures=(0.7, 0.7, 0.7, 0.0), ragged=False)
+    made.target[0] = 1.25
+    made.target[1, 0, 2:] = float("-inf")
+    tokens = made.tokens.clone()
+    tokens[:3, 0] = torch.tensor([5, made.reference("match")[1][1], 299])
+    made = replace(made, tokens=tokens)
     assert decided(launch("match", made.round(torch.float32, "cpu"))) == made.reference("match")
+
+
+@pytest.mark.parametrize("piece", [RACE, SIFT])
+def test_nan_is_the_fault_of_its_row(piece: RacePiece, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 and 0; the row before and its guess are in order."""
+    monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
+    made = example(2, 2, 1, 300, temperatures=(1.0, 0.0), ragged=False)
+    made = replace(made, tokens=torch.tensor(made.reference("match")[1])[:, None])
+    made.target[:, 1, 290] = float("nan")
+    out = launch("match", made.round(torch.float32, "cpu"))
+    assert out.fault.tolist() == [1 + 16 * 1] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -154,26 +168,30 @@ def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "block", "siblings"])
-def test_one_scratch_serves_launch_after_launch(rule: str) -> None:
-    """Counters are left as they were found.  The vocabulary does not fill a segment."""
+def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters are left as they were found, where a guess is refused and rows are skipped too.  The
+    vocabulary does not fill a segment."""
+    monkeypatch.setattr(decide, "AT_ONCE", 0)
     tree = Tree.chain(1) if rule == "siblings" else None
     made = example(7, 1, 1, 7, temperatures=(1.3,), tree=tree)
     memory = Scratch.allocate(1, 2, 7, "cpu")
     on_device = made.round(torch.float32, "cpu", law=rule != "match")
     first, second = (decided(launch(rule, on_device, memory)) for _ in range(2))
     assert first == second == made.reference(rule)
+    assert first[0] == [0] or rule != "match"
     assert not memory.counts.any()
-    assert not memory.list_counts.any()
+    assert (memory.limits == FAR).all()
     assert not memory.finished.any()
     assert (memory.keys == LOWEST_KEY).all()
 
 
 @pytest.mark.parametrize("piece", [RACE, SIFT])
-def test_a_quad_whose_bound_is_tight_is_timed(
-    piece: RacePiece | SiftPiece, monkeypatch: pytest.MonkeyPatch
+def test_a_token_whose_bound_is_tight_is_timed(
+    piece: RacePiece, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Races, out of 1,000, in which the fastest tokens of the blocks, which are timed first, nearly
-    exclude the winner: the bound of its block is earlier by a factor of less than 3."""
+    exclude the winner: two whose bound by the minimum of the block is earlier by a factor of less
+    than 3, and two that win by less than 2%."""
     monkeypatch.setattr(decide, "race_piece", lambda *_: piece)
     count, size = 1_000, 512
     weights = np.exp(np.random.default_rng(9).normal(0, 1.5, size))
@@ -189,13 +207,15 @@ def test_a_quad_whose_bound_is_tight_is_timed(
     known = np.min([times[rows, lane[:, block] + 256 * block] for block in (0, 1)], axis=0)
     is_hidden = known > times[rows, winner]
     margin = np.where(is_hidden, bounds[rows, winner] / known, 0.0)
-    tightest = np.argsort(-margin)[:2]
-    assert (margin[tightest] > 0.35).all()
-    made = example(9, 2, 0, size, temperatures=(1.0,))
+    lead = np.where(is_hidden, times[rows, winner] / known, 0.0)
+    tightest = np.concatenate([np.argsort(-margin)[:2], np.argsort(-lead)[:2]])
+    assert (margin[tightest[:2]] > 0.35).all()
+    assert (lead[tightest[2:]] > 0.98).all()
+    made = example(9, 4, 0, size, temperatures=(1.0,))
     made = replace(
         made,
-        target=torch.tensor(np.log(weights), dtype=torch.float32).expand(2, 1, size).contiguous(),
-        seeds=[1] * 2,
+        target=torch.tensor(np.log(weights), dtype=torch.float32).expand(4, 1, size).contiguous(),
+        seeds=[1] * 4,
         positions=positions[tightest].tolist(),
     )
     out = launch("match", made.round(torch.float32, "cpu"))
@@ -225,6 +245,24 @@ def test_exponentials_are_precise_at_both_ends() -> None:
     _exponentials[(1,)](torch.tensor(words), out, SIZE=512)
     expected = -np.log1p(-(words + 0.5) / 2**32)
     assert (np.abs(out.numpy() - expected) <= 3e-7 * expected).all()
+
+
+@triton.jit
+def _picks(weights: Any, aims: Any, out: Any, SIZE: tl.constexpr) -> None:
+    program = tl.program_id(0)
+    chosen, before = pick(tl.load(weights + tl.arange(0, SIZE)), tl.load(aims + program), SIZE)
+    tl.store(out + 2 * program, chosen)
+    tl.store(out + 2 * program + 1, before)
+
+
+def test_no_aim_picks_a_weight_of_zero() -> None:
+    """An aim that rounding put at the total, or past it, picks the last weight there is."""
+    weights = torch.tensor([0.0, 2.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0])
+    aims = torch.tensor([0.0, 1.9, 2.0, 4.9, 5.0, 6.0, 6.5], dtype=torch.float64)
+    out = torch.zeros((len(aims), 2), dtype=torch.float64)
+    _picks[(len(aims),)](weights, aims, out, SIZE=8)
+    assert out[:, 0].tolist() == [1, 1, 3, 3, 5, 5, 5]
+    assert out[:, 1].tolist() == [0, 0, 2, 2, 5, 5, 5]
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])

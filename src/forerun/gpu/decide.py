@@ -7,26 +7,17 @@ All of it can be captured in a CUDA graph: make a `Round` of the tensors that th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forerun.addresses import Purpose
 from forerun.gpu.dependent import dependent_launch
-from forerun.gpu.kernels.racing import race_kernel
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
 from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
-from forerun.gpu.pieces import (
-    LawPiece,
-    RacePiece,
-    SiftPiece,
-    law_piece,
-    num_tiles,
-    race_piece,
-)
+from forerun.gpu.pieces import LawPiece, law_piece, num_tiles, race_piece
 from forerun.gpu.scratch import (
-    BLOCK,
+    HALF_BLOCK,
     LawScratch,
     Outcome,
     Scratch,
@@ -38,8 +29,9 @@ from forerun.gpu.scratch import (
 
 LAW_WARPS = 4
 """Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
-AT_ONCE = 1024
-"""About as many programs run at once; of more, the later ones may find that a guess was refused."""
+AT_ONCE = 2**23
+"""Tokens of target rows, 65 of 128,256.  Of so many `ratio` and `block` ask for all before they
+know what counts; of more, `ratio` looks for a refusal before it reads."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
@@ -73,7 +65,7 @@ class Round:
 
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
     """`match` on chains and trees, in one launch, or two where there are many rows."""
-    num_rows, vocab_size = made.logits.shape[1:]
+    num_sequences, num_rows, vocab_size = made.logits.shape
     piece = race_piece(scratch.num_sequences * scratch.num_rows, vocab_size)
     inputs = (
         made.logits,
@@ -84,6 +76,9 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         made.seeds,
         made.positions,
         scratch.nothing if made.thresholds is None else made.thresholds,
+        scratch.notes,
+        scratch.rivals,
+        scratch.limits,
     )
     options = OPTIONS | {
         "V": vocab_size,
@@ -92,26 +87,16 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
         "TREE": made.parents is not None,
         "TRUNCATED": made.thresholds is not None,
     }
-    if isinstance(piece, SiftPiece):
-        _launch_sift(piece, made, scratch, out, inputs, options)
-    else:
-        _launch_race(piece, made, scratch, out, inputs, options)
-
-
-def _launch_race(
-    piece: RacePiece,
-    made: Round,
-    scratch: Scratch,
-    out: Outcome,
-    inputs: Sequence[Tensor],
-    options: dict[str, Any],
-) -> None:
-    num_sequences, num_rows, vocab_size = made.logits.shape
-    step = min(piece.step, num_blocks(vocab_size))
-    race_kernel[(num_sequences * num_rows * -(-vocab_size // (step * BLOCK)),)](
+    overlap: dict[str, Any] = {"PDL": False}
+    if piece.scouts == 0:
+        overlap = dependent_launch(made.logits.device)
+        bar_kernel[(num_sequences * num_rows,)](
+            *inputs, num_rows, PDL=overlap["PDL"], num_warps=piece.bar_warps, **options
+        )
+    num_tokens = piece.lines * piece.num_warps * HALF_BLOCK
+    sift_kernel[(num_sequences * num_rows * -(-vocab_size // num_tokens),)](
         *inputs,
         scratch.keys,
-        scratch.lists,
         scratch.finished,
         out.reached,
         out.accepted,
@@ -119,51 +104,11 @@ def _launch_race(
         out.fault,
         num_sequences,
         num_rows,
-        STEP=step,
+        LINES=piece.lines,
+        WARPS=piece.num_warps,
         SCOUTS=min(piece.scouts, num_blocks(vocab_size)),
-        GANG=piece.num_warps * 32,
         num_warps=piece.num_warps,
-        **options,
-    )
-
-
-def _launch_sift(
-    piece: SiftPiece,
-    made: Round,
-    scratch: Scratch,
-    out: Outcome,
-    inputs: Sequence[Tensor],
-    options: dict[str, Any],
-) -> None:
-    num_sequences, num_rows, vocab_size = made.logits.shape
-    bar_kernel[(num_sequences * num_rows,)](
-        *inputs, scratch.bars, num_rows, num_warps=piece.bar_warps, **options
-    )
-    step = min(piece.step, num_blocks(vocab_size))
-    steps = min(piece.steps, num_blocks(vocab_size) // step)
-    num_programs = num_sequences * num_rows * -(-vocab_size // (step * steps * BLOCK))
-    sift_kernel[(num_programs,)](
-        *inputs,
-        scratch.keys,
-        scratch.bars,
-        scratch.lists,
-        scratch.list_counts,
-        scratch.counts,
-        scratch.finished,
-        scratch.limits,
-        out.reached,
-        out.accepted,
-        out.extra,
-        out.fault,
-        num_sequences,
-        num_rows,
-        LIST=scratch.lists.shape[2],
-        STEP=step,
-        STEPS=steps,
-        STAGES=piece.stages,
-        GANG=piece.num_warps * 32,
-        SKIP=num_programs > AT_ONCE,
-        num_warps=piece.num_warps,
+        **overlap,
         **options,
     )
 
@@ -223,6 +168,7 @@ def launch_laws(
     num_sequences, num_rows, vocab_size = made.logits.shape
     piece = _law_piece(rule, made)
     num_programs = num_sequences * num_rows * num_tiles(vocab_size, piece.step * piece.steps)
+    is_large = made.logits.numel() > AT_ONCE
     ratio_kernel[(num_programs,)](
         made.logits,
         made.logits if made.draft_logits is None else made.draft_logits,
@@ -263,7 +209,8 @@ def launch_laws(
         STAGES=piece.stages,
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
-        SKIP=num_programs > AT_ONCE,
+        SKIP=is_large,
+        EAGER=not is_large and piece.steps == 1,
         TRUNCATED=made.thresholds is not None,
         PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
@@ -275,9 +222,9 @@ def launch_laws(
 def _launch_residuals(
     rule: int, made: Round, scratch: Scratch, laws: LawScratch, out: Outcome
 ) -> None:
-    """The second launch, for sequences of which a guess was refused."""
+    """The second launch, which decides `ratio`, and for `block` sums what refusals leave."""
     num_sequences, num_rows, vocab_size = made.logits.shape
-    num_slots = min(num_rows - 1, 1) if rule == RATIO else num_rows - 1
+    num_slots = 1 if rule == RATIO else num_rows - 1
     if num_slots == 0:
         return
     piece = _law_piece(rule, made)
@@ -296,13 +243,18 @@ def _launch_residuals(
         laws.sums,
         laws.owed,
         laws.laws,
+        laws.likeliests,
+        laws.ratios,
+        scratch.faults,
         laws.scales,
         laws.tested,
         laws.planned,
+        scratch.limits,
         scratch.finished,
         out.reached,
         out.accepted,
         out.extra,
+        out.fault,
         num_sequences,
         num_rows,
         num_slots,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forerun.gpu.scratch import FEW_ROWS, SEGMENT
+from forerun.gpu.scratch import SEGMENT
 
 FEW, SOME, MANY = 2**21, 2**24, 2**26
 """Tokens of all rows of a round: 16, 130 and 520 rows of 128,256."""
@@ -27,36 +27,26 @@ def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
     num_tokens = num_rows * vocab_size
     if num_tokens > MANY:
         return LawPiece(4, 8, 3)
-    return LawPiece(8, 2) if num_tokens > SOME and not skips else LawPiece(4)
+    if num_tokens > SOME:
+        return LawPiece(8) if skips else LawPiece(8, 2)
+    return LawPiece(4)
 
 
 class RacePiece(NamedTuple):
-    """How `match` is cut into programs for few rows.  The winner of a race does not depend on it,
-    nor on which of the two is taken."""
+    """How `match` is cut into programs.  The winner of a race does not depend on it."""
 
-    step: int  # blocks of a program
+    lines: int  # half blocks that a warp reads; of a program an even number, of a warp at most 16
     num_warps: int
-    scouts: int  # tokens of the whole row that are timed first
+    scouts: int  # tokens that a program times first; 0: a launch before it times them
+    bar_warps: int = 8  # of that launch
 
 
-class SiftPiece(NamedTuple):
-    """How it is cut for more rows."""
-
-    step: int  # blocks that are read at a time
-    steps: int
-    stages: int  # of the pipeline that reads
-    num_warps: int
-    bar_warps: int  # of the first launch
-
-
-def race_piece(num_rows: int, vocab_size: int) -> RacePiece | SiftPiece:
+def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
     """Small pieces where rows are few, so that they fill the device."""
     num_tokens = num_rows * vocab_size
-    if num_rows <= FEW_ROWS and num_tokens <= FEW:
-        return RacePiece(8, 4, 128)
-    if num_tokens <= MANY:
-        return SiftPiece(32, 1, 1, 8, 8 if num_tokens <= SOME else 4)
-    return SiftPiece(16, 8, 3, 8, 4)
+    if num_tokens <= FEW:
+        return RacePiece(4, 4, 128)
+    return RacePiece(8, 2, 0) if num_tokens <= SOME else RacePiece(16, 2, 0, 4)
 
 
 def num_tiles(vocab_size: int, tile: int) -> int:

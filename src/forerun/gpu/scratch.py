@@ -17,14 +17,8 @@ LOWEST_KEY = -(2**63 - 1)
 SEGMENT = 512
 """Tokens whose weights are summed together."""
 FEWEST_SEGMENTS = 16
-BLOCK = 256
-"""Tokens that share a minimum of noise."""
-QUADS = 64
-"""Quads of tokens of a block."""
-FEW_ROWS = 64
-"""Of a race: all quads of so many have room in lists."""
-ENOUGH_LISTED = 4096
-"""Quads of one of more rows: where more may win, which has odds below 1e-6, all are timed."""
+BLOCK, HALF_BLOCK = 256, 128
+"""Tokens that share a minimum of noise; those that a warp reads at once."""
 
 
 def padded(count: int) -> int:
@@ -40,12 +34,6 @@ def num_segments(vocab_size: int) -> int:
 def num_blocks(vocab_size: int) -> int:
     """Blocks of a row in scratch memory: a power of two."""
     return padded(-(-vocab_size // BLOCK))
-
-
-def num_listed(num_rows: int, vocab_size: int) -> int:
-    """Quads that the list of a row has room for."""
-    every = num_blocks(vocab_size) * QUADS
-    return every if num_rows <= FEW_ROWS else min(every, ENOUGH_LISTED)
 
 
 @dataclass(frozen=True)
@@ -83,9 +71,8 @@ class Scratch:
     counts: Tensor  # (B, N) int32: zero between launches
     finished: Tensor  # (B,) int32: zero between launches
     limits: Tensor  # (B,) int32: FAR between launches
-    bars: Tensor  # (B, N, BLOCKS) float32
-    list_counts: Tensor  # (B, N) int32: zero between launches
-    lists: Tensor  # (B, N, LIST) int32
+    notes: Tensor  # (B, N, 3, BLOCKS) float32
+    rivals: Tensor  # (B, N) int64
     faults: Tensor  # (B, N) int32
     nothing: Tensor  # (1,) float32: stands for an argument that a kernel does not read
     no_tokens: Tensor  # (B,) int32 of zeros: lengths of drafts without tokens
@@ -112,9 +99,8 @@ class Scratch:
             torch.zeros(rows, **integers),
             torch.zeros(num_sequences, **integers),
             torch.full((num_sequences,), FAR, **integers),
-            torch.zeros((*rows, num_blocks(vocab_size)), device=device),
-            torch.zeros(rows, **integers),
-            torch.zeros((*rows, num_listed(num_sequences * num_rows, vocab_size)), **integers),
+            torch.zeros((*rows, 3, num_blocks(vocab_size)), device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
             torch.zeros(rows, **integers),
             torch.zeros(1, device=device),
             torch.zeros(num_sequences, **integers),

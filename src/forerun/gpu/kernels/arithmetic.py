@@ -14,8 +14,8 @@ BLOCK = tl.constexpr(256)
 """Tokens that share a minimum of noise."""
 HALF = tl.constexpr(128)
 """Half a block: float32 logits that one warp reads at once."""
-QUADS = tl.constexpr(32)
-"""Quads of half a block: four tokens share a call of Philox."""
+LANES = tl.constexpr(32)
+"""Threads of a warp; each has four tokens of half a block."""
 SEGMENT = tl.constexpr(512)
 """Tokens whose weights are summed together."""
 PARTS = tl.constexpr(4)

@@ -50,9 +50,11 @@ def pick(weights, aim, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     wide = weights.to(tl.float64)
     running = tl.cumsum(wide, axis=0)
-    first = tl.min(tl.where((running > aim) & (weights > 0.0), index, SIZE), axis=0)
-    last = tl.max(tl.where(weights > 0.0, index, 0), axis=0)
-    chosen = tl.where(first < SIZE, first, last)
+    # one reduction: those that pass have their index, the others of some weight what is above all
+    # of these and falls with their index
+    other = tl.where(weights > 0.0, 2 * SIZE - index, 2 * SIZE)
+    chosen = tl.min(tl.where((running > aim) & (weights > 0.0), index, other), axis=0)
+    chosen = tl.where(chosen < SIZE, chosen, 2 * SIZE - chosen)
     before = tl.sum(tl.where(index == chosen, running - wide, 0.0), axis=0)
     return chosen, before
 

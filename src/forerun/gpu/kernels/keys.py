@@ -1,7 +1,8 @@
 """What a race is decided by: the keys of tokens, whole numbers that are larger the sooner they win.
 
-No token arrives before the minimum of its block of 256 allows.  So the key of any token gives for
-every block the logit that a winner must have, and only the quads of tokens that reach it are timed.
+No token arrives before the minimum of its block of 256 allows.  So the key of any token, the bar,
+gives for every block the logit that a winner must have.  Tokens that have it are hits.  A hit is
+timed in full only if its own number is small enough for the bar, which few are.
 """
 
 import triton
@@ -11,17 +12,20 @@ from forerun.gpu.kernels.arithmetic import (
     BLOCK,
     FAR,
     HALF,
-    QUADS,
+    LANES,
+    LOG2_E,
     TARGET,
     TARGET_BLOCK,
     TINY,
     at_slot,
     block_minimum,
+    block_noise,
     exponential,
     finite,
     lane_noise,
     load_values,
     logarithm,
+    word,
     words,
 )
 from forerun.gpu.kernels.faults import TARGET_ROW, fault_at, outside
@@ -37,6 +41,8 @@ KEY_SLACK = tl.constexpr(2.0**-30)
 """Above the part of a score that its key leaves out."""
 LOGIT_SLACK = tl.constexpr(2.0**-21)
 """Above the rounding error of a float32 number."""
+TIME_SLACK = tl.constexpr(1.001)
+"""Above the rounding errors of what an exponential may be at most."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -64,38 +70,31 @@ def noisy_key(values, rate, noise, tokens):
 
 
 @triton.jit
-def first_bar(
-    row,
-    guesses,
-    blocks,
-    threshold,
-    rate,
-    greedy,
-    seed,
-    position,
-    V: tl.constexpr,
-    GUESSED: tl.constexpr,
-):
-    """(the largest key of some tokens of a row, the minima of blocks (N,)): of its guesses, and of
-    the tokens that have the minimum of these blocks.  Logits are asked for before noise is made."""
-    drawn, lanes, _, _ = words(seed, position, blocks, TARGET_BLOCK)
-    tokens = blocks * BLOCK + (lanes & 255).to(tl.int32)
+def scout_keys(row, blocks, threshold, rate, greedy, seed, position, V: tl.constexpr):
+    """(keys, minima, lanes) of the tokens that have the minimum of blocks (N,).  Logits are asked
+    for before exponentials are made."""
+    drawn, second, _, _ = words(seed, position, blocks, TARGET_BLOCK)
+    lane = (second & 255).to(tl.int32)
+    tokens = blocks * BLOCK + lane
     values = load_values(row, tokens, tokens < V, threshold)
-    bar = tl.full((), LOWEST, tl.int64)
-    if GUESSED:
-        inside = (guesses >= 0) & (guesses < V)
-        guesses = tl.where(inside, guesses, 0).to(tl.int32)
-        guess_values = load_values(row, guesses, inside, threshold)
-        at, lane, _, _ = words(seed, position, guesses // BLOCK, TARGET_BLOCK)
-        noise = lane_noise(seed, position, guesses, block_minimum(at), (lane & 255).to(tl.int32))
-        bar = tl.max(noisy_key(guess_values, rate, tl.where(greedy, 1.0, noise), guesses), axis=0)
     minimum = block_minimum(drawn)
     keys = noisy_key(values, rate, tl.where(greedy, 1.0, minimum), tokens)
-    return tl.maximum(bar, tl.max(keys, axis=0)), minimum
+    return keys, minimum, lane
 
 
 @triton.jit
-def needed_logit(bar, minimum, temperature, threshold):
+def guess_key(row, guesses, threshold, rate, greedy, seed, position, V: tl.constexpr):
+    """The largest key of guesses (N,) for a row; those outside the vocabulary have none."""
+    inside = (guesses >= 0) & (guesses < V)
+    guesses = tl.where(inside, guesses, 0).to(tl.int32)
+    values = load_values(row, guesses, inside, threshold)
+    minimum, lane = block_noise(seed, position, guesses // BLOCK)
+    noise = lane_noise(seed, position, guesses, minimum, lane)
+    return tl.max(noisy_key(values, rate, tl.where(greedy, 1.0, noise), guesses), axis=0)
+
+
+@triton.jit
+def _needed_logit(bar, minimum, temperature):
     """The logit that a token must have to reach the key `bar`, in blocks of these minima (N,)."""
     greedy = temperature == 0.0
     score = _least_score(bar)
@@ -103,35 +102,98 @@ def needed_logit(bar, minimum, temperature, threshold):
     noise = tl.where(greedy, 0.0, logarithm(minimum)).to(tl.float64)
     heat = tl.where(greedy, 1.0, tl.maximum(temperature, TINY)).to(tl.float64)
     logit = (score + noise) * heat
-    logit = (logit - tl.abs(logit) * LOGIT_SLACK).to(tl.float32)
-    return tl.maximum(tl.maximum(logit, threshold), SMALLEST)
+    return tl.maximum((logit - tl.abs(logit) * LOGIT_SLACK).to(tl.float32), SMALLEST)
 
 
 @triton.jit
-def read_quads(row, halves, V: tl.constexpr):
-    """The largest logit of each quad of half blocks (N,), (QUADS, N); +inf where there is NaN."""
-    columns = halves[:, None] * HALF + tl.arange(0, HALF)[None, :]
-    values = tl.load(row + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
-    values = tl.where(values != values, float("inf"), values)
-    return tl.trans(tl.max(tl.reshape(values, (halves.shape[0], QUADS, 4)), axis=2))
+def write_notes(
+    notes, blocks, bar, minimum, lane, temperature, V: tl.constexpr, SIZE: tl.constexpr
+):
+    """What hits of blocks (N,) are judged by, (3, SIZE): needed logits, minima, lanes."""
+    inside = blocks * BLOCK < V
+    tl.store(notes + blocks, _needed_logit(bar, minimum, temperature), mask=inside)
+    tl.store(notes + SIZE + blocks, minimum, mask=inside)
+    tl.store(notes + 2 * SIZE + blocks, lane.to(tl.float32), mask=inside)
 
 
 @triton.jit
-def quad_keys(row, quads, exist, threshold, rate, greedy, seed, position, V: tl.constexpr):
-    """The largest key of the tokens of quads (N,), of those that exist; the highest of all where
-    there is NaN or +inf."""
-    tokens = quads[:, None] * 4 + tl.arange(0, 4)[None, :]
-    values = load_values(row, tokens, exist[:, None] & (tokens < V), threshold)
-    drawn, lane, _, _ = words(seed, position, quads * 4 // BLOCK, TARGET_BLOCK)
-    first, second, third, fourth = words(seed, position, quads, TARGET)
-    bits = tl.join(tl.join(first, third), tl.join(second, fourth))
-    rest = exponential(tl.reshape(bits, (quads.shape[0], 4)))
-    minimum = block_minimum(drawn)[:, None]
-    is_fastest = (tokens & 255) == (lane & 255).to(tl.int32)[:, None]
-    noise = tl.where(is_fastest, minimum, minimum + rest)
-    keys = noisy_key(values, rate, tl.where(greedy, 1.0, noise), tokens)
-    keys = tl.where(values < float("inf"), keys, HIGHEST)
-    return tl.max(tl.max(keys, axis=1), axis=0)
+def find_hits(values, needed, WARPS: tl.constexpr, LINES: tl.constexpr):
+    """Which of the tokens that a thread has read are hits, (threads,): bit 4 i + k for the k-th of
+    four in its line i.
+
+    values: (WARPS, LINES, HALF); needed: (WARPS, LINES).  NaN is a hit.
+    """
+    is_hit = tl.reshape((values < needed[:, :, None]) == 0, (WARPS, LINES, LANES, 4))
+    bit = tl.arange(0, LINES)[None, :, None, None] * 4 + tl.arange(0, 4)[None, None, None, :]
+    one = tl.full((1, 1, 1, 1), 1, tl.int64 if LINES > 8 else tl.int32)
+    hits = tl.sum(tl.sum(tl.where(is_hit, one << bit, 0), axis=3), axis=1)
+    return tl.reshape(hits, (WARPS * LANES,))
+
+
+@triton.jit
+def _lowest_bit(bits):
+    """(the lowest set bit of every entry, its number)."""
+    low = bits & -bits
+    exponent = (low.to(tl.float64).to(tl.int64, bitcast=True) >> 52) & 0x7FF
+    return low, (exponent - 1023).to(tl.int32)
+
+
+@triton.jit
+def _reach_bar(values, tokens, notes, drawn, rate, greedy, SIZE: tl.constexpr):
+    """(whether tokens may reach the bar, their exponentials' minima and whether they are these).
+
+    An exponential is at least its u, and at most what the logit above the needed one allows.
+    """
+    blocks = tokens // BLOCK
+    needed = tl.load(notes + blocks, cache_modifier=".cg")
+    minimum = tl.load(notes + SIZE + blocks, cache_modifier=".cg")
+    lane = tl.load(notes + 2 * SIZE + blocks, cache_modifier=".cg")
+    is_fastest = (tokens & 255) == lane.to(tl.int32)
+    most = minimum * tl.exp2((values - needed) * (rate * LOG2_E)) * TIME_SLACK
+    most = tl.where(greedy, float("inf"), most)
+    least = minimum + drawn.to(tl.float32) * 2.3283064365386963e-10
+    is_broken = (values < float("inf")) == 0
+    return (least <= most) | is_fastest | is_broken, minimum, is_fastest
+
+
+@triton.jit
+def best_hit(
+    hits,
+    row,
+    start,
+    notes,
+    threshold,
+    rate,
+    greedy,
+    seed,
+    position,
+    SIZE: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """The largest key of hits that reach the bar; the highest of all where there is NaN or +inf.
+
+    A thread takes its hits one after the other.  start: the first half block that was read.
+    """
+    places = tl.arange(0, WARPS * LANES) * 4
+    best = tl.full((WARPS * LANES,), LOWEST, tl.int64)
+    are_left = tl.max((hits != 0).to(tl.int32), axis=0)
+    while are_left > 0:
+        low, number = _lowest_bit(hits)
+        exist = hits != 0
+        tokens = (start + (number >> 2) * WARPS) * HALF + places + (number & 3)
+        tokens = tl.where(exist, tokens, start * HALF)
+        values = load_values(row, tokens, exist, threshold)
+        drawn = word(seed, position, tokens, TARGET)
+        can_win, minimum, is_fastest = _reach_bar(values, tokens, notes, drawn, rate, greedy, SIZE)
+        can_win = can_win & exist
+        if tl.max(can_win.to(tl.int32), axis=0) > 0:
+            noise = tl.where(is_fastest, minimum, minimum + exponential(drawn))
+            keys = noisy_key(values, rate, tl.where(greedy, 1.0, noise), tokens)
+            keys = tl.where(values < float("inf"), keys, HIGHEST)
+            best = tl.maximum(best, tl.where(can_win, keys, LOWEST))
+        hits = hits ^ low
+        are_left = tl.max((hits != 0).to(tl.int32), axis=0)
+    return tl.max(best, axis=0)
 
 
 @triton.jit

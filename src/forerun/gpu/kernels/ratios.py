@@ -2,9 +2,9 @@
 
 Every target and draft row is read once and reduced to the largest logit and the sum of weights of
 each segment of 512 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
-of the drafted token.  Whoever finishes a sequence last throws the coins.  Where all guesses are
-kept (and at temperature 0 always) the extra token is drawn at once, and the second launch has
-nothing to do for the sequence.
+of the drafted token.  For `ratio` the second launch throws the coins.  For the others whoever
+finishes a sequence last does.  Where all guesses are kept (and at temperature 0 always) the extra
+token is then drawn at once, and the second launch has nothing to do for the sequence.
 """
 
 import triton
@@ -13,7 +13,6 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
-    FAR,
     SEGMENT,
     arrive,
     at_slot,
@@ -47,6 +46,26 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
     inside = segments * SEGMENT < V
     tl.store(maxima + segments, largest, mask=inside)
     tl.store(sums + segments, total, mask=inside)
+
+
+@triton.jit
+def _load_rows(
+    row,
+    draft_row,
+    columns,
+    has_law,
+    threshold,
+    draft_threshold,
+    V: tl.constexpr,
+    POINT: tl.constexpr,
+):
+    """Logits of the target's and the draft's row; both are asked for before either is used."""
+    inside = columns < V
+    values = load_values(row, columns, inside, threshold)
+    guessed = values
+    if not POINT:
+        guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+    return values, guessed
 
 
 @triton.jit
@@ -111,7 +130,7 @@ def ratio_kernel(
     likeliests,  # (B, N) int32
     counts,  # (B, N) int32, zero before and after
     finished,  # (B,) int32, zero before and after
-    limits,  # (B,) int32, FAR before and after: no slot past it matters
+    limits,  # (B,) int32, FAR before: no slot past it matters
     ratios,  # (B, N) float32
     faults,  # (B, N) int32
     scales,  # (B, N) float32: what the target's row is multiplied by in the residual
@@ -134,6 +153,7 @@ def ratio_kernel(
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
+    EAGER: tl.constexpr,  # whether to ask for rows before it is known that they count
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether the next launch may begin while this one ends
 ):
@@ -144,24 +164,30 @@ def ratio_kernel(
     index = pid // TILES // num_sequences
     length = tl.load(lengths + sequence)
     temperature = tl.load(temperatures + sequence)
-    rate = inverse(temperature)
-    greedy = temperature == 0.0
     seed = tl.load(seeds + sequence)
     position = tl.load(positions + sequence)
     place = sequence * num_rows + index
     drafted = sequence * (num_rows - 1) + index
     row = logits + place.to(tl.int64) * V
     draft_row = draft_logits + drafted.to(tl.int64) * V
+    has_draft = (index < num_rows - 1) & (not POINT)
+    threshold = float("-inf")
+    draft_threshold = float("-inf")
+    if TRUNCATED:
+        threshold = tl.load(thresholds + place)
+        draft_threshold = tl.load(draft_thresholds + drafted, mask=has_draft, other=0.0)
+    if EAGER:
+        columns = tokens_of(tile * TILE + tl.arange(0, TILE))
+        values, guessed = _load_rows(
+            row, draft_row, columns, has_draft, threshold, draft_threshold, V, POINT
+        )
+    rate = inverse(temperature)
+    greedy = temperature == 0.0
     is_read = index <= length
     has_law = (index < length) & (not POINT)
     if SKIP and RULE == RATIO:  # noqa: SIM102
         if index > 0:  # a condition at run time
             is_read = is_read & (index <= limit_now(limits + sequence))
-    threshold = float("-inf")
-    draft_threshold = float("-inf")
-    if TRUNCATED:
-        threshold = tl.load(thresholds + place)
-        draft_threshold = tl.load(draft_thresholds + drafted, mask=has_law, other=0.0)
     start = place * SEGMENTS
     token = tl.load(tokens + drafted, mask=index < length, other=0)
     token = tl.minimum(tl.maximum(token, 0), V - 1).to(tl.int32)
@@ -173,11 +199,17 @@ def ratio_kernel(
             draft_value = tl.load(draft_row + token, mask=has_law, other=0.0).to(tl.float32)
         for step in tl.range(STEPS, num_stages=STAGES):
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
-            columns = tokens_of(segments)
-            inside = columns < V
-            values = load_values(row, columns, inside, threshold)
-            if not POINT:  # both rows are asked for before either is reduced
-                guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+            if not EAGER:
+                values, guessed = _load_rows(
+                    row,
+                    draft_row,
+                    tokens_of(segments),
+                    has_law,
+                    threshold,
+                    draft_threshold,
+                    V,
+                    POINT,
+                )
             _write_tile(values, rate, maxima + start, sums + start, segments, V)
             if not POINT and has_law:
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
@@ -229,13 +261,15 @@ def ratio_kernel(
             tl.store(likeliests + place, top)
             tl.store(ratios + place, ratio)
             tl.store(faults + place, fault)
-            if RULE == RATIO:
+            if SKIP and RULE == RATIO:
                 is_kept = unit(seed, position, index, ACCEPT) < tl.minimum(ratio, 1.0).to(
                     tl.float64
                 )
                 if (index == length) | (fault != 0) | (is_kept == 0):
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
-        if arrive(finished + sequence) == num_rows - 1:
+        if RULE == RATIO:
+            tl.store(counts + place, 0)
+        elif arrive(finished + sequence) == num_rows - 1:
             first = sequence * num_rows
             slots = tl.arange(0, ROWS)
             if RULE != LAWS:
@@ -256,9 +290,6 @@ def ratio_kernel(
                     threshold = tl.load(thresholds + last)
                 fault = 0
                 kept = 0
-                if RULE == RATIO:
-                    kept = tl.load(limits + sequence, volatile=True)
-                    tl.store(scales + first + kept, 1.0)
                 if RULE == BLOCKWISE:
                     steps = tl.load(
                         ratios + first + slots, mask=inside, other=0.0, cache_modifier=".cg"
@@ -300,7 +331,5 @@ def ratio_kernel(
                 tl.store(out_reached + sequence, kept)
                 tl.store(out_accepted + sequence, kept)
                 tl.store(out_fault + sequence, fault)
-            tl.debug_barrier()  # every warp has read its limit
-            tl.store(limits + sequence, FAR)
             tl.store(finished + sequence, 0)
             tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

@@ -1,8 +1,9 @@
 """The second launch of `ratio` and `block`: what the target's row still owes, and a draw from it.
 
-(scale * p - q)+ is summed over segments at every slot where the round may end.  Whoever finishes a
-sequence last throws the second coins of `block`, for which these sums are the Z of its slots, and
-draws the extra token.
+(scale * p - q)+ is summed over segments at every slot where the round may end.  For `ratio` that is
+one, and every program throws the coins that say which; where all guesses are kept the first program
+of the sequence draws from the target's law.  Whoever finishes a sequence last throws the second
+coins of `block`, for which the sums are the Z of its slots, and draws the extra token.
 """
 
 import triton
@@ -21,6 +22,7 @@ from forerun.gpu.kernels.arithmetic import (
     unit,
 )
 from forerun.gpu.kernels.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
+from forerun.gpu.kernels.faults import outside
 
 
 @triton.jit
@@ -49,6 +51,55 @@ def _owed(
     return tl.maximum(scale * target - drawn, 0.0)
 
 
+@triton.jit
+def _draw_target(
+    logits,
+    thresholds,
+    maxima,
+    sums,
+    laws,
+    place,
+    rate,
+    number,
+    V: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+):
+    """A token of the target's own law in one of all rows."""
+    every = tl.arange(0, SEGMENTS)
+    inside = every * SEGMENT < V
+    threshold = float("-inf")
+    if TRUNCATED:
+        threshold = tl.load(thresholds + place)
+    return draw_law(
+        logits + place.to(tl.int64) * V,
+        tl.load(maxima + place * SEGMENTS + every, mask=inside, other=float("-inf")),
+        tl.load(sums + place * SEGMENTS + every, mask=inside, other=0.0),
+        tl.load(laws + place * 4),
+        rate,
+        threshold,
+        number,
+        V,
+        SEGMENTS,
+    )
+
+
+@triton.jit
+def _throw_coins(tokens, ratios, faults, coins, length, V: tl.constexpr, ROWS: tl.constexpr):
+    """(how many guesses of a sequence `ratio` keeps, fault); pointers to what the sequence has.
+
+    Nothing past the first refusal is looked at, which may be left from another round.
+    """
+    slots = tl.arange(0, ROWS)
+    inside = slots <= length
+    wrongs = tl.load(faults + slots, mask=inside, other=0)
+    chances = tl.minimum(tl.load(ratios + slots, mask=inside, other=0.0), 1.0)
+    is_kept = (slots < length) & (wrongs == 0) & (coins < chances.to(tl.float64))
+    kept = tl.min(tl.where(is_kept, FAR, slots), axis=0)
+    guesses = tl.load(tokens + slots, mask=slots < length, other=0)
+    return kept, outside(guesses, slots, at_slot(wrongs, slots, kept), V)
+
+
 @triton.jit(do_not_specialize=["num_sequences", "num_rows", "num_slots"])
 def residual_kernel(
     logits,  # (B, N, V)
@@ -64,13 +115,18 @@ def residual_kernel(
     sums,  # (B, N, SEGMENTS) float32
     owed,  # (B, num_slots, SEGMENTS) float32
     laws,  # (B, N, 4) float32
-    scales,  # (B, N) float32
-    tested,  # (B, N) int32
-    planned,  # (B,) int32
+    likeliests,  # (B, N) int32
+    ratios,  # (B, N) float32
+    faults,  # (B, N) int32
+    scales,  # (B, N) float32, for `block`
+    tested,  # (B, N) int32, for `block`
+    planned,  # (B,) int32, for `block`
+    limits,  # (B,) int32, FAR after
     finished,  # (B,) int32, zero before and after
     out_reached,  # (B,) int32
     out_accepted,  # (B,) int32
     out_extra,  # (B,) int64
+    out_fault,  # (B,) int32
     num_sequences,
     num_rows,
     num_slots,  # slots that are summed: 1 for `ratio`, N - 1 for `block`
@@ -90,33 +146,69 @@ def residual_kernel(
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     column = pid // TILES // num_sequences  # of `owed`
+    first = sequence * num_rows
+    slots = tl.arange(0, ROWS)
+    length = tl.load(lengths + sequence)
+    seed = tl.load(seeds + sequence)
+    position = tl.load(positions + sequence)
+    temperature = tl.load(temperatures + sequence)
+    rate = inverse(temperature)
+    coins = unit(seed, position, 2 * slots - 1 if BLOCKWISE else slots, ACCEPT)
+    number = unit(seed, position, 0, RESIDUAL)
     if PDL:
         gdc_wait()
-    plan = tl.load(planned + sequence)
-    first = sequence * num_rows
-    slot = plan
-    is_summed = plan >= 0
     num_summed = 1
     if BLOCKWISE:
+        plan = tl.load(planned + sequence)
         slot = column
-        slots = tl.arange(0, ROWS)
-        after = (slots > plan) & (slots < tl.load(lengths + sequence))
+        after = (slots > plan) & (slots < length)
         is_tested = tl.load(tested + first + slots, mask=after, other=0)
         num_summed += tl.sum(is_tested, axis=0)
         is_here = (slots == slot) & ((slots == plan) | (is_tested != 0))
-        is_summed = is_summed & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
+        is_summed = (plan >= 0) & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
+    else:
+        draft = sequence * (num_rows - 1)
+        plan, fault = _throw_coins(
+            tokens + draft, ratios + first, faults + first, coins, length, V, ROWS
+        )
+        greedy = temperature == 0.0
+        slot = plan
+        is_summed = ((fault != 0) | greedy | (plan == length)) == 0
+        if tile == 0:
+            tl.store(limits + sequence, FAR)
+            tl.store(out_fault + sequence, fault)
+            if is_summed == 0:
+                last = first + plan
+                extra = tl.load(likeliests + last)
+                if (fault == 0) & (greedy == 0):
+                    extra = _draw_target(
+                        logits,
+                        thresholds,
+                        maxima,
+                        sums,
+                        laws,
+                        last,
+                        rate,
+                        number,
+                        V,
+                        SEGMENTS,
+                        TRUNCATED,
+                    )
+                tl.store(out_reached + sequence, plan)
+                tl.store(out_accepted + sequence, plan)
+                tl.store(out_extra + sequence, extra.to(tl.int64))
     if is_summed:
-        seed = tl.load(seeds + sequence)
-        position = tl.load(positions + sequence)
-        rate = inverse(tl.load(temperatures + sequence))
         threshold = float("-inf")
         draft_threshold = float("-inf")
+        guess = sequence * (num_rows - 1) + slot
         if TRUNCATED:
             threshold = tl.load(thresholds + first + slot)
-            draft_threshold = tl.load(draft_thresholds + sequence * (num_rows - 1) + slot)
-        guess = sequence * (num_rows - 1) + slot
+            if not POINT:
+                draft_threshold = tl.load(draft_thresholds + guess)
         token = tl.load(tokens + guess)
-        scale = tl.load(scales + first + slot)
+        scale = 1.0
+        if BLOCKWISE:
+            scale = tl.load(scales + first + slot)
         for step in tl.range(STEPS, num_stages=STAGES):
             segments = (tile * STEPS + step) * TILE + tl.arange(0, TILE)
             columns = tokens_of(segments)
@@ -141,7 +233,6 @@ def residual_kernel(
             kept = plan
             if BLOCKWISE:
                 survivals = tl.load(scales + first + slots, mask=after, other=1.0)
-                coins = unit(seed, position, 2 * slots - 1, ACCEPT)
                 slot = tl.min(tl.where(is_tested != 0, slots, FAR), axis=0)
                 while slot < FAR:  # the last one that passes is kept
                     at = (sequence * num_slots + slot) * SEGMENTS + every
@@ -152,10 +243,10 @@ def residual_kernel(
                     if at_slot(coins, slots, slot) < share.to(tl.float64):
                         kept = slot
                     slot = tl.min(tl.where((is_tested != 0) & (slots > slot), slots, FAR), axis=0)
-            number = unit(seed, position, 0, RESIDUAL)
             column = 0
             if BLOCKWISE:
                 column = kept
+                scale = tl.load(scales + first + kept)
             at = (sequence * num_slots + column) * SEGMENTS + every
             parts = tl.load(owed + at, mask=inside, other=0.0, cache_modifier=".cg")
             total = total_of(parts)
@@ -165,7 +256,8 @@ def residual_kernel(
             draft_threshold = float("-inf")
             if TRUNCATED:
                 threshold = tl.load(thresholds + last)
-                draft_threshold = tl.load(draft_thresholds + guess)
+                if not POINT:
+                    draft_threshold = tl.load(draft_thresholds + guess)
             row = logits + last.to(tl.int64) * V
             if total > 0.0:
                 aim = number * total
@@ -181,23 +273,24 @@ def residual_kernel(
                     draft_threshold,
                     rate,
                     laws + last * 4,
-                    tl.load(scales + last),
+                    scale,
                     POINT,
                 )
                 lane, _ = pick(left_over, aim - before, SEGMENT)
                 extra = segment * SEGMENT + lane
             else:  # rounding left nothing: the target's own law stands in
-                at = last * SEGMENTS + every
-                extra = draw_law(
-                    row,
-                    tl.load(maxima + at, mask=inside, other=float("-inf")),
-                    tl.load(sums + at, mask=inside, other=0.0),
-                    tl.load(laws + last * 4),
+                extra = _draw_target(
+                    logits,
+                    thresholds,
+                    maxima,
+                    sums,
+                    laws,
+                    last,
                     rate,
-                    threshold,
                     number,
                     V,
                     SEGMENTS,
+                    TRUNCATED,
                 )
             tl.store(out_reached + sequence, kept)
             tl.store(out_accepted + sequence, kept)
