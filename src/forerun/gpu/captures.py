@@ -13,6 +13,7 @@ from functools import cached_property
 from forerun.clock import now
 from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
@@ -33,6 +34,10 @@ SHORT = 1024
 MOST_SECONDS = 10.0
 """After which no smaller size of round is captured beforehand; it is then not used on that
 storage."""
+
+
+DraftRows = GpuRows | HeadsRows
+"""Of a drafter on the device."""
 
 
 class Captures:
@@ -93,14 +98,14 @@ class Captures:
         lanes: Lanes = storage.lanes[size, is_late]
         return lanes
 
-    def round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+    def round(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, captured."""
         begin, made = now(), self._made(shape, lanes, drafts)
         if made.prepare():
             self.seconds += now() - begin
         return made
 
-    def _made(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+    def _made(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, which may not be captured yet."""
         storage, other = self._state.storage, storage_of(drafts)
         made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
@@ -108,7 +113,7 @@ class Captures:
             made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
         return made
 
-    def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
+    def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
         """Before a first round of this shape: capture what the policy may choose instead."""
         is_drafted = shape.draft_length > 0 or self._is_on_host
         if self._warm or self._draft_length != "auto" or not is_drafted:
@@ -122,7 +127,7 @@ class Captures:
                 rounds[key] = known
         self._warm = known
 
-    def _captured(self, shape: RoundShape, drafts: GpuRows | None) -> dict[int, list[int]]:
+    def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
         """Capture rounds of all sizes, as far as there is time; their lengths by size."""
         known: dict[int, list[int]] = {}
         begin, before = now(), self.seconds
@@ -138,19 +143,26 @@ class Captures:
         self.seconds = before + now() - begin
         return known
 
-    def _like(self, shape: RoundShape, size: int, drafts: GpuRows | None) -> list[CapturedRound]:
+    def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
         """Rounds like this one of another size and of all lengths, and one of length 0 for requests
         that come while others are answered."""
         made = []
         for length in self.lengths(size):
-            some = drafts if length else None
+            some = drafts_in(drafts, length)
             other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
             made.append(self._made(other, self.lanes(size, is_late=False), some))
         if self._top > 1:
-            other = shape._replace(num_lanes=size, draft_length=0, draws=False)
-            made.append(self._made(other, self.lanes(size, is_late=True), None))
+            some = drafts_in(drafts, 0)
+            other = shape._replace(num_lanes=size, draft_length=0, draws=some is not None)
+            made.append(self._made(other, self.lanes(size, is_late=True), some))
         return made
 
 
-def storage_of(rows: GpuRows | None) -> Storage | None:
+def drafts_in(drafts: DraftRows | None, length: int) -> DraftRows | None:
+    """The drafter's rows that a round of this draft length reads or writes."""
+    has_part = drafts is not None and (length > 0 or drafts.is_always_told)
+    return drafts if has_part else None
+
+
+def storage_of(rows: DraftRows | None) -> Storage | None:
     return None if rows is None else rows.storage

@@ -16,13 +16,10 @@ import torch
 from forerun.addresses import Purpose
 from forerun.capturing import captured
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
-from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, launch
-from forerun.gpu.kernels.lanes import (
-    advance,
-    first_draft_inputs,
-    next_draft_inputs,
-    target_inputs,
-)
+from forerun.gpu.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
+from forerun.gpu.forward import PassShape
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.kernels.lanes import advance, target_inputs
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.scratch import Outcome
 from forerun.gpu.scratch import Scratch as DecisionScratch
@@ -56,7 +53,7 @@ class Turn(NamedTuple):
 
     results: Any  # (num_lanes, draft_length + 3), on the host
     is_done: Any
-    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device
+    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device, for the host
 
 
 class CapturedRound:
@@ -79,23 +76,27 @@ class CapturedRound:
             b, k + 1, vocab, device, for_match_only=shape.rule == "match"
         )
         self._results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
-        on_device = device.type == "cuda"
+        on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
         self._turns = [
             Turn(
                 torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
-                self._states(),
+                None if is_heard else self._states(),
             )
             for _ in range(2)
         ]
         self._turn = 0
         self._watched = self._states()
         self._logits = target.logits("round", b * (k + 1))
-        self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
-                           self._logits, self._watched, shape.layers)  # fmt: skip
+        self._pass = Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
+                          self._logits, self._watched, shape.layers)  # fmt: skip
+        self._sizes = {"LANES": b, "PADDED": max(FEWEST_LANES, _padded(b))}
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
+        self._hearing = None
+        if isinstance(draft, HeadsStorage):
+            self._hearing = Hearing(draft, self._pass.inputs, self._watched)
         self._thresholds = self._draft_thresholds = None
         if shape.cuts:
             self._thresholds = torch.empty((b, k + 1), device=device)
@@ -111,18 +112,20 @@ class CapturedRound:
 
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
-        vocab = draft.weights.head.shape[0]
         needs_laws = self.shape.rule != "match"
         self._step_logits = draft.logits("step", b)
+        vocab = self._step_logits.shape[1]
         self._draft_logits = None
         if needs_laws:
             length = self.shape.draft_length
             self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
         # The logits of a single lane are written where they are kept, if that keeps them aligned.
         self._is_direct = needs_laws and b == 1 and vocab % ALIGNED == 0
-        first, later = PassShape(2 * b, b, b, 2, chunks), PassShape(b, b, b, 1, chunks)
-        self._first_step = _Pass(draft, first, self._step_logits)
-        self._later_step = _Pass(draft, later, self._step_logits)
+        self._steps: ModelSteps | HeadsSteps
+        if isinstance(draft, HeadsStorage):
+            self._steps = HeadsSteps(draft, b, chunks)
+        else:
+            self._steps = ModelSteps(draft, b, chunks, self._sizes)
         self._sampled = Outcome.allocate(b, device)
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
@@ -151,7 +154,7 @@ class CapturedRound:
         self._turn = 1 - self._turn
         turn = self._turns[self._turn]
         turn.results.copy_(self._results, non_blocking=True)
-        if self._watched is not None:
+        if turn.states is not None:
             turn.states.copy_(self._watched)  # the next round may be one of this shape
         if turn.is_done is not None:
             turn.is_done.record()
@@ -197,16 +200,15 @@ class CapturedRound:
         """Launch the kernels of the round."""
         shape, lanes = self.shape, self.lanes
         k = shape.draft_length
-        sizes = {"LANES": shape.num_lanes, "PADDED": max(FEWEST_LANES, _padded(shape.num_lanes))}
         draws = shape.draws and k > 0
         if draws:
-            self._queue_draft(sizes)
+            self._queue_draft()
         inputs = self._pass.inputs
         target_inputs[(1,)](
             lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
             lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
-            V=self._logits.shape[1], WIDE=WIDEST, **sizes,
+            V=self._logits.shape[1], WIDE=WIDEST, **self._sizes,
         )  # fmt: skip
         self._pass.queue()
         if self._edits is not None:
@@ -226,34 +228,22 @@ class CapturedRound:
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
         if self._edits is not None:
             self._edits.note(self._outcome, self.drafts, lanes)
+        if self._hearing is not None:
+            self._hearing.queue(self._outcome, self.drafts)
         advance[(1,)](
             self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
             lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self._results, K=k, WIDE=WIDEST, **sizes,
+            self._results, K=k, WIDE=WIDEST, **self._sizes,
         )  # fmt: skip
 
-    def _queue_draft(self, sizes: dict[str, int]) -> None:
-        lanes, k = self.lanes, self.shape.draft_length
+    def _queue_draft(self) -> None:
+        lanes = self.lanes
         purpose = Purpose.TARGET if self.shape.rule == "match" else Purpose.DRAFT
-        for step in range(k):
-            this = self._first_step if step == 0 else self._later_step
-            inputs = this.inputs
-            where = (inputs.ids, inputs.rows, inputs.slots, inputs.positions, inputs.segments,
-                     inputs.picked)  # fmt: skip
-            if step == 0:
-                first_draft_inputs[(1,)](
-                    lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, *where,
-                    **sizes,
-                )  # fmt: skip
-            else:
-                next_draft_inputs[(1,)](
-                    self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
-                    *where, step, k, V=self._step_logits.shape[1], **sizes,
-                )  # fmt: skip
+        for step in range(self.shape.draft_length):
             logits, kept = self._step_logits, self._draft_logits
             if kept is not None and self._is_direct:
                 logits = kept[:, step]
-            this.queue(logits)
+            self._steps.queue(step, lanes, self._sampled, self.drafts, logits)
             if self._edits is not None:
                 self._edits.apply(logits, self.drafts, lanes.output, num_rows=1, first=step)
             positions = lanes.output
@@ -274,31 +264,6 @@ class CapturedRound:
             )  # fmt: skip
             if kept is not None and not self._is_direct:
                 kept[:, step].copy_(logits)
-
-
-class _Pass:
-    """A pass within a round, with logits of its own."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        shape: PassShape,
-        logits: Any,
-        watched: Any = None,
-        layers: tuple[int, ...] = (),
-    ) -> None:
-        self.inputs = Inputs.empty(shape, storage.weights.head.device)
-        self._storage, self._shape = storage, shape
-        self._attention = AttentionScratch(storage.weights, shape)
-        self._logits = logits
-        self._watched, self._layers = watched, layers
-
-    def queue(self, logits: Any = None) -> None:
-        """Launch it; logits: where they go instead."""
-        storage = self._storage
-        launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
-               self._attention, self._logits if logits is None else logits,
-               watched=self._watched, layers=self._layers)  # fmt: skip
 
 
 def _padded(count: int) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _known(token, V: tl.constexpr):
+def known(token, V: tl.constexpr):
     """The token, or 0 for one outside the vocabulary."""
     return tl.where((token >= 0) & (token < V), token, 0).to(tl.int32)
 
@@ -58,7 +58,7 @@ def next_draft_inputs(
     row = tl.load(rows + lane, mask=there, other=-1)
     row = tl.where(tl.load(remaining + lane, mask=there, other=0) > 0, row, -1)
     place = tl.load(stored + lane, mask=there, other=0) + step
-    tl.store(ids + lane, _known(token, V), mask=there)
+    tl.store(ids + lane, known(token, V), mask=there)
     tl.store(pass_rows + lane, row, mask=there)
     tl.store(slots + lane, place, mask=there)
     tl.store(positions + lane, place, mask=there)
@@ -102,7 +102,7 @@ def target_inputs(
         other=0,
     )
     first = tl.load(last + lane, mask=there, other=0)
-    token = tl.where((slot == 0)[None, :], first[:, None], _known(token, V))
+    token = tl.where((slot == 0)[None, :], first[:, None], known(token, V))
     where = place[:, None] + slot[None, :]
     tl.store(ids + at, token, mask=inside)
     tl.store(pass_rows + at, row[:, None] + tl.zeros_like(at), mask=inside)
