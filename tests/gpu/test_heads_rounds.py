@@ -36,6 +36,9 @@ from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.sampled_steps import LazyRows  # noqa: E402
 from forerun.gpu.scratch import Outcome  # noqa: E402
 from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
+from forerun.gpu.tree_steps import TreeSteps  # noqa: E402
+from forerun.gpu.tree_tables import TreeTables  # noqa: E402
+from forerun.tree import Tree  # noqa: E402
 
 if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
     pytest.skip("needs Triton's interpreter", allow_module_level=True)
@@ -140,7 +143,7 @@ def test_which_rounds_draft_on_the_device() -> None:
         return type(getattr(executor, "_drafter", None))
 
     assert kind() is kind(rule=rules.get("ratio")) is kind(drafter=Forced(heads())) is DeviceHeads
-    assert kind(tree=4) is not DeviceHeads
+    assert kind(tree=4, rule=rules.get("match")) is DeviceHeads
 
 
 def test_a_request_that_needs_the_host_beside_one_that_does_not(
@@ -224,7 +227,7 @@ def check_entries(engine: Engine, row: int, text: Sequence[int]) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    [(2, 2, 2, 2), pytest.param((3, 0, 0, 1, 2), marks=pytest.mark.slow)],
+    [(2, 2, 2, 2), pytest.param((3, 3, 0, 0, 2, 2, 2), marks=pytest.mark.slow)],
     ids=["K 2", "changing"],
 )
 def test_every_round_tells_the_drafter_what_was_emitted(lengths: Sequence[int]) -> None:
@@ -320,3 +323,102 @@ def test_the_storage_of_a_drafter_stays_with_its_targets() -> None:
     assert device_heads(heads(), other._drafting, state).heads.storage is not storage  # type: ignore[union-attr]
     for made in (engine, other):
         made.close()
+
+
+# --- trees ---------------------------------------------------------------------------------------
+
+TREE = Tree((-1, -1, 0, 0, 1, 2))  # 2 children of the text, 2 and 1 of these, and a third level
+
+
+def test_a_tree_is_drafted_and_followed_on_the_device(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Listening, "begin", None)
+    answers = generate(tree=TREE, batch_size=2)
+    assert texts(answers) == plain
+    assert not any(answer.stats.notes for answer in answers)
+    assert max(answer.stats.drafted for answer in answers) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SLOW])
+def test_the_text_does_not_depend_on_the_tree(name: str) -> None:
+    how = {**SLOW[name], "max_new_tokens": 6}
+    drafted = generate(**how | {"tree": 6})
+    assert texts(drafted) == texts(generate(**how | {"drafter": None, "batch_size": 1}))
+    assert not any(answer.stats.notes for answer in drafted)
+
+
+def test_every_round_with_a_tree_tells_the_drafter_what_was_emitted() -> None:
+    """Keys of the accepted path stand where the text goes on, the target's and the drafter's."""
+    engine = engine_of(tree=TREE)
+    first, second = request_of(PROMPTS[0], 40), request_of(PROMPTS[2], 40)
+    engine.submit(first)
+    for number in range(4):
+        if number == 1:
+            engine.submit(second)
+        engine.step()
+    executor: Any = engine._executor
+    assert max(max(request.stats.accepted_by_round) for request in (first, second)) > 0
+    for row, request in enumerate((first, second)):
+        check_entries(engine, row, request.tokens)
+        count = len(request.tokens) - 1
+        state, _ = fresh(request.tokens)
+        for part in ("keys", "values"):
+            mine = getattr(executor._state.storage.cache, part)[:, row, :, :count]
+            other = getattr(state.storage.cache, part)[:, 0, :, :count]
+            torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02)
+    engine.close()
+
+
+def test_nodes_of_a_tree_are_the_first_arrivals_of_the_torch_runners_laws() -> None:
+    text = [7, 3, 3, 9, 11, 2]
+    state, rows = fresh(text)
+    tables, lanes = TreeTables(TREE), Lanes(1, torch.device("cpu"))
+    tree = tables.tree
+    sampling = fr.Sampling(temperature=0.0)
+    lanes.put([Lane(0, text[-2], text[-1], len(text) - 1, 0, 9, 3, 0.0, 0.0, sampling)], [3])
+    drafts = torch.zeros((1, len(tree)), dtype=torch.int64)
+    with torch.inference_mode():
+        TreeSteps(rows.storage, tables, 1, 1).queue(lanes, drafts)
+    tokens = drafts[0].tolist()
+    runner: Any = heads().start(TARGET, 1, 64).runner
+    theirs = runner.start(1, 64)
+    laws = {-1: runner.extend(theirs, [0], [state._seen[0]], [text[1:]])[0].copy()}
+    number = {-1: -1}
+    for node in range(len(tree)):
+        number[node] = len(number) - 1
+        parent = number[tree.parents[node]]
+        laws[node] = runner.step(theirs, [0], [parent], [tokens[node]])[0].copy()
+    for node in (-1, *range(len(tree))):
+        children = [tokens[child] for child in tree.children[node]]
+        likeliest = heads().tokens[(-laws[node]).argsort(kind="stable")]
+        assert children == likeliest[: len(children)].tolist()
+
+
+def test_which_trees_are_drafted_on_the_device() -> None:
+    """Up to 128 nodes and texts in a pass, under `match`."""
+
+    def shape(rows: int = 1, tree: int | Tree = 16, **options: Any) -> Tree | None:
+        engine = engine_of(rows, tree=tree, **options)
+        captures = getattr(engine._executor, "_captures", None)
+        return None if captures is None else captures.tree
+
+    assert shape(draft_length="auto").height <= 5  # type: ignore[union-attr]
+    assert len(shape(4)) == 16  # type: ignore[arg-type]
+    assert shape(8) is None
+    assert shape(tree=Tree((-1, 0, -1))) == Tree((-1, -1, 0))
+    assert shape(tree=Tree((-1, 0)), rule=rules.get("siblings")) is None
+    assert shape(tree=40) is None
+
+
+def test_the_tables_of_a_tree() -> None:
+    made = TreeTables(Tree((-1, 0, 1, -1, 3, 1)))
+    assert made.tree == Tree((-1, -1, 0, 1, 2, 2))
+    assert made.depths == [0, 1, 1, 2, 2, 3, 3]
+    assert made.paths[0] == [0, 0, 0]
+    assert made.paths[6] == [1, 3, 6]
+    assert made.levels[0][3:] == ([0], [2])
+    assert made.levels[1] == ([0, 1], [0, 0], [[0], [1]], [2, 3], [1, 1])
+    assert made.levels[2] == ([2], [0], [[0, 2]], [4], [2])
+    assert len(made.levels) == 3

@@ -14,10 +14,13 @@ from forerun.clock import now
 from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
+from forerun.gpu.tree_rounds import TreeRound
+from forerun.tree import Tree
 from forerun.types import DraftLength
 
 STEERED = (0, 1, 2, 3, 5, 7)
@@ -45,14 +48,22 @@ class Captures:
 
     draft_length: 0 without a drafter.
     is_on_host: drafts are made on the host.
+    tree: that all drafts fill; its height is their length.
     """
 
     def __init__(
-        self, state: GpuRows, num_rows: int, draft_length: DraftLength, *, is_on_host: bool = False
+        self,
+        state: GpuRows,
+        num_rows: int,
+        draft_length: DraftLength,
+        *,
+        is_on_host: bool = False,
+        tree: Tree | None = None,
     ) -> None:
         self._state = state
         self._draft_length = draft_length
         self._is_on_host = is_on_host
+        self.tree = tree
         self._top = 1 << max(num_rows - 1, 0).bit_length()
         self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
         self.seconds = 0.0  # that captures took so far
@@ -78,6 +89,8 @@ class Captures:
         most = MOST_TOKENS // size - 1
         if size in self._warm:
             return self._warm[size]
+        if self.tree is not None:
+            return [0, self.tree.height]
         if self._draft_length == "auto":
             return [length for length in STEERED if length <= most]
         return sorted({0, min(self._draft_length, LONGEST, most)})
@@ -110,7 +123,12 @@ class Captures:
         storage, other = self._state.storage, storage_of(drafts)
         made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
         if made is None or not made.stands_on(other):
-            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
+            if shape.is_tree:
+                assert isinstance(other, HeadsStorage)
+                made = TreeRound(shape, lanes, storage, other)
+            else:
+                made = CapturedRound(shape, lanes, storage, other)
+            storage.rounds[shape, id(lanes)] = made
         return made
 
     def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:

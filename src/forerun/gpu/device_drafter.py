@@ -95,6 +95,8 @@ class DeviceDrafter:
             0
             if (limit := limits[index]) is None or plan.answering[index].row in abandoned
             else limit.budget
+            if limit.depth is None
+            else limit.depth
             for index in indices
         ]
 

@@ -9,14 +9,21 @@ import torch
 
 from forerun.drafters.heads import Heads
 from forerun.drafters.heads.torch_runner import TorchRunner
+from forerun.engine.draft_planning import TREE_HEIGHT
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import Span
-from forerun.gpu.captures import DraftRows
+from forerun.gpu.captures import MARGIN, DraftRows
 from forerun.gpu.device_drafter import DeviceDrafter
+from forerun.gpu.forward import MOST_TOKENS
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import DeviceMemoryError
+from forerun.gpu.tree_tables import static_tree
+from forerun.rules.base import Rule
+from forerun.rules.match import Match
+from forerun.tree import Tree
+from forerun.types import DraftLength
 
 
 @dataclass
@@ -55,6 +62,15 @@ class DeviceHeads(DeviceDrafter):
     def can_follow(self, text: Sequence[int]) -> bool:
         """It reads the hidden states of the tokens before the last."""
         return len(text) > 1
+
+
+def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:
+    """The shape of the trees of captured rounds; None where they are not captured: under a rule
+    other than `match`, or where they do not fit a pass of all rows, or the room past a text."""
+    shape = static_tree(tree, TREE_HEIGHT if draft_length == "auto" else draft_length)
+    num_lanes = 1 << max(num_rows - 1, 0).bit_length()
+    fits = num_lanes * (len(shape) + 1) <= MOST_TOKENS and len(shape) + shape.height < MARGIN
+    return shape if type(rule) is Match and fits and len(shape) else None
 
 
 def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHeads | None:

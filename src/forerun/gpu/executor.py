@@ -17,7 +17,7 @@ from typing import Any
 from forerun.clock import now
 from forerun.engine.ladder_policy import Ladder, Rungs
 from forerun.engine.plan import RoundPlan, Span
-from forerun.engine.proposal import NOTHING, Drafted, Proposal
+from forerun.engine.proposal import Drafted
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.captures import MARGIN, Captures, storage_of
 from forerun.gpu.device_drafter import DeviceDrafter
@@ -32,11 +32,13 @@ from forerun.gpu.joining import (
     is_of_draft,
     needs_host,
     part_of,
+    proposal_of,
 )
 from forerun.gpu.lanes import cuts_law, lane_of
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.rules.base import Rule
+from forerun.tree import Tree
 from forerun.types import DraftLength, Drawn
 
 
@@ -45,6 +47,7 @@ class Captured:
 
     drafter: what drafts, if anything does.
     draft_length: how far to draft, where that is given.
+    tree: that all drafts fill, in level order; None: drafts are chains.
     """
 
     def __init__(
@@ -54,13 +57,14 @@ class Captured:
         drafter: DeviceDrafter,
         rule: Rule,
         draft_length: DraftLength,
+        tree: Tree | None = None,
     ) -> None:
         self._steps = Stepwise(target, state, drafter.drafting, rule)
         self._state = state
         self._rule = rule
         self._drafter = drafter
         self._captures = Captures(
-            state, len(state.lengths), draft_length, is_on_host=drafter.is_on_host
+            state, len(state.lengths), draft_length, is_on_host=drafter.is_on_host, tree=tree
         )
         self._flight: Flight | None = None
         self._halves: Halves | None = None
@@ -232,9 +236,9 @@ class Captured:
         for span in plan.answering:
             row, asked = results[span.request.number]
             room = span.request.limit - span.request.num_output - 1
-            drafted = row[3 : 3 + min(asked, room)]
-            proposals.append(Proposal(drafted, drawn) if drafted else NOTHING)
-            paths.append(range(max(row[0], 0)))
+            proposal = proposal_of(self._captures.tree, row[4:], min(asked, room), drawn)
+            proposals.append(proposal)
+            paths.append(proposal.path(row[3] - 1) if row[0] > 0 else ())
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
         height = max((flight.round.shape.draft_length for flight in rounds), default=0)
@@ -323,6 +327,7 @@ class Captured:
             cuts=any(cuts_law(span.request.sampling) for span in spans),
             edits=any(edits_law(span.request) for span in spans),
             layers=self._state.layers,
+            tree=captures.tree,
         )
         captures.warm_up(shape, drafts)
         lanes = captures.lanes(num_lanes, is_late)

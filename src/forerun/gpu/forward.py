@@ -229,11 +229,14 @@ class Kernels:
             num_warps=4, **self._pdl,
         )  # fmt: skip
 
-    def layer(self, number: int, source: Any, squares: Any, next_norm: Any) -> None:
-        """One layer, from `scratch.x` to itself.
+    def layer(
+        self, number: int, source: Any, squares: Any, next_norm: Any, residual: Any = None
+    ) -> None:
+        """One layer, whose result goes to `scratch.x`.
 
         source, squares: what queries, keys and values are products of, and its sums of squares.
         next_norm: the weights of the norm that follows the layer.
+        residual: the residual stream before the layer; None: `scratch.x` too.
         """
         w, shape, scratch = self._weights, self._shape, self._scratch
         layer, attention, inputs = w.layers[number], self._attention, self._inputs
@@ -249,8 +252,8 @@ class Kernels:
             CHUNK=CHUNK, BLOCK=BLOCK_KEYS, TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS,
             num_stages=ATTENTION_STAGES, **self._pdl,
         )  # fmt: skip
-        residual, m = scratch.x, shape.num_tokens
-        add("out", m, scratch.mixed, layer.out, residual, layer.mlp_norm, scratch.middle, scratch)
+        before, m = scratch.x if residual is None else residual, shape.num_tokens
+        add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
         how = tile("gate_up", self._rows, w.hidden, self._memory)
         gate_up[(-(-w.inner // how.columns),)](
             scratch.normed, scratch.squares, layer.gate_up, scratch.inner, m, w.inner, w.eps,
@@ -258,7 +261,7 @@ class Kernels:
             MASKED=w.inner % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
             **self._pdl,
         )  # fmt: skip
-        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, residual, scratch)
+        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, scratch.x, scratch)
 
     def project(self, number: int, source: Any, squares: Any) -> None:
         """Queries, keys and values of a layer; keys and values to the cache."""

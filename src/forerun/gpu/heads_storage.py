@@ -67,6 +67,10 @@ class HeadsStorage(Storage):
             self._logits[key] = torch.full(size, -torch.inf, device=self.weights.head.device)
         return self._logits[key][:count]
 
+    def narrow_logits(self, count: int) -> Any:
+        """Room for rows of logits over the network's own vocabulary, (count, Vd)."""
+        return super().logits("narrow", count)
+
     def fuse(self, states: Any, num_tokens: int) -> None:
         """Queue the features of hidden states (M, F), which go to `fused` (M, D)."""
         network, eps = self.network, self.weights.eps
@@ -91,12 +95,17 @@ class HeadsStorage(Storage):
         kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch)
         kernels.project(0, self.joined, self.no_norm)
 
-    def finish(self, inputs: Inputs, attention: AttentionScratch, logits: Any) -> None:
-        """Queue a draft step: the entries whose inputs are joined, from the features in
-        `scratch.x` to the network's outputs there, and the logits (N, V) of what comes after."""
+    def finish(
+        self, inputs: Inputs, attention: AttentionScratch, logits: Any, features: Any = None
+    ) -> None:
+        """Queue a draft step: the entries whose inputs are joined, the network's outputs, which go
+        to `scratch.x`, and the logits (N, V) or (N, Vd) of what comes after.
+
+        features: of the entries; None: they are in `scratch.x`.
+        """
         kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch, attention)
-        kernels.layer(0, self.joined, self.no_norm, self.weights.norm)
-        kernels.head(logits, self.columns)
+        kernels.layer(0, self.joined, self.no_norm, self.weights.norm, features)
+        kernels.head(logits, None if logits.shape[1] == len(self.columns) else self.columns)
 
     def grow(self, num_rows: int, capacity: int) -> None:
         old = self.features

@@ -163,7 +163,7 @@ class GpuModel:
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def executor(
-        self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+        self, state: GpuRows, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
     ) -> Any:
         """Captured rounds, where there is no drafter or it is on this device too, and where all
         rows fit one pass."""
@@ -171,7 +171,7 @@ class GpuModel:
         from forerun.drafters.heads import Heads
         from forerun.drafters.model import Model
         from forerun.gpu.device_drafter import DeviceDrafter
-        from forerun.gpu.device_heads import device_heads
+        from forerun.gpu.device_heads import device_heads, tree_for
         from forerun.gpu.executor import Captured
         from forerun.gpu.host_drafts import HostDrafts, drafts_beside
         from forerun.gpu.sampled_steps import SampledSteps
@@ -183,8 +183,11 @@ class GpuModel:
             return Captured(self, state, DeviceDrafter(drafting), rule, 0)
         # Requests with a grammar are answered on the host.
         inner: Any = drafter.inner if type(drafter) is Forced else drafter
-        if is_chain and type(inner) is Heads and (heads := device_heads(inner, drafting, state)):
-            return Captured(self, state, heads, rule, draft_length)
+        is_chain = tree is None
+        shape = None if is_chain else tree_for(tree, draft_length, rule, num_rows)
+        is_static = type(inner) is Heads and (is_chain or shape is not None)
+        if is_static and (heads := device_heads(inner, drafting, state)):
+            return Captured(self, state, heads, rule, draft_length, shape)
         if is_chain and drafts_beside(drafter, rule):
             return HostDrafts(self, state, drafting, rule, draft_length)
         other = inner.model if type(inner) is Model else None

@@ -17,6 +17,7 @@ from forerun.addresses import Purpose
 from forerun.capturing import captured
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
 from forerun.gpu.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
+from forerun.gpu.edits import Edits
 from forerun.gpu.forward import PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.lanes import advance, target_inputs
@@ -25,6 +26,7 @@ from forerun.gpu.scratch import Outcome
 from forerun.gpu.scratch import Scratch as DecisionScratch
 from forerun.gpu.storage import Storage
 from forerun.gpu.truncation import find_thresholds
+from forerun.tree import Tree
 
 WIDEST = 16
 """Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
@@ -46,14 +48,24 @@ class RoundShape(NamedTuple):
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
     edits: bool = False  # some lane has penalties, a bias or bans
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
+    tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
+
+    @property
+    def is_tree(self) -> bool:
+        return self.tree is not None and self.draft_length > 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens of a draft; of a tree, `draft_length` is the height."""
+        return len(self.tree) if self.tree and self.draft_length else self.draft_length
 
 
 class Turn(NamedTuple):
     """Where the results of every other round go, and when they are there."""
 
-    results: Any  # (num_lanes, draft_length + 3), on the host
+    results: Any  # (num_lanes, num_nodes + 4), on the host
     is_done: Any
-    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device, for the host
+    states: Any = None  # (num_lanes * (num_nodes + 1), F), on the device, for the host
 
 
 class CapturedRound:
@@ -68,18 +80,18 @@ class CapturedRound:
         self._target, self.draft = target, draft
         self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
-        b, k = shape.num_lanes, shape.draft_length
+        b, k = shape.num_lanes, shape.num_nodes
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
         self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
         self._outcome = Outcome.allocate(b, device)
         self._scratch = DecisionScratch.allocate(
             b, k + 1, vocab, device, for_match_only=shape.rule == "match"
         )
-        self._results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
+        self._results = torch.zeros((b, k + 4), dtype=torch.int32, device=device)
         on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
         self._turns = [
             Turn(
-                torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
+                torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
                 None if is_heard else self._states(),
             )
@@ -88,16 +100,16 @@ class CapturedRound:
         self._turn = 0
         self._watched = self._states()
         self._logits = target.logits("round", b * (k + 1))
-        self._pass = Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
-                          self._logits, self._watched, shape.layers)  # fmt: skip
+        self._pass = Pass(target, self._pass_shape(), self._logits, self._watched, shape.layers)
         self._sizes = {"LANES": b, "PADDED": max(FEWEST_LANES, _padded(b))}
+        self._draft_logits: Any = None
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
         self._hearing = None
-        if isinstance(draft, HeadsStorage):
+        if isinstance(draft, HeadsStorage) and not shape.is_tree:
             self._hearing = Hearing(draft, self._pass.inputs, self._watched)
-        self._thresholds = self._draft_thresholds = None
+        self._thresholds = self._draft_thresholds = self._parents = None
         if shape.cuts:
             self._thresholds = torch.empty((b, k + 1), device=device)
             self._draft_thresholds = torch.empty((b, k), device=device)
@@ -110,12 +122,15 @@ class CapturedRound:
         caches = self._target.cache, None if draft is None else draft.cache
         return self.draft is draft and all(map(is_, caches, self._caches))
 
+    def _pass_shape(self) -> PassShape:
+        b, k = self.shape.num_lanes, self.shape.num_nodes
+        return PassShape(b * (k + 1), b * (k + 1), b, k + 1, self.shape.num_chunks)
+
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
         needs_laws = self.shape.rule != "match"
         self._step_logits = draft.logits("step", b)
         vocab = self._step_logits.shape[1]
-        self._draft_logits = None
         if needs_laws:
             length = self.shape.draft_length
             self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
@@ -176,12 +191,12 @@ class CapturedRound:
         shape, weights = self.shape, self._target.weights
         if not shape.layers:
             return None
-        num_tokens = shape.num_lanes * (shape.draft_length + 1)
+        num_tokens = shape.num_lanes * (shape.num_nodes + 1)
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
         """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
-        the draft."""
+        the row that it follows (one more than its node), the draft."""
         results: list[list[int]] = self._turns[turn].results.tolist()
         return results
 
@@ -199,8 +214,29 @@ class CapturedRound:
     def queue(self) -> None:
         """Launch the kernels of the round."""
         shape, lanes = self.shape, self.lanes
-        k = shape.draft_length
-        draws = shape.draws and k > 0
+        self._queue_inputs()
+        self._pass.queue()
+        if self._edits is not None:
+            self._queue_edits(self._edits)
+        logits = self._logits.view(shape.num_lanes, shape.num_nodes + 1, -1)
+        if self._thresholds is not None:
+            find_thresholds(
+                logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
+                self._thresholds, more=1,
+            )  # fmt: skip
+        has_laws = self._draft_logits is not None
+        made = Round(
+            logits, self.drafts, self._lengths, lanes.temperature, lanes.seeds, lanes.output,
+            draft_logits=self._draft_logits, parents=self._parents, thresholds=self._thresholds,
+            draft_thresholds=self._draft_thresholds if has_laws else None,
+        )  # fmt: skip
+        DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        self._queue_end()
+
+    def _queue_inputs(self) -> None:
+        """Launch the draft, if there is one, and what the target's pass is fed."""
+        lanes, k = self.lanes, self.shape.draft_length
+        draws = self.shape.draws and k > 0
         if draws:
             self._queue_draft()
         inputs = self._pass.inputs
@@ -210,30 +246,27 @@ class CapturedRound:
             inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
             V=self._logits.shape[1], WIDE=WIDEST, **self._sizes,
         )  # fmt: skip
-        self._pass.queue()
+
+    def _queue_edits(self, edits: Edits) -> None:
+        """Launch penalties, bias and bans of the target's laws."""
+        k = self.shape.draft_length
+        edits.apply(self._logits, self.drafts, self.lanes.output, num_rows=k + 1)
+
+    def _queue_end(self) -> None:
+        """Launch what becomes of a decision."""
         if self._edits is not None:
-            self._edits.apply(self._logits, self.drafts, lanes.output, num_rows=k + 1)
-        logits = self._logits.view(shape.num_lanes, k + 1, -1)
-        if self._thresholds is not None:
-            find_thresholds(
-                logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
-                self._thresholds, more=1,
-            )  # fmt: skip
-        has_laws = draws and self._draft_logits is not None
-        made = Round(
-            logits, self.drafts, self._lengths, lanes.temperature, lanes.seeds, lanes.output,
-            draft_logits=self._draft_logits if has_laws else None, thresholds=self._thresholds,
-            draft_thresholds=self._draft_thresholds if has_laws else None,
-        )  # fmt: skip
-        DECISIONS[shape.rule](made, self._scratch, self._outcome)
-        if self._edits is not None:
-            self._edits.note(self._outcome, self.drafts, lanes)
+            self._edits.note(self._outcome, self.drafts, self.lanes)
         if self._hearing is not None:
             self._hearing.queue(self._outcome, self.drafts)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Launch the kernel that moves the lanes on, and writes down the results."""
+        lanes, out, k = self.lanes, self._outcome, self.shape.num_nodes
         advance[(1,)](
-            self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
-            lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self._results, K=k, WIDE=WIDEST, **self._sizes,
+            out.accepted, out.extra, out.fault, out.reached, self.drafts, lanes.previous,
+            lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output, self._results,
+            K=k, WIDE=max(WIDEST, _padded(k)), **self._sizes,
         )  # fmt: skip
 
     def _queue_draft(self) -> None:

@@ -22,7 +22,7 @@ def _scaled(values, weight, eps, K: tl.constexpr):
 
 
 @triton.jit
-def _join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.constexpr):
+def join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.constexpr):
     """Write the input of an entry (2 K,), out of its feature (KP,) and the token after it.
 
     norms: (2, K), the weights of both norms.
@@ -83,7 +83,7 @@ def join_kept(
         where = features + (row * capacity + tl.load(slots + entry)) * K
         feature = tl.load(where + k, mask=k < K, other=0.0).to(tl.float32)
         token = tl.load(tokens + entry)
-        _join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
+        join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
 
 
 @triton.jit(do_not_specialize=["length", "capacity"])
@@ -112,7 +112,7 @@ def join_followers(
         where = features + (row * capacity + tl.load(slots + entry)) * K
         tl.store(where + k, feature, mask=k < K)
         feature = feature.to(tl.float32)
-        _join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
+        join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
 
 
 @triton.jit(do_not_specialize=["step", "length", "capacity"])
@@ -146,7 +146,7 @@ def draft_entry(
         token = tl.load(sampled + lane)
         tl.store(drafts + lane * length + step - 1, token)
         feature = tl.load(x + lane * K + k, mask=inside, other=0.0)
-    _join(
+    join(
         feature.to(tl.float32), known(token, V), embedding, norms, joined + lane * 2 * K, eps, K, KP
     )
     tl.store(rows + lane, row)

@@ -157,8 +157,7 @@ def head(
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
     MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Logits y (M, width) of the picked rows (M,) of the normalised x.  Row n of w (N, K) fills
-    column n, or columns[n] if MAPPED."""
+    """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, MP)
     keep, inside = m < M, n < N
