@@ -23,6 +23,7 @@ import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.drafters import Forced, Heads  # noqa: E402
 from forerun.drafters.heads.listening import Listening  # noqa: E402
+from forerun.drafters.usual import BESIDE, usual_drafter  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.intake import make_request  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
@@ -38,6 +39,7 @@ from forerun.gpu.scratch import Outcome  # noqa: E402
 from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
 from forerun.gpu.tree_steps import TreeSteps  # noqa: E402
 from forerun.gpu.tree_tables import TreeTables  # noqa: E402
+from forerun.gpu.weights import Weights  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
 if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
@@ -307,6 +309,23 @@ def test_without_memory_to_grow_a_request_goes_on_without_drafts(
     assert len(request.stats.notes) == 1
 
 
+def test_the_usual_drafter_is_one_that_drafts_within_the_rounds(tmp_path: Path) -> None:
+    model = GpuModel(TARGET.model)
+    save_drafter(tmp_path / BESIDE, model.model)
+    model.name = str(tmp_path)
+    assert type(usual_drafter(model)) is Heads
+
+
+def test_what_a_pass_reads_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices are asked for several times in every round."""
+    engine = engine_of(draft_length="auto")
+    monkeypatch.setattr(Weights, "num_bytes", None)
+    rungs = engine._executor.ladder(2)  # type: ignore[attr-defined]
+    assert rungs.costs == sorted(rungs.costs)
+    assert rungs.costs[0] == 1.0 < rungs.costs[1]
+    engine.close()
+
+
 def test_the_storage_of_a_drafter_stays_with_its_targets() -> None:
     """So a later engine finds its captured rounds; another drafter gets storage of its own."""
     engine = engine_of()
@@ -397,7 +416,7 @@ def test_nodes_of_a_tree_are_the_first_arrivals_of_the_torch_runners_laws() -> N
 
 
 def test_which_trees_are_drafted_on_the_device() -> None:
-    """Up to 128 nodes and texts in a pass, under `match`."""
+    """Up to 128 nodes and texts in a pass, under `match`; a number of nodes is a limit."""
 
     def shape(rows: int = 1, tree: int | Tree = 16, **options: Any) -> Tree | None:
         engine = engine_of(rows, tree=tree, **options)
@@ -405,11 +424,12 @@ def test_which_trees_are_drafted_on_the_device() -> None:
         return None if captures is None else captures.tree
 
     assert shape(draft_length="auto").height <= 5  # type: ignore[union-attr]
-    assert len(shape(4)) == 16  # type: ignore[arg-type]
-    assert shape(8) is None
+    assert [len(shape(rows) or ()) for rows in (4, 5, 16)] == [16, 15, 7]
+    assert shape(8, Tree.chain(16)) is None
+    assert shape(8, Tree.chain(5)) == Tree.chain(5)
     assert shape(tree=Tree((-1, 0, -1))) == Tree((-1, -1, 0))
     assert shape(tree=Tree((-1, 0)), rule=rules.get("siblings")) is None
-    assert shape(tree=40) is None
+    assert len(shape(tree=40, draft_length=5) or ()) == 26
 
 
 def test_the_tables_of_a_tree() -> None:

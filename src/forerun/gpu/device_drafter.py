@@ -9,8 +9,7 @@ from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
 from forerun.gpu.captures import DraftRows, drafts_in
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import DeviceMemoryError
-from forerun.gpu.weights import Weights
+from forerun.gpu.storage import DeviceMemoryError, Storage
 
 
 @dataclass
@@ -104,9 +103,9 @@ class DeviceDrafter:
         """Whether a text of this length fits the model's context."""
         return self.context is None or length <= self.context
 
-    def share(self, length: int, target: Weights) -> float:
+    def share(self, length: int, target: Storage) -> float:
         """The share of a draft in the time of a round, by the weights that are read."""
         if self.rows is None:
             return 0.0
-        step = length * self.rows.storage.weights.num_bytes
+        step = length * self.rows.storage.num_bytes
         return step / (step + target.num_bytes)

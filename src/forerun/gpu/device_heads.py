@@ -19,9 +19,10 @@ from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import DeviceMemoryError
-from forerun.gpu.tree_tables import static_tree
+from forerun.gpu.tree_tables import PROFILE, level_order
 from forerun.rules.base import Rule
 from forerun.rules.match import Match
+from forerun.shapes import best_tree
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
@@ -65,12 +66,17 @@ class DeviceHeads(DeviceDrafter):
 
 
 def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:
-    """The shape of the trees of captured rounds; None where they are not captured: under a rule
-    other than `match`, or where they do not fit a pass of all rows, or the room past a text."""
-    shape = static_tree(tree, TREE_HEIGHT if draft_length == "auto" else draft_length)
+    """The shape of the trees of captured rounds, of at most so many nodes, or the given one.
+
+    Trees of all rows must fit a pass, and two of them the room past a text.  None where they do
+    not, and under a rule other than `match`."""
+    height = TREE_HEIGHT if draft_length == "auto" else draft_length
     num_lanes = 1 << max(num_rows - 1, 0).bit_length()
-    fits = num_lanes * (len(shape) + 1) <= MOST_TOKENS and len(shape) + shape.height < MARGIN
-    return shape if type(rule) is Match and fits and len(shape) else None
+    most = MOST_TOKENS // num_lanes - 1
+    if isinstance(tree, int):
+        tree = best_tree(PROFILE, min(tree, most, MARGIN - height - 1), height)
+    fits = 0 < len(tree) <= most and len(tree) + tree.height < MARGIN
+    return level_order(tree) if type(rule) is Match and fits else None
 
 
 def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHeads | None:

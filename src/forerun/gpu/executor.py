@@ -83,7 +83,7 @@ class Captured:
     def _rungs(self, num_requests: int) -> Rungs:
         size = self._captures.size(num_requests)
         lengths = self._captures.lengths(size)
-        shares = [self._drafter.share(length, self._state.storage.weights) for length in lengths]
+        shares = [self._drafter.share(length, self._state.storage) for length in lengths]
         return Rungs(size, lengths, [1 / (1 - share) for share in shares])
 
     @inference
@@ -242,7 +242,7 @@ class Captured:
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
         height = max((flight.round.shape.draft_length for flight in rounds), default=0)
-        middle = begin + (end - begin) * self._drafter.share(height, self._state.storage.weights)
+        middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
         laws: Any = CapturedLaws(faults)
         is_trial = any(flight.is_trial for flight in rounds)
         drafted_all = Drafted(proposals, height or None, is_trial)

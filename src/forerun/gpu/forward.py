@@ -191,7 +191,7 @@ def add(
     weights after it needs: `scratch.normed` and `scratch.squares`."""
     out, depth = matrix.shape
     rows, device = padded_rows(num_tokens), matrix.device
-    how = tile(kernel, rows, depth, shared_memory(device))
+    how = tile(kernel, rows, depth, shared_memory(device), num_outputs=out)
     add_product[(-(-out // how.columns),)](
         source, matrix, residual, norm, result, scratch.normed, scratch.squares, num_tokens, out,
         K=depth, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=rows,
@@ -254,7 +254,7 @@ class Kernels:
         )  # fmt: skip
         before, m = scratch.x if residual is None else residual, shape.num_tokens
         add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
-        how = tile("gate_up", self._rows, w.hidden, self._memory)
+        how = tile("gate_up", self._rows, w.hidden, self._memory, num_outputs=w.inner)
         gate_up[(-(-w.inner // how.columns),)](
             scratch.normed, scratch.squares, layer.gate_up, scratch.inner, m, w.inner, w.eps,
             K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=self._rows,
@@ -269,15 +269,15 @@ class Kernels:
         layer = w.layers[number]
         keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
         half, heads = w.head_size // 2, w.num_heads + 2 * w.num_key_heads
-        columns = max(16, int(triton.next_power_of_2(half)))  # a whole head
+        columns, num_outputs = max(16, int(triton.next_power_of_2(half))), None  # a whole head
         if layer.head_norms is None:
-            columns = min(columns, TILES["qkv"][self._rows].columns)
-        how = tile("qkv", self._rows, depth, self._memory, columns)
-        queries_keys_values[(heads * -(-half // columns),)](
+            columns, num_outputs = min(columns, TILES["qkv"][self._rows].columns), heads * half
+        how = tile("qkv", self._rows, depth, self._memory, columns, num_outputs)
+        queries_keys_values[(heads * -(-half // how.columns),)](
             source, squares, layer.qkv, layer.bias, layer.head_norms, self._scratch.queries, keys,
             values, cache.cos, cache.sin, inputs.rows, inputs.slots, inputs.positions,
             self._shape.num_tokens, keys.shape[2], w.eps, w.head_eps, K=depth, P=squares.shape[1],
-            H=w.num_heads, KV=w.num_key_heads, HD=w.head_size, BN=columns, BK=how.depth,
+            H=w.num_heads, KV=w.num_key_heads, HD=w.head_size, BN=how.columns, BK=how.depth,
             MP=self._rows, BIAS=layer.bias is not None, HEAD_NORM=layer.head_norms is not None,
             num_warps=how.warps, num_stages=how.stages, **self._pdl,
         )  # fmt: skip
@@ -289,7 +289,7 @@ class Kernels:
         """
         w, scratch, count = self._weights, self._scratch, self._shape.num_logits
         few, num_outputs = padded_rows(count), w.head.shape[0]
-        how = tile("head", few, w.hidden, self._memory)
+        how = tile("head", few, w.hidden, self._memory, num_outputs=num_outputs)
         picked = self._inputs.picked
         head[(-(-num_outputs // how.columns),)](
             scratch.normed, scratch.squares, w.head, logits, picked,

@@ -70,6 +70,7 @@ class Storage:
 
     def __init__(self, weights: Weights, rotary: Any, num_rows: int, capacity: int) -> None:
         self.weights = weights
+        self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
         self.layers: tuple[int, ...] = ()
