@@ -40,14 +40,19 @@ def tiny_network(num_tokens: int = 40, seed: int = 0) -> Network:
 
 
 def save_drafter(
-    folder: Path, model: LlamaForCausalLM, seed: int = 0, *, like_target: bool = False
+    folder: Path,
+    model: LlamaForCausalLM,
+    seed: int = 0,
+    *,
+    like_target: bool = False,
+    num_tokens: int = 40,
 ) -> Trained:
     """A drafter of random weights for a tiny model, as it is read back: in 8 bits.
 
     like_target: one that often agrees, because it reads the last feature with the target's head.
     """
     torch.manual_seed(seed)
-    tokens = np.sort(np.random.default_rng(seed).permutation(model.config.vocab_size)[:40])
+    tokens = np.sort(np.random.default_rng(seed).permutation(model.config.vocab_size)[:num_tokens])
     design = Design.after(model.config, len(tokens))
     network = Network(design).initialise(torch.randn(len(tokens), design.hidden_size))
     if like_target:

@@ -18,6 +18,7 @@ from tiny import Reference, build, error  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun.gpu import forward, weights  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.tiles import tile  # noqa: E402
 from forerun.models.agreement import Probe  # noqa: E402
 from forerun.models.forward import Forward  # noqa: E402
 
@@ -343,3 +344,13 @@ def test_a_model_wrapped_in_inference_mode_can_be_trained() -> None:
     model.float()
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+def test_products_of_small_models_are_cut_narrower() -> None:
+    """Those of large ones stay as they were tuned, and so do passes of many tokens."""
+    memory = 227 * 1024
+    assert tile("gate_up", 16, 4096, memory, num_outputs=14336) == tile("gate_up", 16, 4096, memory)
+    assert tile("gate_up", 128, 576, memory, num_outputs=1536).columns == 128
+    assert tile("gate_up", 16, 576, memory, num_outputs=1536).columns == 16
+    assert tile("head", 16, 576, memory, num_outputs=8192).columns == 128
+    assert tile("out", 16, 576, memory, num_outputs=576).columns == 16

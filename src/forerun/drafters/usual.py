@@ -19,11 +19,17 @@ BESIDE = "drafter"
 
 
 def usual_drafter(target: LanguageModel) -> Drafter:
-    """A drafter trained for this target, mixed with suffix lookup; or suffix lookup alone."""
+    """A drafter trained for this target, mixed with suffix lookup; or suffix lookup alone.
+
+    On the lean GPU pass a trained one works alone: it drafts within the captured rounds, and suffix
+    lookup, on the host, would take it out of them.
+    """
     folder = trained_folder(target)
     if folder is None:
         return Suffix()
-    return Mixed(Heads(None if folder == SHIPPED else folder), Suffix())
+    heads = Heads(None if folder == SHIPPED else folder)
+    is_captured = type(target).__module__ == "forerun.gpu.model"
+    return heads if is_captured else Mixed(heads, Suffix())
 
 
 def trained_folder(target: LanguageModel) -> Path | None:

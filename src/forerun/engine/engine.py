@@ -58,9 +58,8 @@ class Engine:
         self._drafting.start(num_rows, capacity, state)
         self._seats = Seats(target, state, num_rows)
         self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
-        is_chain = tree is None
         self._executor = executor_of(
-            target, state, self._drafting, rule, is_chain=is_chain, draft_length=draft_length
+            target, state, self._drafting, rule, tree=tree, draft_length=draft_length
         )
         self._planner.start(num_rows, getattr(self._executor, "ladder", None))
         self.on_entry: Callable[[Request], None] | None = None  # called when one is given a row

@@ -10,6 +10,7 @@ from forerun.engine.plan import RoundPlan
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
+from forerun.tree import Tree
 from forerun.types import DraftLength
 
 
@@ -32,15 +33,15 @@ def executor_of(
     drafting: Drafting,
     rule: Rule,
     *,
-    is_chain: bool,
+    tree: int | Tree | None,
     draft_length: DraftLength,
 ) -> Executor:
     """The target's own executor, where it has a method `executor` that knows one for this drafter
-    and rule; drafts are chains if told so.  One whose rounds come in a few lengths has an attribute
-    `ladder` (`engine/ladder_policy.py`)."""
+    and rule; drafts are chains without a tree.  One whose rounds come in a few lengths has an
+    attribute `ladder` (`engine/ladder_policy.py`)."""
     if hasattr(target, "executor"):
         made: Executor | None = target.executor(
-            state, drafting, rule, is_chain=is_chain, draft_length=draft_length
+            state, drafting, rule, tree=tree, draft_length=draft_length
         )
         if made is not None:
             return made

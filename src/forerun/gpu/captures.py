@@ -13,10 +13,14 @@ from functools import cached_property
 from forerun.clock import now
 from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import Storage
+from forerun.gpu.tree_rounds import TreeRound
+from forerun.tree import Tree
 from forerun.types import DraftLength
 
 STEERED = (0, 1, 2, 3, 5, 7)
@@ -35,19 +39,31 @@ MOST_SECONDS = 10.0
 storage."""
 
 
+DraftRows = GpuRows | HeadsRows
+"""Of a drafter on the device."""
+
+
 class Captures:
     """Rounds on the rows of one target, for at most `num_rows` requests.
 
     draft_length: 0 without a drafter.
     is_on_host: drafts are made on the host.
+    tree: that all drafts fill; its height is their length.
     """
 
     def __init__(
-        self, state: GpuRows, num_rows: int, draft_length: DraftLength, *, is_on_host: bool = False
+        self,
+        state: GpuRows,
+        num_rows: int,
+        draft_length: DraftLength,
+        *,
+        is_on_host: bool = False,
+        tree: Tree | None = None,
     ) -> None:
         self._state = state
         self._draft_length = draft_length
         self._is_on_host = is_on_host
+        self.tree = tree
         self._top = 1 << max(num_rows - 1, 0).bit_length()
         self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
         self.seconds = 0.0  # that captures took so far
@@ -73,6 +89,8 @@ class Captures:
         most = MOST_TOKENS // size - 1
         if size in self._warm:
             return self._warm[size]
+        if self.tree is not None:
+            return [0, self.tree.height]
         if self._draft_length == "auto":
             return [length for length in STEERED if length <= most]
         return sorted({0, min(self._draft_length, LONGEST, most)})
@@ -93,22 +111,27 @@ class Captures:
         lanes: Lanes = storage.lanes[size, is_late]
         return lanes
 
-    def round(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+    def round(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, captured."""
         begin, made = now(), self._made(shape, lanes, drafts)
         if made.prepare():
             self.seconds += now() - begin
         return made
 
-    def _made(self, shape: RoundShape, lanes: Lanes, drafts: GpuRows | None) -> CapturedRound:
+    def _made(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, which may not be captured yet."""
         storage, other = self._state.storage, storage_of(drafts)
         made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
         if made is None or not made.stands_on(other):
-            made = storage.rounds[shape, id(lanes)] = CapturedRound(shape, lanes, storage, other)
+            if shape.is_tree:
+                assert isinstance(other, HeadsStorage)
+                made = TreeRound(shape, lanes, storage, other)
+            else:
+                made = CapturedRound(shape, lanes, storage, other)
+            storage.rounds[shape, id(lanes)] = made
         return made
 
-    def warm_up(self, shape: RoundShape, drafts: GpuRows | None) -> None:
+    def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
         """Before a first round of this shape: capture what the policy may choose instead."""
         is_drafted = shape.draft_length > 0 or self._is_on_host
         if self._warm or self._draft_length != "auto" or not is_drafted:
@@ -122,7 +145,7 @@ class Captures:
                 rounds[key] = known
         self._warm = known
 
-    def _captured(self, shape: RoundShape, drafts: GpuRows | None) -> dict[int, list[int]]:
+    def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
         """Capture rounds of all sizes, as far as there is time; their lengths by size."""
         known: dict[int, list[int]] = {}
         begin, before = now(), self.seconds
@@ -138,19 +161,26 @@ class Captures:
         self.seconds = before + now() - begin
         return known
 
-    def _like(self, shape: RoundShape, size: int, drafts: GpuRows | None) -> list[CapturedRound]:
+    def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
         """Rounds like this one of another size and of all lengths, and one of length 0 for requests
         that come while others are answered."""
         made = []
         for length in self.lengths(size):
-            some = drafts if length else None
+            some = drafts_in(drafts, length)
             other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
             made.append(self._made(other, self.lanes(size, is_late=False), some))
         if self._top > 1:
-            other = shape._replace(num_lanes=size, draft_length=0, draws=False)
-            made.append(self._made(other, self.lanes(size, is_late=True), None))
+            some = drafts_in(drafts, 0)
+            other = shape._replace(num_lanes=size, draft_length=0, draws=some is not None)
+            made.append(self._made(other, self.lanes(size, is_late=True), some))
         return made
 
 
-def storage_of(rows: GpuRows | None) -> Storage | None:
+def drafts_in(drafts: DraftRows | None, length: int) -> DraftRows | None:
+    """The drafter's rows that a round of this draft length reads or writes."""
+    has_part = drafts is not None and (length > 0 or drafts.is_always_told)
+    return drafts if has_part else None
+
+
+def storage_of(rows: DraftRows | None) -> Storage | None:
     return None if rows is None else rows.storage

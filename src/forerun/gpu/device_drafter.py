@@ -1,4 +1,4 @@
-"""The model that drafts in captured rounds: its rows, and how much of each text they store."""
+"""What drafts in captured rounds: its rows, and how much of each text they store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import RoundPlan, Span
+from forerun.gpu.captures import DraftRows, drafts_in
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import DeviceMemoryError
-from forerun.gpu.weights import Weights
+from forerun.gpu.storage import DeviceMemoryError, Storage
 
 
 @dataclass
@@ -25,11 +25,12 @@ class DeviceDrafter:
     temperature: float | None = None
     context: int | None = None
     is_on_host: bool = False
+    hears: bool = field(default=False, init=False)  # every round, on the device
     _users: dict[int, int] = field(default_factory=dict)  # by row: the number of the request
 
     @property
-    def rows(self) -> GpuRows | None:
-        """The rows of the model, numbered like those of the target; None without a drafter."""
+    def rows(self) -> DraftRows | None:
+        """The drafter's rows, numbered like those of the target; None without a drafter."""
         if self.drafting.drafter is None or self.is_on_host:
             return None
         state = self.drafting.state
@@ -45,18 +46,26 @@ class DeviceDrafter:
             if rows is not None:
                 rows.release(span.row)
 
+    def rows_in(self, length: int) -> DraftRows | None:
+        """Those that a round of this draft length reads or writes."""
+        return drafts_in(self.rows, length)
+
     def catch_up(
-        self, rows: GpuRows, spans: Sequence[Span], texts: Sequence[Sequence[int]], room: int
-    ) -> bool:
+        self, spans: Sequence[Span], texts: Sequence[Sequence[int]], length: int, room: int
+    ) -> DraftRows | None:
         """Store all but the last two tokens of each text, which the first draft step feeds.
 
-        Where there is no memory for that, the requests go on without drafts, and it is False.
+        Gives the rows that a round of this draft length reads or writes.  Where there is no memory
+        for slots up to `room`, the requests go on without drafts, and it is None.
         """
+        rows = self.rows_in(length)
+        if not isinstance(rows, GpuRows):
+            return None
         try:
             rows.make_room(max(span.row for span in spans) + 1, room)
         except DeviceMemoryError as error:
             self.drafting.give_up(error, {span.row: span.request for span in spans})
-            return False
+            return None
         rows.feed(
             [
                 (span.row, stored, text[stored:-2])
@@ -64,6 +73,15 @@ class DeviceDrafter:
                 if (stored := rows.lengths[span.row]) < len(text) - 2
             ]
         )
+        return rows
+
+    def note(self, row: int, before: int, num_accepted: int, length: int) -> None:
+        """A round of this draft length has accepted tokens after a text of `before`."""
+        if self.rows is not None and length:
+            self.rows.lengths[row] = before + min(num_accepted, length - 1)
+
+    def can_follow(self, text: Sequence[int]) -> bool:
+        """Whether it can guess what follows a text."""
         return True
 
     def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
@@ -76,6 +94,8 @@ class DeviceDrafter:
             0
             if (limit := limits[index]) is None or plan.answering[index].row in abandoned
             else limit.budget
+            if limit.depth is None
+            else limit.depth
             for index in indices
         ]
 
@@ -83,10 +103,9 @@ class DeviceDrafter:
         """Whether a text of this length fits the model's context."""
         return self.context is None or length <= self.context
 
-    def share(self, length: int, target: Weights) -> float:
+    def share(self, length: int, target: Storage) -> float:
         """The share of a draft in the time of a round, by the weights that are read."""
-        rows = self.rows if length else None
-        if rows is None:
+        if self.rows is None:
             return 0.0
-        step = length * rows.storage.weights.num_bytes
+        step = length * self.rows.storage.num_bytes
         return step / (step + target.num_bytes)

@@ -1,5 +1,5 @@
-"""Plans executed as captured rounds: for targets without a draft, or whose drafter is a model on
-the same device.
+"""Plans executed as captured rounds: for targets without a draft, or whose drafter is on the same
+device.
 
 While one round runs, the next is already queued, for the same requests and with the draft lengths
 of the last plan.  If a request has ended meanwhile, its lane was in vain and
@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.clock import now
-from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder, Rungs
 from forerun.engine.plan import RoundPlan, Span
-from forerun.engine.proposal import NOTHING, Drafted, Proposal
+from forerun.engine.proposal import Drafted
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.gpu.captures import MARGIN, Captures, storage_of
 from forerun.gpu.device_drafter import DeviceDrafter
@@ -33,43 +32,39 @@ from forerun.gpu.joining import (
     is_of_draft,
     needs_host,
     part_of,
+    proposal_of,
 )
 from forerun.gpu.lanes import cuts_law, lane_of
 from forerun.gpu.rounds import CapturedRound, RoundShape
 from forerun.gpu.rows import GpuRows
 from forerun.rules.base import Rule
+from forerun.tree import Tree
 from forerun.types import DraftLength, Drawn
 
 
 class Captured:
     """Executes plans on the rows of one target.
 
+    drafter: what drafts, if anything does.
     draft_length: how far to draft, where that is given.
-    draft_temperature: of the drafter; None uses the request's.
-    draft_context: the longest text that the drafter can read; None: any.
-    drafts_on_host: the drafter guesses on the host (`gpu/host_drafts.py`).
+    tree: that all drafts fill, in level order; None: drafts are chains.
     """
 
     def __init__(
         self,
         target: Any,
         state: GpuRows,
-        drafting: Drafting,
+        drafter: DeviceDrafter,
         rule: Rule,
         draft_length: DraftLength,
-        draft_temperature: float | None = None,
-        draft_context: int | None = None,
-        *,
-        drafts_on_host: bool = False,
+        tree: Tree | None = None,
     ) -> None:
-        self._steps = Stepwise(target, state, drafting, rule)
+        self._steps = Stepwise(target, state, drafter.drafting, rule)
         self._state = state
         self._rule = rule
-        self._drafter = DeviceDrafter(
-            drafting, draft_temperature, draft_context, is_on_host=drafts_on_host
-        )
+        self._drafter = drafter
         self._captures = Captures(
-            state, len(state.lengths), draft_length, is_on_host=drafts_on_host
+            state, len(state.lengths), draft_length, is_on_host=drafter.is_on_host, tree=tree
         )
         self._flight: Flight | None = None
         self._halves: Halves | None = None
@@ -88,7 +83,7 @@ class Captured:
     def _rungs(self, num_requests: int) -> Rungs:
         size = self._captures.size(num_requests)
         lengths = self._captures.lengths(size)
-        shares = [self._drafter.share(length, self._state.storage.weights) for length in lengths]
+        shares = [self._drafter.share(length, self._state.storage) for length in lengths]
         return Rungs(size, lengths, [1 / (1 - share) for share in shares])
 
     @inference
@@ -119,6 +114,9 @@ class Captured:
             self._state.lengths[span.row] = max(span.start, len(span.request.tokens) - 1)
         for span in plan.reading:
             self._state.lengths[span.row] = span.end
+        if self._drafter.hears:
+            for span in plan.spans:
+                self._state.put_aside(span.row, is_answered=span.answers)
 
     def _execute(self, plan: RoundPlan) -> Decision:
         return self._collect(plan, self._launch_missing(plan))
@@ -177,7 +175,7 @@ class Captured:
             return None
         if room > self._state.storage.capacity:
             return None
-        made, drafts = flight.round, self._drafter.rows if length else None
+        made, drafts = flight.round, self._drafter.rows_in(length)
         if drafts is not None and room > drafts.storage.capacity:
             return None
         if (length or not shape.draft_length) and not made.stands_on(storage_of(drafts)):
@@ -204,14 +202,14 @@ class Captured:
         """Sort outcomes by request, and note how much of each text the drafter stores by now."""
         numbers = {span.request.number for span in plan.answering}
         length = flight.round.shape.draft_length
-        drafts = self._drafter.rows if length else None
+        drafts = self._drafter.rows_in(length)
         for span, before, asked, row in zip(
             flight.spans, flight.lengths, flight.asked, table, strict=False
         ):
             if span.request.number in numbers:
                 results[span.request.number] = row, asked
                 if drafts is not None and drafts.storage is flight.round.draft:
-                    drafts.lengths[span.row] = before + min(max(row[0], 0), length - 1)
+                    self._drafter.note(span.row, before, max(row[0], 0), length)
 
     def _answer_undrafted(self, plan: RoundPlan, results: dict[int, tuple[list[int], int]]) -> bool:
         """Requests whose draft had no law go on without a drafter, from this round on; whether
@@ -238,13 +236,13 @@ class Captured:
         for span in plan.answering:
             row, asked = results[span.request.number]
             room = span.request.limit - span.request.num_output - 1
-            drafted = row[3 : 3 + min(asked, room)]
-            proposals.append(Proposal(drafted, drawn) if drafted else NOTHING)
-            paths.append(range(max(row[0], 0)))
+            proposal = proposal_of(self._captures.tree, row[4:], min(asked, room), drawn)
+            proposals.append(proposal)
+            paths.append(proposal.path(row[3] - 1) if row[0] > 0 else ())
             extra.append(row[1])
             faults.append(fault_of(span.request, row[2]))
         height = max((flight.round.shape.draft_length for flight in rounds), default=0)
-        middle = begin + (end - begin) * self._drafter.share(height, self._state.storage.weights)
+        middle = begin + (end - begin) * self._drafter.share(height, self._state.storage)
         laws: Any = CapturedLaws(faults)
         is_trial = any(flight.is_trial for flight in rounds)
         drafted_all = Drafted(proposals, height or None, is_trial)
@@ -315,10 +313,11 @@ class Captured:
         length = self._draft_length(asked, num_lanes, max(map(len, texts)))
         num_rows = max(span.row for span in spans) + 1
         self._state.make_room(num_rows, longest)
-        drafts = self._drafter.rows if length else None
-        if drafts is not None and not self._drafter.catch_up(drafts, spans, texts, longest):
-            drafts, length = None, 0
-        asked = [min(count, length) for count in asked]
+        drafts = self._drafter.catch_up(spans, texts, length, longest)
+        if drafts is None and not self._drafter.is_on_host:
+            length = 0
+        followed = zip(asked, map(self._drafter.can_follow, texts), strict=True)
+        asked = [min(count, length) if can_follow else 0 for count, can_follow in followed]
         shape = RoundShape(
             num_lanes,
             length,
@@ -328,6 +327,7 @@ class Captured:
             cuts=any(cuts_law(span.request.sampling) for span in spans),
             edits=any(edits_law(span.request) for span in spans),
             layers=self._state.layers,
+            tree=captures.tree,
         )
         captures.warm_up(shape, drafts)
         lanes = captures.lanes(num_lanes, is_late)

@@ -25,7 +25,8 @@ class Flight:
         self.round.wait(self.turn)
 
     def table(self) -> list[list[int]]:
-        """By lane: accepted tokens (-1: not in use), the extra token, the fault, the draft."""
+        """By lane: accepted tokens (-1: not in use), the extra token, the fault, the row that it
+        follows, the draft."""
         return self.round.table(self.turn)
 
     @property

@@ -158,6 +158,11 @@ def padded_segment(weights: Weights, per_segment: int) -> int:
     return int(max(fewest, triton.next_power_of_2(per_segment)))
 
 
+def padded_rows(count: int) -> int:
+    """Rows of a tensor-core product for so many."""
+    return max(FEWEST, int(triton.next_power_of_2(count)))
+
+
 @cache
 def shared_memory(device: Any) -> int:
     """Bytes of it that the tiles of a program may take."""
@@ -170,6 +175,129 @@ def shared_memory(device: Any) -> int:
 def num_chunks(length: int) -> int:
     """Chunks of attention for texts of this length, in buckets."""
     return int(triton.next_power_of_2(max(1, -(-length // CHUNK))))
+
+
+def add(
+    kernel: str,
+    num_tokens: int,
+    source: Any,
+    matrix: Any,
+    residual: Any,
+    norm: Any,
+    result: Any,
+    scratch: Scratch,
+) -> None:
+    """Queue result = residual + source @ matrix.T of the first tokens, and what a norm of these
+    weights after it needs: `scratch.normed` and `scratch.squares`."""
+    out, depth = matrix.shape
+    rows, device = padded_rows(num_tokens), matrix.device
+    how = tile(kernel, rows, depth, shared_memory(device), num_outputs=out)
+    add_product[(-(-out // how.columns),)](
+        source, matrix, residual, norm, result, scratch.normed, scratch.squares, num_tokens, out,
+        K=depth, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=rows,
+        MASKED=out % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
+        **dependent_launch(device),
+    )  # fmt: skip
+
+
+class Kernels:
+    """Queues the kernels of one pass, a part of it at a time."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        shape: PassShape,
+        inputs: Inputs,
+        cache: Cache,
+        scratch: Scratch,
+        attention: AttentionScratch | None = None,
+    ) -> None:
+        """attention: for passes that have some."""
+        device = weights.head.device
+        self._weights, self._shape, self._inputs = weights, shape, inputs
+        self._cache, self._scratch, self._attention = cache, scratch, attention
+        self._rows = padded_rows(shape.num_tokens)
+        self._memory = shared_memory(device)
+        self._pdl = dependent_launch(device)
+
+    def embed(self, norm: Any) -> None:
+        """The residual stream before the first layer, whose norm has these weights."""
+        w, scratch = self._weights, self._scratch
+        embed[(self._shape.num_tokens,)](
+            w.embedding, self._inputs.ids, norm, scratch.x, scratch.normed, scratch.squares,
+            K=w.hidden, KP=triton.next_power_of_2(w.hidden), P=scratch.squares.shape[1],
+            num_warps=4, **self._pdl,
+        )  # fmt: skip
+
+    def layer(
+        self, number: int, source: Any, squares: Any, next_norm: Any, residual: Any = None
+    ) -> None:
+        """One layer, whose result goes to `scratch.x`.
+
+        source, squares: what queries, keys and values are products of, and its sums of squares.
+        next_norm: the weights of the norm that follows the layer.
+        residual: the residual stream before the layer; None: `scratch.x` too.
+        """
+        w, shape, scratch = self._weights, self._shape, self._scratch
+        layer, attention, inputs = w.layers[number], self._attention, self._inputs
+        assert attention is not None
+        self.project(number, source, squares)
+        keys, values = self._cache.keys[number], self._cache.values[number]
+        attend[(w.num_key_heads, shape.num_chunks, shape.num_segments)](
+            scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
+            attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
+            inputs.segments, keys.shape[2], w.scaling, shape.branch_width, H=w.num_heads,
+            KV=w.num_key_heads, G=w.group, GP=triton.next_power_of_2(w.group), HD=w.head_size,
+            HP=triton.next_power_of_2(w.head_size), MQ=padded_segment(w, shape.per_segment),
+            CHUNK=CHUNK, BLOCK=BLOCK_KEYS, TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS,
+            num_stages=ATTENTION_STAGES, **self._pdl,
+        )  # fmt: skip
+        before, m = scratch.x if residual is None else residual, shape.num_tokens
+        add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
+        how = tile("gate_up", self._rows, w.hidden, self._memory, num_outputs=w.inner)
+        gate_up[(-(-w.inner // how.columns),)](
+            scratch.normed, scratch.squares, layer.gate_up, scratch.inner, m, w.inner, w.eps,
+            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=self._rows,
+            MASKED=w.inner % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
+            **self._pdl,
+        )  # fmt: skip
+        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, scratch.x, scratch)
+
+    def project(self, number: int, source: Any, squares: Any) -> None:
+        """Queries, keys and values of a layer; keys and values to the cache."""
+        w, inputs, cache = self._weights, self._inputs, self._cache
+        layer = w.layers[number]
+        keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
+        half, heads = w.head_size // 2, w.num_heads + 2 * w.num_key_heads
+        columns, num_outputs = max(16, int(triton.next_power_of_2(half))), None  # a whole head
+        if layer.head_norms is None:
+            columns, num_outputs = min(columns, TILES["qkv"][self._rows].columns), heads * half
+        how = tile("qkv", self._rows, depth, self._memory, columns, num_outputs)
+        queries_keys_values[(heads * -(-half // how.columns),)](
+            source, squares, layer.qkv, layer.bias, layer.head_norms, self._scratch.queries, keys,
+            values, cache.cos, cache.sin, inputs.rows, inputs.slots, inputs.positions,
+            self._shape.num_tokens, keys.shape[2], w.eps, w.head_eps, K=depth, P=squares.shape[1],
+            H=w.num_heads, KV=w.num_key_heads, HD=w.head_size, BN=how.columns, BK=how.depth,
+            MP=self._rows, BIAS=layer.bias is not None, HEAD_NORM=layer.head_norms is not None,
+            num_warps=how.warps, num_stages=how.stages, **self._pdl,
+        )  # fmt: skip
+
+    def head(self, logits: Any, columns: Any = None) -> None:
+        """Logits (num_logits, V) of the picked tokens.
+
+        columns: (rows of the head,), which column of the logits each of them fills; None: its own.
+        """
+        w, scratch, count = self._weights, self._scratch, self._shape.num_logits
+        few, num_outputs = padded_rows(count), w.head.shape[0]
+        how = tile("head", few, w.hidden, self._memory, num_outputs=num_outputs)
+        picked = self._inputs.picked
+        head[(-(-num_outputs // how.columns),)](
+            scratch.normed, scratch.squares, w.head, logits, picked,
+            picked if columns is None else columns, count, num_outputs, logits.shape[1], w.eps,
+            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=few,
+            MASKED=num_outputs % how.columns != 0, MAPPED=columns is not None, num_warps=how.warps,
+            num_stages=how.stages, **self._pdl,
+        )  # fmt: skip
 
 
 def launch(
@@ -189,75 +317,18 @@ def launch(
     watched: (M, len(layers) * K), filled with the hidden states after `layers[i]` layers; after the
         last one, with what the head reads.
     """
-    w, m = weights, shape.num_tokens
-    rows = max(FEWEST, int(triton.next_power_of_2(m)))
-    hidden, vocab = w.hidden, w.head.shape[0]
-    pdl = dependent_launch(w.head.device)
-    capacity = cache.keys.shape[3]
-    heads = w.num_heads + 2 * w.num_key_heads
-    half = w.head_size // 2
-    partials, memory = scratch.squares.shape[1], shared_memory(w.head.device)
-    x, middle, normed, squares = scratch.x, scratch.middle, scratch.normed, scratch.squares
+    w, m, hidden, x = weights, shape.num_tokens, weights.hidden, scratch.x
+    kernels = Kernels(weights, shape, inputs, cache, scratch, attention)
     total = shape.num_layers or len(w.layers)
     norms = [layer.attention_norm for layer in w.layers[:total]] + [w.norm]
-
-    def add(kernel: str, source: Any, matrix: Any, residual: Any, norm: Any, result: Any) -> None:
-        out, depth = matrix.shape
-        how = tile(kernel, rows, depth, memory)
-        add_product[(-(-out // how.columns),)](
-            source, matrix, residual, norm, result, normed, squares, m, out, K=depth, P=partials,
-            BN=how.columns, BK=how.depth, MP=rows, MASKED=out % how.columns != 0,
-            num_warps=how.warps, num_stages=how.stages, **pdl,
-        )  # fmt: skip
-
-    embed[(m,)](
-        w.embedding, inputs.ids, norms[0], x, normed, squares, K=hidden,
-        KP=triton.next_power_of_2(hidden), P=partials, num_warps=4, **pdl,
-    )  # fmt: skip
-    for number, layer in enumerate(w.layers[:total]):
+    kernels.embed(norms[0])
+    for number in range(total):
         for place in (at for at, layer in enumerate(layers) if layer == number):
             watched[:m, place * hidden : (place + 1) * hidden] = x[:m]
-        keys, values = cache.keys[number], cache.values[number]
-        columns = max(16, int(triton.next_power_of_2(half)))  # a whole head
-        if layer.head_norms is None:
-            columns = min(columns, TILES["qkv"][rows].columns)
-        how = tile("qkv", rows, hidden, memory, columns)
-        queries_keys_values[(heads * -(-half // columns),)](
-            normed, squares, layer.qkv, layer.bias, layer.head_norms, scratch.queries, keys,
-            values, cache.cos, cache.sin, inputs.rows, inputs.slots, inputs.positions, m, capacity,
-            w.eps, w.head_eps, K=hidden, P=partials, H=w.num_heads, KV=w.num_key_heads,
-            HD=w.head_size, BN=columns, BK=how.depth, MP=rows, BIAS=layer.bias is not None,
-            HEAD_NORM=layer.head_norms is not None, num_warps=how.warps, num_stages=how.stages,
-            **pdl,
-        )  # fmt: skip
-        attend[(w.num_key_heads, shape.num_chunks, shape.num_segments)](
-            scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
-            attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
-            inputs.segments, capacity, w.scaling, shape.branch_width, H=w.num_heads,
-            KV=w.num_key_heads, G=w.group, GP=triton.next_power_of_2(w.group), HD=w.head_size,
-            HP=triton.next_power_of_2(w.head_size), MQ=padded_segment(w, shape.per_segment),
-            CHUNK=CHUNK, BLOCK=BLOCK_KEYS, TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS,
-            num_stages=ATTENTION_STAGES, **pdl,
-        )  # fmt: skip
-        add("out", scratch.mixed, layer.out, x, layer.mlp_norm, middle)
-        how = tile("gate_up", rows, hidden, memory)
-        gate_up[(-(-w.inner // how.columns),)](
-            normed, squares, layer.gate_up, scratch.inner, m, w.inner, w.eps, K=hidden, P=partials,
-            BN=how.columns, BK=how.depth, MP=rows, MASKED=w.inner % how.columns != 0,
-            num_warps=how.warps, num_stages=how.stages, **pdl,
-        )  # fmt: skip
-        add("down", scratch.inner, layer.down, middle, norms[number + 1], x)
+        kernels.layer(number, scratch.normed, scratch.squares, norms[number + 1])
     for place in (at for at, layer in enumerate(layers) if layer == total):
         states = watched[:, place * hidden :]
         final_norm[(m,)](x, w.norm, states, watched.shape[1], w.eps, K=hidden,
                          KP=triton.next_power_of_2(hidden), num_warps=4)  # fmt: skip
-    count = shape.num_logits
-    if count == 0:
-        return
-    few = max(FEWEST, int(triton.next_power_of_2(count)))
-    how = tile("head", few, hidden, memory)
-    head[(-(-vocab // how.columns),)](
-        normed, squares, w.head, logits, inputs.picked, count, vocab, w.eps, K=hidden, P=partials,
-        BN=how.columns, BK=how.depth, MP=few, MASKED=vocab % how.columns != 0, num_warps=how.warps,
-        num_stages=how.stages, **pdl,
-    )  # fmt: skip
+    if shape.num_logits:
+        kernels.head(logits)

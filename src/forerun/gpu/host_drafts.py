@@ -19,6 +19,7 @@ from forerun.engine.ladder_policy import Ladder
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.engine.stepwise import Decision
+from forerun.gpu.device_drafter import DeviceDrafter
 from forerun.gpu.executor import Captured
 from forerun.gpu.flight import Flight
 from forerun.gpu.inference import inference
@@ -43,7 +44,9 @@ class HostDrafts(Captured):
         rule: Rule,
         draft_length: DraftLength,
     ) -> None:
-        super().__init__(target, state, drafting, rule, draft_length, drafts_on_host=True)
+        super().__init__(
+            target, state, DeviceDrafter(drafting, is_on_host=True), rule, draft_length
+        )
         self._drafting = drafting
         self._num_silent = 0  # latest rounds without a guess
         self._places: dict[int, tuple[Flight, int]] = {}  # by number: the last round, and its lane

@@ -8,12 +8,14 @@ from typing import Any
 
 from forerun.engine.laws import Fault
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
-from forerun.engine.proposal import Drafted
+from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.errors import InputError, explain
 from forerun.gpu.edits import edits_law, fits_device
 from forerun.gpu.kernels.faults import TARGET_ROW
+from forerun.tree import Tree
+from forerun.types import Drawn
 
 
 def needs_host(plan: RoundPlan) -> list[bool]:
@@ -29,6 +31,14 @@ def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) ->
     return RoundPlan(
         [*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices, is_trial=drafts.is_trial)
     )
+
+
+def proposal_of(tree: Tree | None, tokens: list[int], height: int, drawn: Drawn) -> Proposal:
+    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
+    if tree is None or not height:
+        return Proposal(tokens[:height], drawn) if height else NOTHING
+    count = sum(depth < height for depth in tree.depths)
+    return Proposal(tokens[:count], drawn, tree=tree.first(count))
 
 
 class CapturedLaws:

@@ -163,12 +163,15 @@ class GpuModel:
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
 
     def executor(
-        self, state: GpuRows, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+        self, state: GpuRows, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
     ) -> Any:
-        """Captured rounds, where there is no drafter or it is a model on this device too, and where
-        all rows fit one pass."""
+        """Captured rounds, where there is no drafter or it is on this device too, and where all
+        rows fit one pass."""
         from forerun.drafters.forced import Forced
+        from forerun.drafters.heads import Heads
         from forerun.drafters.model import Model
+        from forerun.gpu.device_drafter import DeviceDrafter
+        from forerun.gpu.device_heads import device_heads, tree_for
         from forerun.gpu.executor import Captured
         from forerun.gpu.host_drafts import HostDrafts, drafts_beside
         from forerun.gpu.sampled_steps import SampledSteps
@@ -177,21 +180,26 @@ class GpuModel:
         if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
             return SampledSteps(self, state, drafting, rule)
         if drafter is None:
-            return Captured(self, state, drafting, rule, 0)
+            return Captured(self, state, DeviceDrafter(drafting), rule, 0)
+        # Requests with a grammar are answered on the host.
+        inner: Any = drafter.inner if type(drafter) is Forced else drafter
+        is_chain = tree is None
+        shape = None if is_chain else tree_for(tree, draft_length, rule, num_rows)
+        is_static = type(inner) is Heads and (is_chain or shape is not None)
+        if is_static and (heads := device_heads(inner, drafting, state)):
+            return Captured(self, state, heads, rule, draft_length, shape)
         if is_chain and drafts_beside(drafter, rule):
             return HostDrafts(self, state, drafting, rule, draft_length)
-        if type(drafter) is Forced:  # requests with a grammar are answered on the host
-            drafter = drafter.inner
-        other = drafter.model if type(drafter) is Model else None
+        other = inner.model if type(inner) is Model else None
         if (
             is_chain
             and isinstance(other, GpuModel)
             and other.vocab_size == self.vocab_size
             and other.device == self.device
-            and not (rule.needs_draft_probs and drafter.temperature is not None)
+            and not (rule.needs_draft_probs and inner.temperature is not None)
         ):
-            heat, context = drafter.temperature, other.max_context
-            return Captured(self, state, drafting, rule, draft_length, heat, context)
+            model = DeviceDrafter(drafting, inner.temperature, other.max_context)
+            return Captured(self, state, model, rule, draft_length)
         return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:

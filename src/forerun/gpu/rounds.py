@@ -16,18 +16,17 @@ import torch
 from forerun.addresses import Purpose
 from forerun.capturing import captured
 from forerun.gpu.decide import Round, decide_block, decide_match, decide_ratio, sample
-from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, launch
-from forerun.gpu.kernels.lanes import (
-    advance,
-    first_draft_inputs,
-    next_draft_inputs,
-    target_inputs,
-)
+from forerun.gpu.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
+from forerun.gpu.edits import Edits
+from forerun.gpu.forward import PassShape
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.kernels.lanes import advance, target_inputs
 from forerun.gpu.lanes import Lanes
 from forerun.gpu.scratch import Outcome
 from forerun.gpu.scratch import Scratch as DecisionScratch
 from forerun.gpu.storage import Storage
 from forerun.gpu.truncation import find_thresholds
+from forerun.tree import Tree
 
 WIDEST = 16
 """Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
@@ -49,14 +48,24 @@ class RoundShape(NamedTuple):
     cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
     edits: bool = False  # some lane has penalties, a bias or bans
     layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
+    tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
+
+    @property
+    def is_tree(self) -> bool:
+        return self.tree is not None and self.draft_length > 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens of a draft; of a tree, `draft_length` is the height."""
+        return len(self.tree) if self.tree and self.draft_length else self.draft_length
 
 
 class Turn(NamedTuple):
     """Where the results of every other round go, and when they are there."""
 
-    results: Any  # (num_lanes, draft_length + 3), on the host
+    results: Any  # (num_lanes, num_nodes + 4), on the host
     is_done: Any
-    states: Any = None  # (num_lanes * (draft_length + 1), F), on the device
+    states: Any = None  # (num_lanes * (num_nodes + 1), F), on the device, for the host
 
 
 class CapturedRound:
@@ -71,32 +80,36 @@ class CapturedRound:
         self._target, self.draft = target, draft
         self._caches = target.cache, None if draft is None else draft.cache
         device = target.weights.head.device
-        b, k = shape.num_lanes, shape.draft_length
+        b, k = shape.num_lanes, shape.num_nodes
         self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
         self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
         self._outcome = Outcome.allocate(b, device)
         self._scratch = DecisionScratch.allocate(
             b, k + 1, vocab, device, for_match_only=shape.rule == "match"
         )
-        self._results = torch.zeros((b, k + 3), dtype=torch.int32, device=device)
-        on_device = device.type == "cuda"
+        self._results = torch.zeros((b, k + 4), dtype=torch.int32, device=device)
+        on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
         self._turns = [
             Turn(
-                torch.zeros((b, k + 3), dtype=torch.int32, pin_memory=on_device),
+                torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
                 torch.cuda.Event() if on_device else None,
-                self._states(),
+                None if is_heard else self._states(),
             )
             for _ in range(2)
         ]
         self._turn = 0
         self._watched = self._states()
         self._logits = target.logits("round", b * (k + 1))
-        self._pass = _Pass(target, PassShape(b * (k + 1), b * (k + 1), b, k + 1, shape.num_chunks),
-                           self._logits, self._watched, shape.layers)  # fmt: skip
+        self._pass = Pass(target, self._pass_shape(), self._logits, self._watched, shape.layers)
+        self._sizes = {"LANES": b, "PADDED": max(FEWEST_LANES, _padded(b))}
+        self._draft_logits: Any = None
         if shape.draws and k:
             assert draft is not None
             self._prepare_drafting(draft)
-        self._thresholds = self._draft_thresholds = None
+        self._hearing = None
+        if isinstance(draft, HeadsStorage) and not shape.is_tree:
+            self._hearing = Hearing(draft, self._pass.inputs, self._watched)
+        self._thresholds = self._draft_thresholds = self._parents = None
         if shape.cuts:
             self._thresholds = torch.empty((b, k + 1), device=device)
             self._draft_thresholds = torch.empty((b, k), device=device)
@@ -109,20 +122,25 @@ class CapturedRound:
         caches = self._target.cache, None if draft is None else draft.cache
         return self.draft is draft and all(map(is_, caches, self._caches))
 
+    def _pass_shape(self) -> PassShape:
+        b, k = self.shape.num_lanes, self.shape.num_nodes
+        return PassShape(b * (k + 1), b * (k + 1), b, k + 1, self.shape.num_chunks)
+
     def _prepare_drafting(self, draft: Storage) -> None:
         b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
-        vocab = draft.weights.head.shape[0]
         needs_laws = self.shape.rule != "match"
         self._step_logits = draft.logits("step", b)
-        self._draft_logits = None
+        vocab = self._step_logits.shape[1]
         if needs_laws:
             length = self.shape.draft_length
             self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
         # The logits of a single lane are written where they are kept, if that keeps them aligned.
         self._is_direct = needs_laws and b == 1 and vocab % ALIGNED == 0
-        first, later = PassShape(2 * b, b, b, 2, chunks), PassShape(b, b, b, 1, chunks)
-        self._first_step = _Pass(draft, first, self._step_logits)
-        self._later_step = _Pass(draft, later, self._step_logits)
+        self._steps: ModelSteps | HeadsSteps
+        if isinstance(draft, HeadsStorage):
+            self._steps = HeadsSteps(draft, b, chunks)
+        else:
+            self._steps = ModelSteps(draft, b, chunks, self._sizes)
         self._sampled = Outcome.allocate(b, device)
         self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
         self._places = torch.zeros(b, dtype=torch.int64, device=device)
@@ -151,7 +169,7 @@ class CapturedRound:
         self._turn = 1 - self._turn
         turn = self._turns[self._turn]
         turn.results.copy_(self._results, non_blocking=True)
-        if self._watched is not None:
+        if turn.states is not None:
             turn.states.copy_(self._watched)  # the next round may be one of this shape
         if turn.is_done is not None:
             turn.is_done.record()
@@ -173,12 +191,12 @@ class CapturedRound:
         shape, weights = self.shape, self._target.weights
         if not shape.layers:
             return None
-        num_tokens = shape.num_lanes * (shape.draft_length + 1)
+        num_tokens = shape.num_lanes * (shape.num_nodes + 1)
         return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
 
     def table(self, turn: int) -> list[list[int]]:
         """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
-        the draft."""
+        the row that it follows (one more than its node), the draft."""
         results: list[list[int]] = self._turns[turn].results.tolist()
         return results
 
@@ -196,64 +214,69 @@ class CapturedRound:
     def queue(self) -> None:
         """Launch the kernels of the round."""
         shape, lanes = self.shape, self.lanes
-        k = shape.draft_length
-        sizes = {"LANES": shape.num_lanes, "PADDED": max(FEWEST_LANES, _padded(shape.num_lanes))}
-        draws = shape.draws and k > 0
-        if draws:
-            self._queue_draft(sizes)
-        inputs = self._pass.inputs
-        target_inputs[(1,)](
-            lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
-            lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
-            inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
-            V=self._logits.shape[1], WIDE=WIDEST, **sizes,
-        )  # fmt: skip
+        self._queue_inputs()
         self._pass.queue()
         if self._edits is not None:
-            self._edits.apply(self._logits, self.drafts, lanes.output, num_rows=k + 1)
-        logits = self._logits.view(shape.num_lanes, k + 1, -1)
+            self._queue_edits(self._edits)
+        logits = self._logits.view(shape.num_lanes, shape.num_nodes + 1, -1)
         if self._thresholds is not None:
             find_thresholds(
                 logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
                 self._thresholds, more=1,
             )  # fmt: skip
-        has_laws = draws and self._draft_logits is not None
+        has_laws = self._draft_logits is not None
         made = Round(
             logits, self.drafts, self._lengths, lanes.temperature, lanes.seeds, lanes.output,
-            draft_logits=self._draft_logits if has_laws else None, thresholds=self._thresholds,
+            draft_logits=self._draft_logits, parents=self._parents, thresholds=self._thresholds,
             draft_thresholds=self._draft_thresholds if has_laws else None,
         )  # fmt: skip
         DECISIONS[shape.rule](made, self._scratch, self._outcome)
-        if self._edits is not None:
-            self._edits.note(self._outcome, self.drafts, lanes)
-        advance[(1,)](
-            self._outcome.accepted, self._outcome.extra, self._outcome.fault, self.drafts,
-            lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output,
-            self._results, K=k, WIDE=WIDEST, **sizes,
+        self._queue_end()
+
+    def _queue_inputs(self) -> None:
+        """Launch the draft, if there is one, and what the target's pass is fed."""
+        lanes, k = self.lanes, self.shape.draft_length
+        draws = self.shape.draws and k > 0
+        if draws:
+            self._queue_draft()
+        inputs = self._pass.inputs
+        target_inputs[(1,)](
+            lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
+            lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
+            inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
+            V=self._logits.shape[1], WIDE=WIDEST, **self._sizes,
         )  # fmt: skip
 
-    def _queue_draft(self, sizes: dict[str, int]) -> None:
-        lanes, k = self.lanes, self.shape.draft_length
+    def _queue_edits(self, edits: Edits) -> None:
+        """Launch penalties, bias and bans of the target's laws."""
+        k = self.shape.draft_length
+        edits.apply(self._logits, self.drafts, self.lanes.output, num_rows=k + 1)
+
+    def _queue_end(self) -> None:
+        """Launch what becomes of a decision."""
+        if self._edits is not None:
+            self._edits.note(self._outcome, self.drafts, self.lanes)
+        if self._hearing is not None:
+            self._hearing.queue(self._outcome, self.drafts)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Launch the kernel that moves the lanes on, and writes down the results."""
+        lanes, out, k = self.lanes, self._outcome, self.shape.num_nodes
+        advance[(1,)](
+            out.accepted, out.extra, out.fault, out.reached, self.drafts, lanes.previous,
+            lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output, self._results,
+            K=k, WIDE=max(WIDEST, _padded(k)), **self._sizes,
+        )  # fmt: skip
+
+    def _queue_draft(self) -> None:
+        lanes = self.lanes
         purpose = Purpose.TARGET if self.shape.rule == "match" else Purpose.DRAFT
-        for step in range(k):
-            this = self._first_step if step == 0 else self._later_step
-            inputs = this.inputs
-            where = (inputs.ids, inputs.rows, inputs.slots, inputs.positions, inputs.segments,
-                     inputs.picked)  # fmt: skip
-            if step == 0:
-                first_draft_inputs[(1,)](
-                    lanes.previous, lanes.last, lanes.rows, lanes.stored, lanes.remaining, *where,
-                    **sizes,
-                )  # fmt: skip
-            else:
-                next_draft_inputs[(1,)](
-                    self._sampled.extra, self.drafts, lanes.rows, lanes.stored, lanes.remaining,
-                    *where, step, k, V=self._step_logits.shape[1], **sizes,
-                )  # fmt: skip
+        for step in range(self.shape.draft_length):
             logits, kept = self._step_logits, self._draft_logits
             if kept is not None and self._is_direct:
                 logits = kept[:, step]
-            this.queue(logits)
+            self._steps.queue(step, lanes, self._sampled, self.drafts, logits)
             if self._edits is not None:
                 self._edits.apply(logits, self.drafts, lanes.output, num_rows=1, first=step)
             positions = lanes.output
@@ -274,31 +297,6 @@ class CapturedRound:
             )  # fmt: skip
             if kept is not None and not self._is_direct:
                 kept[:, step].copy_(logits)
-
-
-class _Pass:
-    """A pass within a round, with logits of its own."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        shape: PassShape,
-        logits: Any,
-        watched: Any = None,
-        layers: tuple[int, ...] = (),
-    ) -> None:
-        self.inputs = Inputs.empty(shape, storage.weights.head.device)
-        self._storage, self._shape = storage, shape
-        self._attention = AttentionScratch(storage.weights, shape)
-        self._logits = logits
-        self._watched, self._layers = watched, layers
-
-    def queue(self, logits: Any = None) -> None:
-        """Launch it; logits: where they go instead."""
-        storage = self._storage
-        launch(storage.weights, self._shape, self.inputs, storage.cache, storage.scratch,
-               self._attention, self._logits if logits is None else logits,
-               watched=self._watched, layers=self._layers)  # fmt: skip
 
 
 def _padded(count: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from forerun.gpu.forward import MOST_LOGITS, MOST_TOKENS, PER_SEGMENT, PassShape, num_chunks
+from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage
 from forerun.models.base import Parents, room
 from forerun.models.feed import Feed, feeds
@@ -33,11 +34,17 @@ class Line(NamedTuple):
 
 
 class GpuRows(PathRows):
-    """Rows of one model."""
+    """Rows of one model.
+
+    listener: rows of a network that drafts from the hidden states of this model.
+    """
+
+    is_always_told = False  # as a drafter: it can read later what it has missed
 
     def __init__(self, storage: Storage, num_rows: int, capacity: int) -> None:
         super().__init__(num_rows)
         self.storage = storage
+        self.listener: HeadsRows | None = None
         self._capacity = capacity
         self._num_layers = 0  # that a pass runs; 0: all
 
@@ -93,12 +100,26 @@ class GpuRows(PathRows):
             self.kept[row] = self._history.add(row, torch.cat([self._seen[row], states]))
             self.forget(row)
 
+    def put_aside(self, row: int, *, is_answered: bool) -> None:
+        """Keep the states of what was fed since the last commit, for the next who asks.
+
+        is_answered: a captured round has gone on from there, whose states stay on the device."""
+        if self._history is None:
+            return
+        if self._seen[row] is not None and len(self._seen[row]):
+            self._history.put(row, self._seen[row])
+            self.forget(row)
+        if is_answered:
+            self._history.cut(row)
+
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Copy the keys and values of the first tokens of `source` to an empty row."""
         length = min(length, self.lengths[source])
         self.make_room(max(source, row) + 1, length)
         for part in (self.storage.cache.keys, self.storage.cache.values):
             part[:, row, :, :length] = part[:, source, :, :length]
+        if self.listener is not None:
+            self.listener.copy(source, row, length)
         return self._set_prefix(source, row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
@@ -112,7 +133,7 @@ class GpuRows(PathRows):
         """The same lengths and keys under the first layers alone, with scores of its own."""
         other = copy(self)
         other._fed, other._history = [Feed()] * len(self.lengths), None
-        other._num_layers = num_layers
+        other._num_layers, other.listener = num_layers, None
         return other
 
     def forget(self, row: int, known: int = 0) -> None:
@@ -131,12 +152,16 @@ class GpuRows(PathRows):
             if longest > storage.capacity:
                 longest = room(storage.capacity, longest, self._capacity or FIRST_CAPACITY)
             storage.grow(num_rows, longest)
+            if self.listener is not None:
+                self.listener.follow(storage)
 
     def _move(self, row: int, sources: Any, targets: Any) -> None:
         device = self.storage.cache.keys.device
         source, target = (torch.from_numpy(slots).to(device) for slots in (sources, targets))
         for part in (self.storage.cache.keys, self.storage.cache.values):
             part[:, row, :, target] = part[:, row, :, source]
+        if self.listener is not None:
+            self.listener.move(row, source, target)
 
     def _cut(self, row: int, length: int) -> None:
         """A row has its storage for good."""
@@ -157,6 +182,8 @@ class GpuRows(PathRows):
                 logits[torch.tensor(places, device=logits.device)] = scored[: len(asking)]
         if self._history is not None:
             self._see(lines)
+        if self.listener is not None:
+            self.listener.hear(captured.inputs, self.storage.watched)
 
     def _see(self, lines: Sequence[Line]) -> None:
         """Put the states of a pass behind those of the tokens it built on."""

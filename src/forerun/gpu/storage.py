@@ -70,14 +70,17 @@ class Storage:
 
     def __init__(self, weights: Weights, rotary: Any, num_rows: int, capacity: int) -> None:
         self.weights = weights
+        self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
         self._rotary = rotary
-        self._passes: dict[PassShape, CapturedPass] = {}
+        self._passes: dict[tuple[PassShape, tuple[int, ...]], CapturedPass] = {}  # layers too
+        self._states: dict[tuple[int, ...], Any] = {(): None}  # room for those of some layers
         self.rounds: dict[Any, Any] = {}  # captured, by shape
         self.lanes: dict[Any, Any] = {}  # of these rounds
+        self.heads: Any = None  # storage of a network that drafts from the states of these rows
         self.cache = self._allocate(num_rows, rounded_up(capacity))
 
     @property
@@ -100,21 +103,23 @@ class Storage:
         return self._logits[key][:count]
 
     def captured(self, shape: PassShape) -> CapturedPass:
-        if shape not in self._passes:
-            self._passes[shape] = CapturedPass(self, shape)
-        return self._passes[shape]
+        key = shape, self.layers
+        if key not in self._passes:
+            self._passes[key] = CapturedPass(self, shape)
+        return self._passes[key]
 
     def watch(self, layers: tuple[int, ...]) -> None:
-        """Keep hidden states of the layers; passes that were captured do not."""
-        if layers != self.layers:
-            self.layers, self._passes = layers, {}
+        """Keep hidden states of the layers; passes captured for others do not."""
+        if layers not in self._states:
             width = len(layers) * self.weights.hidden
-            self.watched = self.scratch.x.new_empty((MOST_TOKENS, width)) if layers else None
+            self._states[layers] = self.scratch.x.new_empty((MOST_TOKENS, width))
+        self.layers, self.watched = layers, self._states[layers]
 
     def close(self) -> None:
         """Forget what was captured; its memory is free at once, without waiting for the garbage
         collector to find the cycle."""
         self._passes, self.rounds, self.lanes = {}, {}, {}
+        self.heads = None
 
     def grow(self, num_rows: int, capacity: int) -> None:
         """Make room, and copy what there is."""
@@ -136,20 +141,24 @@ class Storage:
                 for _ in range(2)
             )
         except torch.cuda.OutOfMemoryError as error:
+            what = f"Keys and values of {num_rows} rows of {capacity} tokens"
             needed = 2 * keys_bytes(weights) * num_rows * capacity
-            free = torch.cuda.mem_get_info(weights.head.device)[0]
-            wrong = (
-                f"Keys and values of {num_rows} rows of {capacity} tokens need "
-                f"{needed / 2**30:.1f} GiB on the device."
-            )
-            cure = (
-                "Lower batch_size, max_new_tokens or the length of the prompts, or free memory "
-                "on the device."
-            )
-            received = f"{free / 2**30:.1f} GiB free"
-            raise DeviceMemoryError(explain(wrong, received, cure)) from error
+            raise no_memory(what, needed, weights.head.device) from error
         cos, sin = self._rotary(capacity)
         return Cache(keys, values, cos, sin)
+
+
+def no_memory(what: str, needed: int, device: Any) -> DeviceMemoryError:
+    """What to say where so many bytes cannot be had."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return DeviceMemoryError(
+        explain(
+            f"{what} need {needed / 2**30:.1f} GiB on the device.",
+            f"{free / 2**30:.1f} GiB free",
+            "Lower batch_size, max_new_tokens or the length of the prompts, or free memory on the "
+            "device.",
+        )
+    )
 
 
 def keys_bytes(weights: Weights) -> int:

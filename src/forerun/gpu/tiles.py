@@ -60,18 +60,33 @@ TILES: dict[str, dict[int, Tile]] = {
 
 PAIRED = ("qkv", "gate_up")
 """Kernels that read two matrices at once."""
+FEWEST_PROGRAMS = 64
+"""A product of a small model is cut narrower, as long as it makes fewer programs: one alone does
+not read at the speed of memory."""
+NARROWEST, MOST_NARROWED = 16, 64
+"""Columns of a tile; tokens of passes whose tiles are narrowed."""
 
 
 def tile(
-    kernel: str, num_tokens: int, depth: int, memory: int, num_columns: int | None = None
+    kernel: str,
+    num_tokens: int,
+    depth: int,
+    memory: int,
+    num_columns: int | None = None,
+    num_outputs: int | None = None,
 ) -> Tile:
     """The tile of a product with so many inputs per row, which fits the shared memory of a program.
 
     num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
+    num_outputs: of the product, where its tiles may be narrower than that.
     """
     chosen = TILES[kernel][num_tokens]
     if num_columns is not None:
         chosen = chosen._replace(columns=num_columns)
+    while num_outputs and num_tokens <= MOST_NARROWED and chosen.columns > NARROWEST:
+        if num_outputs > (FEWEST_PROGRAMS - 1) * chosen.columns:
+            break
+        chosen = chosen._replace(columns=chosen.columns // 2, warps=max(2, chosen.warps // 2))
     width = chosen.columns * (2 if kernel in PAIRED else 1) + num_tokens
     while chosen.stages * width * chosen.depth * BYTES > memory and chosen.depth > SHORTEST:
         if chosen.stages > FEWEST_STAGES:

@@ -21,11 +21,12 @@ class History:
         self._join = join
         self._parts: list[list[Any] | None] = [None if length else [] for length in lengths]
         self._is_new = [False] * len(lengths)  # to the current user of the row
+        self._is_cut = [False] * len(lengths)  # states after those that are kept are missing
 
     def add(self, row: int, states: Any) -> Any:
         """Append the states of a commit; what the row's user has not been shown yet."""
         parts = self._parts[row]
-        if parts is None:
+        if parts is None or self._is_cut[row]:
             return states
         parts.append(states)
         if not self._is_new[row]:
@@ -36,11 +37,24 @@ class History:
     def copy(self, source: int, row: int, length: int) -> None:
         """Let `row` share the first `length` states of `source`, which may be the same row."""
         parts = self._parts[source]
+        if parts is not None and self._is_cut[source] and length > sum(map(len, parts)):
+            parts = None
         self._parts[row] = None if parts is None else self._first(parts, length)
-        self._is_new[row] = True
+        self._is_new[row], self._is_cut[row] = True, False
 
     def release(self, row: int) -> None:
-        self._parts[row], self._is_new[row] = [], False
+        self._parts[row], self._is_new[row], self._is_cut[row] = [], False, False
+
+    def put(self, row: int, states: Any) -> None:
+        """Append states that the row's user is shown with the next commit."""
+        parts = self._parts[row]
+        if parts is not None and not self._is_cut[row]:
+            parts.append(states)
+            self._is_new[row] = True
+
+    def cut(self, row: int) -> None:
+        """The states of what comes next are not kept, nor any after them."""
+        self._is_cut[row] = True
 
     def _first(self, parts: list[Any], length: int) -> list[Any]:
         return [self._whole(parts)[:length]] if parts and length else []

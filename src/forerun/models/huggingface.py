@@ -103,7 +103,7 @@ class HuggingFaceModel:
         return bool(self._forward.device.type == "cuda")
 
     def executor(
-        self, state: Any, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+        self, state: Any, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
     ) -> Any:
         """On a GPU `match` is decided there; elsewhere rounds are executed on the host."""
         if self._forward.dtype is torch.float64 or not can_decide(self.model, self.vocab_size):

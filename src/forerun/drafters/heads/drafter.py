@@ -36,6 +36,7 @@ class Heads:
         self.name = "heads" if source is None else f"heads:{source}"
         self._trained = load_shipped() if source is None else load(source)
         self.layers = self._trained.design.layers
+        self.tokens = self._trained.tokens  # (Vd,): the target's ids
         self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
 
     def start(
@@ -53,7 +54,7 @@ class Heads:
     def propose(
         self, state: Listening, turns: Sequence[Turn], *, shared_noise: bool
     ) -> list[Guess]:
-        if shared_noise and (lines := state.lines(turns, self._trained.tokens)) is not None:
+        if shared_noise and (lines := state.lines(turns, self.tokens)) is not None:
             return lines
         depths = [turn.height if state.can_draft(turn.row) else 0 for turn in turns]
         growths = [
@@ -85,7 +86,7 @@ class Heads:
         self, nodes: Sequence[Node], logits: Logits, vocab_size: int, shared_noise: bool
     ) -> None:
         """Give nodes (N,) their children, out of logits (N, Vd)."""
-        tokens = self._trained.tokens
+        tokens = self.tokens
         is_whole = [
             not shared_noise or is_about_tokens(growth.turn.sampling) for growth, _ in nodes
         ]

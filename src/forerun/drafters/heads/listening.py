@@ -43,7 +43,7 @@ class Listening:
     def __init__(self, vocab_size: int, runner: Runner, num_rows: int, capacity: int) -> None:
         self.vocab_size = vocab_size
         self.texts = Texts()
-        self._runner = runner
+        self.runner = runner
         self._rows = runner.start(num_rows, capacity)
         self._heard = [Heard() for _ in range(num_rows)]
 
@@ -67,14 +67,14 @@ class Listening:
         """Start drafts at the end of the texts: logits (R, Vd) of the first guesses."""
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
-            self._keep(behind, self._runner.extend(self._rows, behind, *self._take(behind)))
+            self._keep(behind, self.runner.extend(self._rows, behind, *self._take(behind)))
         for row in rows:
             self._heard[row].numbers = {ROOT: ROOT}
         return np.stack([self._heard[row].logits for row in rows])
 
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
         """Whole chains at once, drawn with the target's noise; None if that is not possible."""
-        draw = getattr(self._runner, "extend_with_lines", None)
+        draw = getattr(self.runner, "extend_with_lines", None)
         asked = [turn for turn in turns if turn.height and self.can_draft(turn.row)]
         are_lines = all(
             turn.is_chain and self._heard[turn.row].waiting and not is_about_tokens(turn.sampling)
@@ -101,11 +101,11 @@ class Listening:
             tokens.append(growth.tokens[node])
             heard.numbers[node] = heard.num_nodes
             heard.num_nodes += 1
-        return self._runner.step(self._rows, rows, parents, tokens)
+        return self.runner.step(self._rows, rows, parents, tokens)
 
     def release(self, row: int) -> None:
         """Forget what was heard, but not the text."""
-        self._runner.release(self._rows, row)
+        self.runner.release(self._rows, row)
         self._heard[row] = Heard()
 
     def _take(self, rows: Sequence[int]) -> tuple[list[Any], list[list[int]]]:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _known(token, V: tl.constexpr):
+def known(token, V: tl.constexpr):
     """The token, or 0 for one outside the vocabulary."""
     return tl.where((token >= 0) & (token < V), token, 0).to(tl.int32)
 
@@ -58,7 +58,7 @@ def next_draft_inputs(
     row = tl.load(rows + lane, mask=there, other=-1)
     row = tl.where(tl.load(remaining + lane, mask=there, other=0) > 0, row, -1)
     place = tl.load(stored + lane, mask=there, other=0) + step
-    tl.store(ids + lane, _known(token, V), mask=there)
+    tl.store(ids + lane, known(token, V), mask=there)
     tl.store(pass_rows + lane, row, mask=there)
     tl.store(slots + lane, place, mask=there)
     tl.store(positions + lane, place, mask=there)
@@ -102,7 +102,7 @@ def target_inputs(
         other=0,
     )
     first = tl.load(last + lane, mask=there, other=0)
-    token = tl.where((slot == 0)[None, :], first[:, None], _known(token, V))
+    token = tl.where((slot == 0)[None, :], first[:, None], known(token, V))
     where = place[:, None] + slot[None, :]
     tl.store(ids + at, token, mask=inside)
     tl.store(pass_rows + at, row[:, None] + tl.zeros_like(at), mask=inside)
@@ -113,11 +113,14 @@ def target_inputs(
 
 @triton.jit(do_not_specialize=["K", "LANES"])
 def advance(
-    accepted, extra, fault, drafts, previous, last, rows, stored, remaining, output, results,
-    K, LANES, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    accepted, extra, fault, reached, drafts, previous, last, rows, stored, remaining, output,
+    results, K, LANES, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Move the lanes past what was decided, and write it down (LANES, K + 3): accepted tokens, -1
-    for a lane that is not in use, the extra token, the fault, the draft."""
+    """Move the lanes past what was decided, and write it down (LANES, K + 4): accepted tokens, -1
+    for a lane that is not in use, the extra token, the fault, the row that it follows, the draft.
+
+    K: tokens of the draft, which may be a tree; `previous` is then not right, nor read.
+    """
     lane = tl.arange(0, PADDED)
     there = lane < LANES
     room = tl.load(remaining + lane, mask=there, other=0)
@@ -135,11 +138,12 @@ def advance(
     tl.store(stored + lane, place + count + 1, mask=moves)
     tl.store(remaining + lane, tl.where(wrong == 0, room - count - 1, 0), mask=there & used)
     tl.store(output + lane, tl.load(output + lane, mask=there, other=0) + count + 1, mask=moves)
-    base = results + lane * (K + 3)
+    base = results + lane * (K + 4)
     tl.store(base, tl.where(used, count, -1), mask=there)
     tl.store(base + 1, token, mask=there)
     tl.store(base + 2, wrong, mask=there)
+    tl.store(base + 3, tl.load(reached + lane, mask=there, other=0), mask=there)
     slot = tl.arange(0, WIDE)
     inside = there[:, None] & (slot < K)[None, :]
     drafted = tl.load(drafts + lane[:, None] * K + slot[None, :], mask=inside, other=0)
-    tl.store(base[:, None] + 3 + slot[None, :], drafted.to(tl.int32), mask=inside)
+    tl.store(base[:, None] + 4 + slot[None, :], drafted.to(tl.int32), mask=inside)

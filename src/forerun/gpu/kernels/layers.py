@@ -153,10 +153,11 @@ def add_product(
 
 @triton.jit(do_not_specialize=["M"])
 def head(
-    x, squares, w, y, picked, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, y, picked, columns, M, N, width, eps, K: tl.constexpr, P: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
+    MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Logits y (M, N) of the picked rows (M,) of the normalised x."""
+    """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, MP)
     keep, inside = m < M, n < N
@@ -167,7 +168,8 @@ def head(
     if PDL:
         gdc_launch_dependents()
     a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None]
-    where = m[:, None].to(tl.int64) * N + n[None, :]
+    column = tl.load(columns + n, mask=inside, other=0) if MAPPED else n
+    where = m[:, None].to(tl.int64) * width + column[None, :]
     tl.store(y + where, a.to(y.dtype.element_ty), mask=keep[:, None] & inside[None, :])
 
 

@@ -110,10 +110,10 @@ class TensorParallelModel:
         return self._shard.scores_trees  # known since the model was loaded
 
     def executor(
-        self, state: Any, drafting: Any, rule: Any, *, is_chain: bool, draft_length: Any
+        self, state: Any, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
     ) -> Any:
         """On GPUs `match` is decided where rank 0 computes."""
-        options = {"is_chain": is_chain, "draft_length": draft_length}
+        options = {"tree": tree, "draft_length": draft_length}
         if self._shard.executor(state, drafting, rule, **options) is None:
             return None
         from forerun.gpu.sampled_steps import SampledSteps

@@ -1,0 +1,89 @@
+"""Rows of a drafting network on the device, which hear every pass of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.gpu.forward import MOST_TOKENS, Inputs, PassShape
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.kernels.heads import join_kept
+from forerun.gpu.storage import DeviceMemoryError, Storage
+
+Entry = tuple[int, int, int]
+"""The row and the slot of a token, and the token after it."""
+
+
+class HeadsRows:
+    """Rows numbered like those of the target.
+
+    lengths: entries per row: of the first tokens of a text, each with the token after it.
+    error: why features are not kept any more.
+    """
+
+    is_always_told = True
+
+    def __init__(self, storage: HeadsStorage, num_rows: int) -> None:
+        self.storage = storage
+        self.lengths = [0] * num_rows
+        self.error: DeviceMemoryError | None = None
+
+    def hear(self, inputs: Inputs, states: Any) -> None:
+        """Keep the features of a pass of the target, whose hidden states (M, F) these are."""
+        if self.error is None:
+            self.storage.fuse(states, inputs.shape.num_tokens)
+            self.storage.keep(inputs)
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Compute the keys and values of entries whose features are kept."""
+        for begin in range(0, len(entries), MOST_TOKENS):
+            part = entries[begin : begin + MOST_TOKENS]
+            size = 1 << (len(part) - 1).bit_length()
+            shape = PassShape(size, 0, 0, 1, 1)
+            inputs = Inputs.empty(shape, self.storage.features.device)
+            _fill(inputs, part)
+            storage = self.storage
+            join_kept[(size,)](
+                storage.features, inputs.ids, inputs.rows, inputs.slots, storage.weights.embedding,
+                storage.norms, storage.joined, storage.capacity, storage.weights.eps, num_warps=4,
+                **storage.wide,
+            )  # fmt: skip
+            storage.project(inputs)
+
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """A row of the target begins like another one."""
+        features = self.storage.features
+        features[row, :length] = features[source, :length]
+
+    def move(self, row: int, sources: Any, targets: Any) -> None:
+        """The target keeps a path of a tree: from slots (M,) to slots (M,)."""
+        features = self.storage.features
+        features[row, targets] = features[row, sources]
+
+    def follow(self, target: Storage) -> None:
+        """Make room for as many rows and tokens as the target has.  Without memory for that no
+        more is heard."""
+        storage = self.storage
+        if target.num_rows <= storage.num_rows and target.capacity <= storage.capacity:
+            return
+        try:
+            storage.grow(target.num_rows, target.capacity)
+        except DeviceMemoryError as error:
+            self.error = error
+
+
+def _fill(inputs: Inputs, entries: Sequence[Entry]) -> None:
+    """Write entries into the inputs of a pass, in one copy."""
+    table = np.zeros((5, inputs.shape.num_tokens), np.int32)
+    table[1] = -1
+    rows, slots, tokens = np.array(entries, np.int32).T
+    table[:4, : len(entries)] = tokens, rows, slots, slots
+    packed = np.zeros(inputs.packed.shape[0], np.int32)
+    packed[: table.size] = table.reshape(-1)
+    inputs.packed.copy_(torch.from_numpy(packed))

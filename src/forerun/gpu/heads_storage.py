@@ -1,0 +1,161 @@
+"""A drafting network on the device, with its keys and values and the features of its target.
+
+It is one layer like those of a target (`gpu/forward.py`), whose queries, keys and values are
+products of a feature and an embedding side by side.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+
+from forerun.drafters.heads.network import Network
+from forerun.gpu.dependent import dependent_launch
+from forerun.gpu.forward import (
+    MOST_TOKENS,
+    AttentionScratch,
+    Cache,
+    Inputs,
+    Kernels,
+    add,
+)
+from forerun.gpu.kernels.heads import keep_features, norm_states
+from forerun.gpu.storage import Storage, no_memory
+from forerun.gpu.weights import Layer, Weights
+
+
+class HeadsStorage(Storage):
+    """Rows of one network, numbered like those of its target.
+
+    features: (rows, capacity, D), of every token that the target has processed.
+    columns: (Vd,), the target's id of each token of the network.
+    """
+
+    features: Any
+
+    def __init__(
+        self, network: Network, embedding: Any, tokens: Any, num_rows: int, capacity: int
+    ) -> None:
+        self.network = network
+        weights = _weights(network, embedding)
+        device = weights.head.device
+        super().__init__(weights, partial(_angles, network, device), num_rows, capacity)
+        self.vocab_size = int(embedding.shape[0])  # of the target
+        self.columns = torch.as_tensor(tokens).to(device, torch.int32)
+        norms = network.norm_feature.weight, network.norm_embedding.weight
+        self.norms = torch.stack([norm.data for norm in norms])
+        like, width = self.scratch.x, weights.hidden
+        self.joined = like.new_zeros((MOST_TOKENS, 2 * width))  # inputs of entries
+        self.no_norm = torch.full((MOST_TOKENS, 1), 2.0 * width, device=device)  # squares: scale 1
+        self.fused = like.new_zeros((MOST_TOKENS, width))
+        self._normed_states = like.new_zeros((MOST_TOKENS, network.design.num_features))
+        self._zeros = like.new_zeros((MOST_TOKENS, width))
+
+    @property
+    def wide(self) -> dict[str, int]:
+        """Sizes that kernels are compiled for."""
+        return {"K": self.weights.hidden, "KP": int(triton.next_power_of_2(self.weights.hidden))}
+
+    def logits(self, use: str, count: int) -> Any:
+        """Room for rows of logits over the target's vocabulary: -inf where the network has none."""
+        key = use, 1 << max(count - 1, 0).bit_length()
+        if key not in self._logits:
+            size = key[1], self.vocab_size
+            self._logits[key] = torch.full(size, -torch.inf, device=self.weights.head.device)
+        return self._logits[key][:count]
+
+    def narrow_logits(self, count: int) -> Any:
+        """Room for rows of logits over the network's own vocabulary, (count, Vd)."""
+        return super().logits("narrow", count)
+
+    def fuse(self, states: Any, num_tokens: int) -> None:
+        """Queue the features of hidden states (M, F), which go to `fused` (M, D)."""
+        network, eps = self.network, self.weights.eps
+        num_layers = len(network.design.layers)
+        norm_states[(num_tokens, num_layers)](
+            states, network.norm_layers.weight, self._normed_states, eps, num_warps=4, **self.wide,
+            **dependent_launch(self.columns.device),
+        )  # fmt: skip
+        norm = network.norm_mlp.weight  # what a norm after it would need is not read
+        add("out", num_tokens, self._normed_states, network.fuse.weight, self._zeros, norm,
+            self.fused, self.scratch)  # fmt: skip
+
+    def keep(self, inputs: Inputs) -> None:
+        """Queue the way of new features to where those of their rows are kept."""
+        keep_features[(inputs.shape.num_tokens,)](
+            self.fused, inputs.rows, inputs.slots, self.features, self.capacity, num_warps=4,
+            **self.wide,
+        )  # fmt: skip
+
+    def project(self, inputs: Inputs) -> None:
+        """Queue the keys and values of entries whose inputs are joined."""
+        kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch)
+        kernels.project(0, self.joined, self.no_norm)
+
+    def finish(
+        self, inputs: Inputs, attention: AttentionScratch, logits: Any, features: Any = None
+    ) -> None:
+        """Queue a draft step: the entries whose inputs are joined, the network's outputs, which go
+        to `scratch.x`, and the logits (N, V) or (N, Vd) of what comes after.
+
+        features: of the entries; None: they are in `scratch.x`.
+        """
+        kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch, attention)
+        kernels.layer(0, self.joined, self.no_norm, self.weights.norm, features)
+        kernels.head(logits, None if logits.shape[1] == len(self.columns) else self.columns)
+
+    def grow(self, num_rows: int, capacity: int) -> None:
+        old = self.features
+        super().grow(num_rows, capacity)
+        rows, slots = old.shape[:2]
+        self.features[:rows, :slots] = old
+
+    def _allocate(self, num_rows: int, capacity: int) -> Cache:
+        cache, weights = super()._allocate(num_rows, capacity), self.weights
+        size = num_rows, capacity, weights.hidden
+        like = {"dtype": weights.head.dtype, "device": weights.head.device}
+        try:
+            self.features = torch.zeros(size, **like)
+        except torch.cuda.OutOfMemoryError as error:
+            needed = num_rows * capacity * weights.hidden * weights.head.element_size()
+            what = f"Features of {num_rows} rows of {capacity} tokens"
+            raise no_memory(what, needed, like["device"]) from error
+        return cache
+
+
+def _weights(network: Network, embedding: Any) -> Weights:
+    """The network as a model of one layer."""
+    design = network.design
+    layer = Layer(
+        qkv=network.qkv.weight.data,
+        bias=None,
+        head_norms=None,
+        out=network.output.weight.data,
+        gate_up=network.gate_up.weight.data,
+        down=network.down.weight.data,
+        attention_norm=None,  # of two parts: `gpu/kernels/heads.py`
+        mlp_norm=network.norm_mlp.weight.data,
+    )
+    return Weights(
+        layers=(layer,),
+        embedding=embedding,
+        head=network.head.weight.data,
+        norm=network.norm_head.weight.data,
+        hidden=design.hidden_size,
+        inner=design.mlp_size,
+        num_heads=design.num_heads,
+        num_key_heads=design.num_kv_heads,
+        head_size=design.head_size,
+        scaling=design.head_size**-0.5,
+        eps=design.norm_eps,
+        head_eps=0.0,
+    )
+
+
+def _angles(network: Network, device: Any, slots: int) -> tuple[Any, Any]:
+    """Cosines and sines (slots, head size / 2)."""
+    cos, sin = network.angles(torch.arange(slots, device=device))
+    return cos.contiguous(), sin.contiguous()

@@ -1,0 +1,156 @@
+"""What stands between the products of a drafting network that reads the target's hidden states.
+
+An entry stands for a token.  Its input is a feature and the embedding of the token after it, each
+normalised, side by side (`drafters/heads/network.py`).  The features of tokens that the target has
+processed are kept (rows, capacity, K), so that entries can be made of them when it is known which
+token follows.  K is the hidden size, padded to KP.  A row that is negative is padding.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from forerun.gpu.kernels.lanes import known
+
+
+@triton.jit
+def _scaled(values, weight, eps, K: tl.constexpr):
+    """A vector of K numbers, normalised and weighted."""
+    return values * tl.rsqrt(tl.sum(values * values) / K + eps) * weight
+
+
+@triton.jit
+def join(feature, token, embedding, norms, joined, eps, K: tl.constexpr, KP: tl.constexpr):
+    """Write the input of an entry (2 K,), out of its feature (KP,) and the token after it.
+
+    norms: (2, K), the weights of both norms.
+    """
+    k = tl.arange(0, KP)
+    inside = k < K
+    row = embedding + token.to(tl.int64) * K
+    values = tl.load(row + k, mask=inside, other=0.0).to(tl.float32)
+    first = tl.load(norms + k, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(norms + K + k, mask=inside, other=0.0).to(tl.float32)
+    kind = joined.dtype.element_ty
+    tl.store(joined + k, _scaled(feature, first, eps, K).to(kind), mask=inside)
+    tl.store(joined + K + k, _scaled(values, second, eps, K).to(kind), mask=inside)
+
+
+@triton.jit
+def norm_states(
+    states, weight, normed, eps, K: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Hidden states (M, parts * K) with each part normalised; one program per token and part."""
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    k = tl.arange(0, KP)
+    inside = k < K
+    at = (tl.program_id(0) * parts + part) * K + k
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    values = tl.load(states + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + part * K + k, mask=inside, other=0.0).to(tl.float32)
+    result = _scaled(values, scale, eps, K)
+    tl.store(normed + at, result.to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def keep_features(
+    fused, rows, slots, features, capacity, K: tl.constexpr, KP: tl.constexpr
+):  # fmt: skip
+    """Put new features (M, K) where those of their rows are kept; one program per token."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    row = tl.load(rows + token).to(tl.int64)
+    if row >= 0:
+        values = tl.load(fused + token * K + k, mask=k < K, other=0.0)
+        where = features + (row * capacity + tl.load(slots + token)) * K
+        tl.store(where + k, values, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def join_kept(
+    features, tokens, rows, slots, embedding, norms, joined, capacity, eps, K: tl.constexpr,
+    KP: tl.constexpr,
+):  # fmt: skip
+    """The inputs (M, 2 K) of entries whose features are kept; tokens (M,) follow them."""
+    entry = tl.program_id(0)
+    k = tl.arange(0, KP)
+    row = tl.load(rows + entry).to(tl.int64)
+    if row >= 0:
+        where = features + (row * capacity + tl.load(slots + entry)) * K
+        feature = tl.load(where + k, mask=k < K, other=0.0).to(tl.float32)
+        token = tl.load(tokens + entry)
+        join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
+
+
+@triton.jit(do_not_specialize=["length", "capacity"])
+def join_followers(
+    fused, accepted, extra, drafts, rows, slots, features, embedding, norms, joined, length,
+    capacity, eps, V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The inputs (M, 2 K) of the entries of a round that was decided, and their features to where
+    they are kept; one program per token that the target was fed.
+
+    What follows a token of a lane is its draft, as far as it was accepted, then the extra token.
+    Entries past that are overwritten by the next round.
+    """
+    entry = tl.program_id(0)
+    lane, slot = entry // (length + 1), entry % (length + 1)
+    k = tl.arange(0, KP)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.load(rows + entry).to(tl.int64)
+    if row >= 0:
+        last = tl.load(extra + lane)
+        drafted = tl.load(drafts + lane * length + slot, mask=slot < length, other=0)
+        token = known(tl.where(slot < tl.load(accepted + lane), drafted, last), V)
+        feature = tl.load(fused + entry * K + k, mask=k < K, other=0.0)
+        where = features + (row * capacity + tl.load(slots + entry)) * K
+        tl.store(where + k, feature, mask=k < K)
+        feature = feature.to(tl.float32)
+        join(feature, token, embedding, norms, joined + entry * 2 * K, eps, K, KP)
+
+
+@triton.jit(do_not_specialize=["step", "length", "capacity"])
+def draft_entry(
+    last, sampled, drafts, lane_rows, stored, remaining, features, embedding, norms, x, joined,
+    rows, slots, positions, segments, step, length, capacity, eps, V: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, FIRST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The entry of a draft step, one program per lane: its input (lanes, 2 K), and where it stands.
+
+    The first step is the entry of the last token that the target has processed, and the last token
+    of the text follows it.  A later one goes on from the network's own output x (lanes, K) and the
+    token that was sampled from it, which is noted in drafts (lanes, length).  A text of one token
+    has no entry.
+    """
+    lane = tl.program_id(0)
+    k = tl.arange(0, KP)
+    inside = k < K
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    place = tl.load(stored + lane) + step - 1
+    row = tl.load(lane_rows + lane)
+    row = tl.where((tl.load(remaining + lane) > 0) & (place >= step), row, -1)
+    if FIRST:
+        token = tl.load(last + lane)
+        where = features + (row.to(tl.int64) * capacity + place) * K
+        feature = tl.load(where + k, mask=inside & (row >= 0), other=0.0)
+        tl.store(x + lane * K + k, feature, mask=inside)
+    else:
+        token = tl.load(sampled + lane)
+        tl.store(drafts + lane * length + step - 1, token)
+        feature = tl.load(x + lane * K + k, mask=inside, other=0.0)
+    join(
+        feature.to(tl.float32), known(token, V), embedding, norms, joined + lane * 2 * K, eps, K, KP
+    )
+    tl.store(rows + lane, row)
+    tl.store(slots + lane, tl.maximum(place, 0))
+    tl.store(positions + lane, tl.maximum(place, 0))
+    tl.store(segments + 2 * lane, lane)
+    tl.store(segments + 2 * lane + 1, tl.where(row >= 0, 1, 0))
