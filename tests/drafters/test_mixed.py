@@ -120,6 +120,49 @@ def test_what_the_engine_cut_off_is_not_charged() -> None:
     assert gains[1] - gains[0] == pytest.approx(0.5)
 
 
+class Reader(Teller):
+    """Takes a tenth of a second for every token that it has not read yet."""
+
+    num_unread = 0
+
+    def enter(self, state: Any, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        super().enter(state, row, tokens, num_prompt)
+        self.num_unread = len(tokens)
+
+    def propose(self, state: Any, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
+        self.clock.now += 0.1 * self.num_unread
+        self.num_unread = 0
+        return super().propose(state, turns, shared_noise=shared_noise)
+
+
+@pytest.mark.parametrize(("room", "pays"), [(60, True), (8, False), (None, True)])
+def test_a_long_text_is_read_only_where_the_rest_of_the_answer_can_pay(
+    room: int | None, pays: bool
+) -> None:
+    """Reading 100 tokens costs ten; an ask saves about 1.6, in half of the room on average."""
+    clock = Clock()
+    quick, reader = Teller("quick", -1, 0.0, clock), Reader("reader", 2, 0.0, clock)
+    mixed = Mixed(quick, reader, clock=clock)
+    prices = Prices(token=1.0, slot=0.1)
+
+    def answer(num_prompt: int, room: int | None) -> int:
+        """How often the reader was asked in an answer of eight rounds."""
+        state = mixed.start(COUNT, 1, 200)
+        mixed.enter(state, 0, [0] * num_prompt, num_prompt)
+        before = reader.asked
+        for position in range(8):
+            turn = Turn(0, 4, fr.Sampling(seed=1), 1, position, prices=prices, room=room)
+            outcomes_of(mixed, state, turn, right=2)
+        mixed.close(state)
+        return reader.asked - before
+
+    assert [answer(length, 60) for length in (1, 100, 100)] == [8, 8, 8]  # what reading costs
+    assert answer(100, room) == (8 if pays else 0)
+    assert answer(30, room) == 8  # a short text is read in any case
+    if not pays:  # half a percent of the turns may be lost
+        assert 1 <= sum(answer(100, room) for _ in range(300)) <= 8
+
+
 def test_without_prices_everyone_is_heard() -> None:
     clock = Clock()
     silent, dear = Teller("silent", -1, 0.0, clock), Teller("dear", 0, 9.0, clock)

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("numba")
 
 from forerun.lean.jit import compiled
-from forerun.lean.page_tile import multiply_keys, multiply_values_onto
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.page_tile import QUERIES, multiply_keys, multiply_values_onto
+from forerun.lean.shape import LANES
 from forerun.lean.softmax import LOWEST, exp2_total
 from forerun.lean.tile import multiply_float32_onto
 
@@ -57,10 +57,10 @@ def normal(*shape: int) -> Any:
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 64, MOST_ROWS])
 def test_pages_are_multiplied_as_a_tile_multiplies_one_row_and_panel(onto: bool, rows: int) -> None:
     """To the bit, and what lies past the panels and rows stays as it was."""
-    x, w = normal(TOKENS, MOST_ROWS), normal(MOST_PANELS, MOST_ROWS, LANES)
-    before = normal(TOKENS, MOST_PANELS * LANES)
+    x, w = normal(QUERIES, MOST_ROWS), normal(MOST_PANELS, MOST_ROWS, LANES)
+    before = normal(QUERIES, MOST_PANELS * LANES)
     call = multiply_onto if onto else multiply
-    for count in range(1, TOKENS + 1):
+    for count in range(1, QUERIES + 1):
         for panels in range(1, MOST_PANELS + 1):
             expected, y = before.copy(), before.copy()
             if not onto:

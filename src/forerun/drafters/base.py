@@ -40,6 +40,7 @@ class Turn:
     shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
     worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
     prices: Prices | None = None  # where they are known, for drafters that weigh their own cost
+    room: int | None = None  # tokens that the answer may still have; None: not known
 
     @property
     def is_chain(self) -> bool:

@@ -34,6 +34,7 @@ from forerun.drafters.base import (
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.owners import ByOwner
 from forerun.drafters.track_record import (
+    LONG,
     NUM_TIMINGS,
     OWN_GAIN_FADE,
     Gain,
@@ -72,12 +73,17 @@ class Panel:
     asked: dict[int, dict[int, float]] = field(default_factory=dict)  # row -> who -> seconds
     prices: Prices | None = None  # of this round
     num_turns: list[int] = field(default_factory=list)
+    unread: list[list[int]] = field(default_factory=list)  # tokens of each row, by who
     by_match: bool = True
     timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     asked_at: float | None = None
 
     def records(self, row: int) -> list[Record]:
         return self.together[row] if self.by_match else self.apart[row]
+
+    def reads(self, turn: Turn, who: int) -> bool:
+        """Whether a drafter would have much to read before its guess."""
+        return self.unread[turn.row][who] > LONG
 
     @property
     def round_seconds(self) -> float:
@@ -114,6 +120,7 @@ class Mixed:
             apart=[self._records() for _ in range(num_rows)],
             gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
+            unread=[[0] * len(self.drafters) for _ in range(num_rows)],
         )
 
     def assign(self, state: Panel, row: int, owner: str) -> None:
@@ -122,6 +129,7 @@ class Mixed:
             assign(drafter, inner, row, owner)
 
     def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
+        state.unread[row] = [len(tokens)] * len(self.drafters)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.enter(inner, row, tokens, num_prompt)
 
@@ -140,6 +148,8 @@ class Mixed:
         if state.asked_at is not None:
             state.timings.append(self.clock() - state.asked_at)
             state.asked_at = None
+        for outcome in outcomes:
+            state.unread[outcome.row] = [n + len(outcome.tokens) for n in state.unread[outcome.row]]
         for who, drafter in enumerate(self.drafters):
             shares = [self._share_of(state, who, outcome) for outcome in outcomes]
             drafter.observe(state.states[who], shares)
@@ -168,12 +178,19 @@ class Mixed:
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
         guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
-        spent = (self.clock() - begin) / len(turns)
+        seconds = self.clock() - begin
+        num_unread = sum(state.unread[turn.row][who] for turn in turns if state.reads(turn, who))
         for turn in turns:
             record = state.records(turn.row)[who]
-            record.timings.append(spent)
+            if not num_unread or not record.timings:
+                record.timings.append(seconds / len(turns))
+            elif state.reads(turn, who):
+                extra = max(0.0, seconds - len(turns) * record.seconds)
+                record.reading.timings.append(extra / num_unread)
             record.num_asked += 1
-            state.asked[turn.row][who] = spent
+            state.asked[turn.row][who] = seconds / len(turns)
+        for turn in turns:
+            state.unread[turn.row][who] = 0
         return guesses
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
@@ -220,22 +237,32 @@ class Mixed:
 
     def _order(self, state: Panel, turn: Turn) -> list[int]:
         """The drafters to ask, in order; now and then the one asked least comes first."""
-        row, everyone = turn.row, range(len(self.drafters))
-        records = state.records(row)
+        row, records = turn.row, state.records(turn.row)
+        everyone = [*range(len(self.drafters))]
         if state.by_match:
+            gains = [
+                own.within(record.gain)
+                for own, record in zip(state.gains[row], records, strict=True)
+            ]
+            everyone = [who for who in everyone if self._can_read(state, turn, who, gains[who])]
             order = sorted(everyone, key=lambda who: records[who].seconds)
             if turn.prices is not None:
-                order = [
-                    who for who in order if state.gains[row][who].within(records[who].gain) > 0
-                ]
+                order = [who for who in order if gains[who] > 0]
         else:
             rates = [self._rate(state, record, record.expected) for record in records]
             order = sorted(everyone, key=lambda who: -rates[who])
         state.num_turns[row] += 1
-        if state.num_turns[row] % PROBE_EVERY == 0:
+        if state.num_turns[row] % PROBE_EVERY == 0 and everyone:
             rare = min(everyone, key=lambda who: records[who].num_asked)
             order = [rare, *(who for who in order if who != rare)]
         return order
+
+    def _can_read(self, state: Panel, turn: Turn, who: int, gain: float) -> bool:
+        """Whether a drafter may be asked that would have to read the text first."""
+        if turn.prices is None or turn.room is None or not state.reads(turn, who):
+            return True
+        reading, num_unread = state.records(turn.row)[who].reading, state.unread[turn.row][who]
+        return reading.pays(num_unread, turn.room, gain, turn.prices.token)
 
     def _rate(self, state: Panel, record: Record, accepted: float) -> float:
         """Tokens per second of a round with so many accepted."""

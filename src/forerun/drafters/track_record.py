@@ -14,6 +14,9 @@ GAIN_FADE = 0.99  # what an ask does, over all requests
 OWN_GAIN_FADE = 0.95  # and within one
 OWN_TRUST = 12.0  # asks of its own after which a request is judged half by them
 NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
+NUM_READ = 2  # timings of reading before they are relied on, the quickest of them
+LONG = 32  # unread tokens; fewer are read without a check that reading pays
+ALLOWANCE = 0.005  # tokens that reading may lose per turn in which it does not seem to pay
 
 
 @dataclass
@@ -38,6 +41,31 @@ class Gain:
 
 
 @dataclass
+class Reading:
+    """What it costs a drafter to read a text that has grown while it was not asked."""
+
+    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))  # of one token
+    credit: float = 0.0  # tokens that reading may lose
+
+    def pays(self, num_unread: int, room: int, gain: float, token: float) -> bool:
+        """Whether asking saves more in the rest of an answer, half of its room on average, than
+        reading costs; if not, now and then all the same, to learn whether it still is so.
+
+        gain: tokens saved by one ask.  token: seconds that a token is worth.
+        """
+        if len(self.timings) < NUM_READ:
+            return True
+        cost = min(self.timings) * num_unread / token
+        if cost <= room / 2 * gain:
+            return True
+        self.credit += ALLOWANCE
+        if self.credit < cost:
+            return False
+        self.credit = 0.0
+        return True
+
+
+@dataclass
 class Record:
     """What is known of one drafter; the prior assumes that its guesses are good."""
 
@@ -47,6 +75,7 @@ class Record:
     num_asked: int = 0
     gain: Gain = field(default_factory=lambda: Gain(GAIN_FADE))
     timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def expected(self) -> float:

@@ -275,4 +275,5 @@ def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
         limits.shape,
         plan.worth,
         plan.prices,
+        request.limit - request.num_output,
     )

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.lean.jit import compiled, counted, inner
-from forerun.lean.page_tile import multiply_keys, multiply_values_onto
+from forerun.lean.page_tile import QUERIES, multiply_keys, multiply_values_onto
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import PER_LN2, floats_at, largest, normalise
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import LANES
 from forerun.lean.softmax import exp2_total
 
 Floats = NDArray[np.float32]
@@ -78,7 +78,7 @@ compiled_score_columns = compiled(score_columns)
 def make_scores(heads: HeadShape, cache: Cache) -> Floats:
     """Memory of one thread, a row for each query of a tile."""
     num_columns = compiled_score_columns(cache.pages.shape[1], heads.wide)
-    return np.empty((TOKENS, num_columns), np.float32)
+    return np.empty((QUERIES, num_columns), np.float32)
 
 
 @inner

@@ -31,9 +31,10 @@ from forerun.lean.linear import (
     project_gated,
     project_onto,
 )
+from forerun.lean.page_tile import QUERIES
 from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import add_normalised, copy, copy_scaled, normalise
-from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
 STAGES_PER_LAYER = 12  # the head is the first two of one layer more
 (
@@ -98,7 +99,7 @@ def num_items(
     if kind == SCORE:
         return len(plan.tiles) * num_splits(split)
     if kind == WEIGH:
-        return len(plan.tiles) * TOKENS
+        return len(plan.tiles) * QUERIES
     if kind == ATTEND:
         return len(plan.tiles) * num_column_splits(w.heads)
     if kind == GATED:
@@ -132,17 +133,17 @@ def attend_split(
         tile, part = divmod(i, num_splits(split))
         begin, end = part * SPLIT, (part + 1) * SPLIT
         score_keys(
-            w.heads, plan, cache, layer, window, tile, begin, end, s.queries, split, tile * TOKENS
+            w.heads, plan, cache, layer, window, tile, begin, end, s.queries, split, tile * QUERIES
         )
     elif kind == WEIGH:
-        tile, query = divmod(i, TOKENS)
+        tile, query = divmod(i, QUERIES)
         if query < plan.tiles[tile, 1]:
             weigh(w.heads, plan, window, tile, query, split[i])
     else:
         tile, part = divmod(i, num_column_splits(w.heads))
         column, last = part * COLUMNS, min((part + 1) * COLUMNS, w.heads.wide)
         average(
-            w.heads, plan, cache, layer, window, tile, column, last, split, tile * TOKENS, s.mixed
+            w.heads, plan, cache, layer, window, tile, column, last, split, tile * QUERIES, s.mixed
         )
 
 
@@ -225,7 +226,7 @@ def build(revision: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
 
-        split: memory (tiles * TOKENS, score_columns), where threads are to share tiles of
+        split: memory (tiles * QUERIES, score_columns), where threads are to share tiles of
         attention; (0, 0) where each takes whole tiles.
         """
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)

@@ -1,6 +1,6 @@
 """The tile product over pages: a few rows times all panels of a page's keys or values.
 
-    y[i, p, :] = sum over k of x[i, k] * w[p, k, :]      i < count <= TOKENS
+    y[i, p, :] = sum over k of x[i, k] * w[p, k, :]      i < count <= QUERIES
 
 While a page is multiplied, the same lines of another are fetched: the next page may lie anywhere,
 so the hardware cannot guess it.  The sums run over k in order, as in `tile`.
@@ -30,10 +30,11 @@ from forerun.lean.loops import repeat_from
 from forerun.lean.shape import LANES, TOKENS, is_arm
 from forerun.lean.tile import address
 
-STEPS = [4 if is_arm() and tokens < TOKENS else 1 for tokens in range(TOKENS + 1)]
-"""Inputs of a row that are loaded at once, by number of rows.  ARM multiplies by any lane of a
-register, but all sums of a full tile leave none for that; other processors spread a number as they
-load it."""
+STEP = 4 if is_arm() else 1
+"""Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
+processors spread a number as they load it."""
+QUERIES = TOKENS - 1 if is_arm() else TOKENS
+"""Rows of a tile at most: on ARM the sums of one more would leave no registers for the inputs."""
 ROW = 4 * LANES  # bytes
 
 
@@ -54,7 +55,7 @@ def multiply_pages(onto: bool) -> Callable[..., Any]:
         y: Any,  # float32
         y_at: Any,
         y_stride: Any,
-        count: Any,  # 1 to TOKENS
+        count: Any,  # 1 to QUERIES
     ) -> Any:
         """`count` rows of x, `x_stride` apart, times panels; panel p into y from `y_at + p * LANES`
         on."""
@@ -96,7 +97,7 @@ def _define(module: Any, onto: bool) -> Any:
     builder = ir.IRBuilder(function.append_basic_block())
     end = function.append_basic_block()
     choice = builder.switch(function.args[-1], end)
-    for tokens in range(1, TOKENS + 1):
+    for tokens in range(1, QUERIES + 1):
         block = function.append_basic_block()
         choice.add_case(I64(tokens), block)
         builder.position_at_end(block)
@@ -113,8 +114,7 @@ def _panels(
 ) -> None:  # fmt: skip
     """Panel after panel, for a fixed number of tokens."""
     inputs = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
-    step = STEPS[tokens]
-    whole_steps = builder.and_(num_rows, I64(-step))
+    whole_steps = builder.and_(num_rows, I64(-STEP))
 
     def panel(index: Any, _: list[Any]) -> list[Any]:
         out = builder.gep(y, [builder.mul(index, I64(LANES))])
@@ -138,8 +138,8 @@ def _panels(
 
         zero = ir.Constant(vector(F32), [0.0] * LANES)
         sums = [load(builder, F32, place) if onto else zero for place in outs]
-        sums = repeat_from(builder, I64(0), whole_steps, step, sums, rows(step))
-        if step > 1:
+        sums = repeat_from(builder, I64(0), whole_steps, STEP, sums, rows(STEP))
+        if STEP > 1:
             sums = repeat_from(builder, whole_steps, num_rows, 1, sums, rows(1))
         for place, total in zip(outs, sums, strict=True):
             builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.lean.shape import TOKENS
+from forerun.lean.page_tile import QUERIES
 from forerun.models.feed import Feed
 
 Ints = NDArray[np.int64]
@@ -121,7 +121,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> Ints:
-    """Runs of at most TOKENS queries of one row that share a key head: first, count and head.
+    """Runs of at most QUERIES queries of one row that share a key head: first, count and head.
 
     Threads take tiles in this order.  The longest rows come first, so that no thread is left with
     one at the end; tiles that read the same keys and values follow each other.
@@ -135,6 +135,6 @@ def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> 
     tiles = []
     for begin, end in runs:
         first, last = begin * group, (end + 1) * group
-        firsts = range(first, last, TOKENS)
-        tiles += [(at, min(TOKENS, last - at), head) for head in range(num_keys) for at in firsts]
+        firsts = range(first, last, QUERIES)
+        tiles += [(at, min(QUERIES, last - at), head) for head in range(num_keys) for at in firsts]
     return np.array(tiles, np.int64).reshape(-1, 3)

@@ -12,6 +12,7 @@ from forerun.lean.attention import score_columns
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.linear import Floats, make_limbs
+from forerun.lean.page_tile import QUERIES
 from forerun.lean.pages import Page, Pages, Rotary
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import TOKENS
@@ -156,7 +157,7 @@ class LeanRows(PathRows):
         size = self._crew.size
         if size == 1 or len(plan.tiles) > FEW_TILES * size or plan.slots.max() < LONG:
             return NO_SPLIT
-        rows = TOKENS * len(plan.tiles)
+        rows = QUERIES * len(plan.tiles)
         columns = score_columns(self._pages.cache.pages.shape[1], self._weights.heads.wide)
         if len(self._split) < rows or self._split.shape[1] != columns:
             self._split = np.empty((rows, columns), np.float32)

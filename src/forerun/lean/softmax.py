@@ -82,7 +82,7 @@ def _exp2(builder: Any, x: Any) -> Any:
     that adds a product onto a register must first copy a constant there, and so copies fewer.
     """
 
-    def constant(number: float) -> Any:
+    def constant(number: Any) -> Any:
         value = ir.Constant(F32, float(np.float32(number)))
         return value if x.type == F32 else spread(builder, value)
 
