@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 from forerun.lean.jit import compiled
 from forerun.lean.page_tile import QUERIES, multiply_keys, multiply_values_onto
 from forerun.lean.shape import LANES
-from forerun.lean.softmax import exp_total
+from forerun.lean.softmax import LOWEST, exp2_total
 from forerun.lean.tile import multiply_float32_onto
 
 MOST_ROWS, MOST_PANELS = 67, 4
@@ -46,7 +46,7 @@ def multiply_one_by_one(x: Any, w: Any, panels: int, rows: int, y: Any, count: i
 
 @compiled
 def soften(x: Any, begin: int, end: int, top: Any) -> Any:
-    return exp_total(x, begin, end, top)
+    return exp2_total(x, begin, end, top)
 
 
 def normal(*shape: int) -> Any:
@@ -76,14 +76,14 @@ def test_pages_are_multiplied_as_a_tile_multiplies_one_row_and_panel(onto: bool,
 
 
 @pytest.mark.parametrize("count", [1, LANES - 1, LANES, LANES + 1, 3 * LANES + 5])
-def test_weights_are_exponentials_and_their_sum(count: int) -> None:
+def test_weights_are_powers_of_two_and_their_sum(count: int) -> None:
     begin, end = 3, 3 + count
     x = normal(count + 9) * 20
     x[end - 1] = top = x[begin:end].max()
     x[begin] = min(x[begin], top - 200) if count > 1 else top
     before = x.copy()
     total = soften(x, begin, end, top)
-    exact = np.exp(np.maximum(before[begin:end] - top, -87).astype(np.float64))
+    exact = np.exp2(np.maximum(before[begin:end] - top, LOWEST).astype(np.float64))
     assert np.allclose(x[begin:end], exact, rtol=3e-7, atol=0)
     assert np.isclose(total, exact.sum(), rtol=1e-6)
     assert x[end - 1] == 1

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from forerun.lean.jit import compiled, counted, inner
 from forerun.lean.page_tile import QUERIES, multiply_keys, multiply_values_onto
 from forerun.lean.plan import Ints, Plan
-from forerun.lean.scalar import floats_at, largest, normalise
+from forerun.lean.scalar import PER_LN2, floats_at, largest, normalise
 from forerun.lean.shape import LANES
-from forerun.lean.softmax import exp_total
+from forerun.lean.softmax import exp2_total
 
 Floats = NDArray[np.float32]
 
@@ -93,6 +93,7 @@ def place(
     page, slot = divmod(plan.slots[token], PAGE)
     position = plan.positions[token]
     cos, sin = cache.cos[table, position], cache.sin[table, position]
+    scale = heads.scale * PER_LN2  # weights are powers of two
     for head in range(heads.queries + heads.keys):
         vector = qkv[token, head * size : (head + 1) * size]
         if heads.has_norms:
@@ -104,7 +105,7 @@ def place(
         if head < heads.queries:
             query = queries[head // group, token * group + head % group]
             for i in range(size):
-                query[i] = vector[i] * heads.scale
+                query[i] = vector[i] * scale
         else:
             at = keys_at(heads, cache, layer, row, page, head - heads.queries)
             keys = floats_at(at, PAGE * size)
@@ -245,11 +246,11 @@ def spread_out(scores: Floats, before: int, branch: Ints) -> None:
 
 @compiled
 def soften(scores: Floats, begin: int, visible: int, count: int, end: int) -> Any:
-    """exp(score - largest) of the keys from `visible` to `count`, which a query sees, and zero for
+    """2**(score - largest) of the keys from `visible` to `count`, which a query sees, and zero for
     the others between `begin` and `end`; returns the sum."""
     top = largest(scores[visible:count], count - visible)
     for j in range(begin, visible):
         scores[j] = np.float32(0)
     for j in range(count, end):
         scores[j] = np.float32(0)
-    return exp_total(scores, visible, count, top)
+    return exp2_total(scores, visible, count, top)

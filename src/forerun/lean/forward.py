@@ -43,7 +43,7 @@ STAGES_PER_LAYER = 12  # the head is the first two of one layer more
 MATRICES = 4  # of a layer: queries, keys and values; out; gate and up; down
 MATRIX_OF = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # by stage: what it multiplies, or the next does
 SPLIT = 4 * PAGE  # slots that one item of SCORE takes
-COLUMNS = 2 * LANES  # numbers of a value that one item of ATTEND takes, where tiles are shared
+COLUMNS = max(32, LANES)  # of a value; one item of ATTEND takes them, where tiles are shared
 
 
 class Weights(NamedTuple):

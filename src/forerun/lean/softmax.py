@@ -1,13 +1,16 @@
 """Weights out of scores, in one sweep over LANES numbers at a time.
 
-It is written as LLVM instructions because the sum vectorises only where reordering is allowed, and
-there the rounding inside the exponential would be simplified away.
+Queries are scaled so that a weight is a power of two, which takes fewer steps than one of e.
+
+The sweep is written as LLVM instructions because the sum vectorises only where reordering is
+allowed, and there the rounding inside the power would be simplified away.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -15,26 +18,26 @@ from numba.core import cgutils
 from forerun.lean.formats import F32, I32, I64, load, spread, vector
 from forerun.lean.jit import intrinsic
 from forerun.lean.loops import repeat_from
-from forerun.lean.scalar import (
-    LN2_HIGH,
-    LN2_LOW,
-    LOWEST,
-    P0,
-    P1,
-    P2,
-    P3,
-    P4,
-    P5,
-    PER_LN2,
-    ROUND,
-)
+from forerun.lean.scalar import ROUND
 from forerun.lean.shape import LANES
 from forerun.lean.tile import address
 
+POWERS = (
+    1.0,
+    0.6931472028551291,
+    0.2402264791361973,
+    0.05550332471025955,
+    0.009618437358281494,
+    0.0013398874445756748,
+    0.00015353361821153282,
+)
+"""2**r on |r| <= 1/2 as a polynomial, to a relative error of 2e-9; the constant term is given."""
+LOWEST = -125.0  # less is counted as this much
+
 
 @intrinsic
-def exp_total(context: Any, x: Any, begin: Any, end: Any, top: Any) -> Any:
-    """x = exp(x - top) in place from `begin` to `end`, where no number exceeds `top`; the sum.
+def exp2_total(context: Any, x: Any, begin: Any, end: Any, top: Any) -> Any:
+    """x = 2**(x - top) in place from `begin` to `end`, where no number exceeds `top`; the sum.
 
     The order of the sum depends on the length alone: LANES sums beside each other, added up one
     after the other, and then what is left.
@@ -51,13 +54,13 @@ def exp_total(context: Any, x: Any, begin: Any, end: Any, top: Any) -> Any:
 
         def many(index: Any, sums: list[Any]) -> list[Any]:
             place = builder.gep(x, [index])
-            weights = _exp(builder, builder.fsub(load(builder, F32, place), tops))
+            weights = _exp2(builder, builder.fsub(load(builder, F32, place), tops))
             builder.store(weights, builder.bitcast(place, vector(F32).as_pointer()), align=4)
             return [builder.fadd(sums[0], weights)]
 
         def one(index: Any, sums: list[Any]) -> list[Any]:
             place = builder.gep(x, [index])
-            weight = _exp(builder, builder.fsub(builder.load(place), top))
+            weight = _exp2(builder, builder.fsub(builder.load(place), top))
             builder.store(weight, place)
             return [builder.fadd(sums[0], weight)]
 
@@ -72,12 +75,15 @@ def exp_total(context: Any, x: Any, begin: Any, end: Any, top: Any) -> Any:
     return signature, generate
 
 
-def _exp(builder: Any, x: Any) -> Any:
-    """`scalar.exp` of a number or of a vector, none above 0: one step less, and the power of two is
-    added to the exponent."""
+def _exp2(builder: Any, x: Any) -> Any:
+    """2**x of a number or of a vector, none above 0.
+
+    Neighbouring terms of the polynomial are joined first, and the pairs after that: a processor
+    that adds a product onto a register must first copy a constant there, and so copies fewer.
+    """
 
     def constant(number: Any) -> Any:
-        value = ir.Constant(F32, float(number))
+        value = ir.Constant(F32, float(np.float32(number)))
         return value if x.type == F32 else spread(builder, value)
 
     def call(name: str, *arguments: Any) -> Any:
@@ -87,13 +93,13 @@ def _exp(builder: Any, x: Any) -> Any:
         return builder.call(function, arguments)
 
     x = call("maxnum", x, constant(LOWEST))
-    shifted = call("fmuladd", x, constant(PER_LN2), constant(ROUND))
-    n = builder.fsub(shifted, constant(ROUND))
-    r = call("fmuladd", n, constant(-LN2_LOW), call("fmuladd", n, constant(-LN2_HIGH), x))
-    p = constant(P0)
-    for coefficient in (P1, P2, P3, P4, P5):
-        p = call("fmuladd", p, r, constant(coefficient))
-    p = builder.fadd(call("fmuladd", builder.fmul(p, r), r, r), constant(1))
+    shifted = builder.fadd(x, constant(ROUND))
+    r = builder.fsub(x, builder.fsub(shifted, constant(ROUND)))
+    square = builder.fmul(r, r)
+    p = constant(POWERS[-1])
+    for low, high in reversed(list(zip(POWERS[:-1:2], POWERS[1::2], strict=True))):
+        pair = call("fmuladd", constant(high), r, constant(low))
+        p = call("fmuladd", p, square, pair)
     whole = I32 if x.type == F32 else vector(I32)
     bits = I32(23) if x.type == F32 else spread(builder, I32(23))
     power = builder.shl(builder.bitcast(shifted, whole), bits)
