@@ -24,6 +24,7 @@ from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
 from forerun.models.named import model_of
 from forerun.renamed import renamed
+from forerun.signatures import shown_by
 from forerun.theory.arguments import as_count
 from forerun.types import Drawn
 
@@ -71,6 +72,7 @@ class DrafterProbe:
         return rates
 
 
+@shown_by('fr.probe(target, "ngram", ["Once upon a time", ...])')
 def probe(
     target: Any,
     drafter: Drafter | str,

@@ -29,12 +29,14 @@ from forerun.models.base import LanguageModel
 from forerun.models.named import model_of
 from forerun.noise import fold
 from forerun.prompts import Prompt
+from forerun.signatures import shown_by
 from forerun.types import DraftLength
 
 Spread = Callable[[Sequence[Job], Machine], Iterable[Run]]
 """Runs jobs on other machines; the machine is the one that the sweep was started on."""
 
 
+@shown_by('fr.sweep(target, ["ngram", "suffix"], prompts, "folder")')
 def sweep(
     target: Any,
     drafters: Drafters,
