@@ -22,11 +22,11 @@ def why_not(name: str, token: Any = None) -> str | None:
     try:
         HfApi(token=token).model_info(name, timeout=PATIENCE)
     except HFValidationError:
-        return "names there have the form owner/name"
+        return "names on the Hugging Face hub have the form owner/name"
     except RepositoryNotFoundError:
-        return "the hub has no model of that name, or shows it only with a token"
+        return "the Hugging Face hub has no model of that name, or shows it only with a token"
     except Exception as error:  # of whichever HTTP library the hub's client uses
-        return f"the hub cannot be reached ({type(error).__name__})"
+        return f"the Hugging Face hub cannot be reached ({type(error).__name__})"
     return None
 
 

@@ -88,7 +88,7 @@ def load(
             tokenizer = tokenizer_of(place, **shared)
             model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto", **given)
     except (OSError, ValueError, SafetensorError) as error:
-        raise _not_loaded(str(name_or_path), f"The loader says: {_first_line(error)}") from error
+        raise _not_loaded(str(name_or_path), f"the loader says: {_first_line(error)}") from error
     if device is not None:
         model = model.to(device)
     elif (
@@ -210,22 +210,19 @@ def _missing(module: str) -> MissingExtraError:
 
 def _can_download(name: str, options: Mapping[str, Any]) -> bool:
     """Whether the hub serves the model; if not, it must have been downloaded before."""
-    reason: str | None = "local_files_only keeps from asking"
+    reason: str | None = "local_files_only keeps the Hugging Face hub from being asked"
     if not options.get("local_files_only"):
         reason = hub.why_not(name, options.get("token"))
     if reason is not None and not hub.is_cached(name, options.get("cache_dir")):
-        raise _not_loaded(name, f"There is no such directory, and {reason}.")
+        raise _not_loaded(name, f"there is no such folder, and {reason}.")
     return reason is None
 
 
 def _not_loaded(name: str, reason: str) -> InputError:
-    wrong = (
-        "No causal language model could be loaded: it was looked for as a directory and on the "
-        f"Hugging Face hub. {reason}"
-    )
+    wrong = f"No causal language model could be loaded: {reason}"
     cure = (
-        "Check the spelling, the connection, and that a directory holds config.json, weights "
-        f"and tokenizer.{hub.without_hub(name)}"
+        "Check the spelling and the connection; a folder must hold config.json and weights."
+        f"{hub.without_hub(name)}"
     )
     return InputError(explain(wrong, repr(name), cure))
 
