@@ -95,5 +95,6 @@ def test_a_round_that_waits_for_the_compiler_is_timed_without(
     passes = 0
     out = fr.generate(target, [1, 2], drafter=None, max_new_tokens=4)
     assert [spent.score for spent in out.stats.seconds_by_round] == [1.0] * 4
+    assert [spent.commit for spent in out.stats.seconds_by_round] == [0.0] * 4
     assert out.stats.compiling == 50.0
     assert [spent is None for spent in learned] == [False, False, True, False]
