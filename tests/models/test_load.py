@@ -119,6 +119,12 @@ def test_names_devices_and_numbers_that_there_are_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda'.*'cpu'"):
         load("nobody/nowhere", device="cuda")
+    with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda:0'"):
+        load("nobody/nowhere", device=0)
+    with pytest.raises(InputError, match=r"no such kind of device. Received 'gpu'. Use cpu, cuda"):
+        load("nobody/nowhere", device="gpu")
+    with pytest.raises(InputError, match=r"by its name or folder. Received a NoneType. For a mo"):
+        load(None)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match=r"finds 2 CUDA devices here. Received 'cuda:2'"):

@@ -42,6 +42,8 @@ def without_hub(name: str) -> str:
     """A sentence on the models that are installed here: the one that was probably meant, or all."""
     known = {full.split("/")[-1].lower(): full for full in installed_names()}
     alike = get_close_matches(name.split("/")[-1].lower(), known, 1, cutoff=0.7)
+    if alike and known[alike[0]] == name:
+        return " Without a revision it is the one that is installed here."
     if alike:
         return f" Did you mean {known[alike[0]]}?"
     return f" Installed here: {', '.join(known.values())}." if known else ""

@@ -33,7 +33,7 @@ NEEDED = ("torch", "transformers")
 
 @shown_by('fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")')
 def load(
-    name_or_path: str,
+    name_or_path: str | Path,
     device: Any = None,
     dtype: Any = None,
     *,
@@ -57,6 +57,10 @@ def load(
     What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
+    given_name: Any = name_or_path
+    if not isinstance(given_name, str | Path):
+        kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
+        raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
     check_pass(lean, quantize)
     check_place(device, dtype)
     check_name(str(name_or_path))
