@@ -43,7 +43,8 @@ class TokenLogprob:
 
 @dataclass
 class Seconds:
-    """Wall clock of the rounds a request took part in, by stage; requests in a batch share it."""
+    """Wall clock of the rounds a request took part in, by stage, without compiling; requests in a
+    batch share it."""
 
     draft: float = 0.0
     score: float = 0.0
