@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
-from inspect import signature
+from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import forerun as fr
+from forerun.signatures import shown_by
 
 ROOT = Path(__file__).parents[1]
 MODULES = {"drafters", "grammars", "models", "rules", "theory"}
@@ -57,6 +60,31 @@ def test_help_says_what_a_call_takes_and_returns() -> None:
         assert shown.return_annotation == returned
         assert shown.parameters["prompt"].annotation == "OnePrompt | ManyPrompts | Any"
         assert {"drafter", "sampling", "max_new_tokens", "stop"} <= set(shown.parameters)
+
+
+FUNCTIONS = [name for name in fr.__all__ if isfunction(getattr(fr, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_call_without_arguments_is_answered_with_a_call_that_is_right(name: str) -> None:
+    function = getattr(fr, name)
+    with pytest.raises(TypeError, match=name) as caught:
+        function()
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"For example: fr.{name}(")
+    call = ast.parse(note.removeprefix("For example: "), mode="eval").body
+    assert isinstance(call, ast.Call)
+    signature(function).bind(*call.args, **{str(one.arg): one.value for one in call.keywords})
+
+
+def test_an_error_within_a_call_gets_no_example() -> None:
+    @shown_by("halved(4)")
+    def halved(number: Any) -> Any:
+        return number / 2
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        halved("4")
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_imports_that_others_write_still_work() -> None:

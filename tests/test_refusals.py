@@ -438,3 +438,19 @@ def test_settings_of_lossy_rules(name: str, settings: dict[str, float]) -> None:
     ((field, value),) = settings.items()
     with pytest.raises(fr.InputError, match=rf"{field} is out of range.*{value}.*\(0, 1\]"):
         rules.get(name, **settings)
+
+
+def test_what_is_no_rule_is_told_what_it_lacks() -> None:
+    class Half:
+        name, lossless, needs_draft_probs = "half", True, False
+
+        def decide(self, trial: Any, noise: Any) -> Any: ...
+
+    draft = fr.Draft.point(TOKENS)
+    missing = ("That is no rule.", "a Half without judges_trees.", "an object with name, lossless")
+    refused(*missing, draft=draft, target=TARGET, rule=Half())
+    with pytest.raises(fr.InputError, match="a Half without judges_trees"):
+        fr.certify(Half())
+    refused(
+        "a class and not yet a rule", "Write Ratio().", draft=draft, target=TARGET, rule=rules.Ratio
+    )

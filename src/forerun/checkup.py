@@ -21,6 +21,7 @@ from forerun.errors import UnsupportedError, explain
 from forerun.models.named import model_of
 from forerun.rules.base import Rule
 from forerun.sampling import Sampling
+from forerun.signatures import shown_by
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
@@ -82,6 +83,7 @@ class Checkup:
         return "\n".join([*lines, self.summary])
 
 
+@shown_by('fr.doctor(fr.load("HuggingFaceTB/SmolLM2-135M-Instruct"))')
 def doctor(
     target: Any,
     prompts: Any = SAMPLES,

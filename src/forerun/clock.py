@@ -1,6 +1,8 @@
 """The clock that steers drafts: rounds and drafters are timed by it.
 
-What is learned from real times differs from run to run.  Tests set a clock of their own.
+It stands still while code is compiled: that is done once on a machine, and tells nothing about the
+next round.  What is learned from real times differs from run to run.  Tests set a clock of their
+own.
 """
 
 from __future__ import annotations
@@ -17,8 +19,44 @@ source: Callable[[], float] = time.perf_counter
 """Seconds since some moment."""
 
 
+_compiler: tuple[float, float | None] = 0.0, None  # seconds it took so far, and running since
+
+
 def now() -> float:
     return source()
+
+
+def working() -> float:
+    """`now` without the seconds of the compiler, in whichever thread that ran."""
+    if source is not time.perf_counter:
+        return source()
+    while True:
+        state, moment = _compiler, time.perf_counter()
+        if state is _compiler:  # and so has not run in between
+            seconds, since = state
+            return (moment if since is None else since) - seconds
+
+
+def compiled() -> float:
+    """Seconds that this process has spent compiling; none by a clock that was set."""
+    seconds, since = _compiler
+    if source is not time.perf_counter:
+        return 0.0
+    return seconds if since is None else seconds + time.perf_counter() - since
+
+
+def start_compiler() -> None:
+    """The compiler begins; it runs in one thread at a time."""
+    global _compiler
+    _compiler = _compiler[0], time.perf_counter()
+
+
+def stop_compiler() -> None:
+    """The compiler is done."""
+    global _compiler
+    seconds, since = _compiler
+    if since is not None:
+        _compiler = seconds + time.perf_counter() - since, None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from forerun.branches import WHOLE, BranchingNoise, Memory, Path, Span, edges, e
 from forerun.children import Children, next_law
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.rules.base import Rule, slices
+from forerun.signatures import shown_by
 from forerun.tree import Tree
 from forerun.types import Draft
 from forerun.verification import prepare
@@ -44,6 +45,7 @@ MAX_ROWS = 2**12
 """Drafts that are followed at once."""
 
 
+@shown_by('fr.law("ratio", target_probs, draft_probs)')
 def law(
     rule: str | Rule,
     target: Model | HostArray,
@@ -81,6 +83,7 @@ def law(
     return emitted
 
 
+@shown_by("fr.target_law(target_probs, 2)")
 def target_law(target: Model | HostArray, length: int) -> HostArray:
     """The joint law of `length` tokens sampled plainly from the target, (V,) * length."""
     model = as_model(target, "target")

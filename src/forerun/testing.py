@@ -9,6 +9,7 @@ The drafter runs in the real engine while a witness checks every guess.  A broke
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -22,6 +23,7 @@ from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.drafters.texts import Texts
 from forerun.drafters.verbs import check_verbs
+from forerun.engine.drafting import HARMLESS
 from forerun.engine.engine import Engine
 from forerun.engine.generate import generate
 from forerun.engine.intake import make_request
@@ -102,12 +104,14 @@ class Witness(PassingOn):
 
     def _check(self, turn: Turn, guess: Guess, shared_noise: bool) -> None:
         count = len(guess.tokens)
-        _promise(count <= turn.budget, "keeps to its budget", count, turn.budget)
+        most = f"{turn.budget} at most, by turn.budget"
+        _promise(count <= turn.budget, "keeps to its budget", f"{count} tokens", most)
         inside = all(0 <= token < self.vocab_size for token in guess.tokens)
         _promise(inside, "keeps to the vocabulary", guess.tokens, f"0 .. {self.vocab_size - 1}")
         tree = Tree.chain(count) if guess.parents is None else Tree(tuple(guess.parents))
         _promise(len(tree) == count, "gives every token a parent", len(tree), count)
-        _promise(tree.height <= turn.height, "keeps to its depth", tree.height, turn.height)
+        deepest, most = f"{tree.height} in a row", f"{turn.height} at most, by turn.height"
+        _promise(tree.height <= turn.height, "keeps to its depth", deepest, most)
         chain = tree.is_chain or not turn.is_chain
         _promise(chain, "gives a chain where one is wanted", guess.parents, "no branches")
         if guess.values is not None:
@@ -315,14 +319,15 @@ class _Court:
     ) -> tuple[list[Any], list[Seen]]:
         """Generate with a witness; returns the answers, and all guesses in order."""
         how = {"max_new_tokens": 8, "ignore_eos": True, "draft_length": DRAFT_LENGTH} | how
-        with timed_by(ErraticClock(0)):
+        with timed_by(ErraticClock(0)), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"(?s).*{HARMLESS}", RuntimeWarning)  # raised below
             witness = kind(self.make(), self.target.vocab_size)
             answers = generate(self.target, list(prompts or self.prompts), drafter=witness, **how)
         if witness.broken is not None:
             raise witness.broken
         notes = [note for answer in answers for note in answer.stats.notes]
-        unasked = [note for note in notes if "cannot score trees" not in note]
-        _promise(not unasked, "does not fail", unasked, "no notes")
+        unasked = list(dict.fromkeys(note for note in notes if "cannot score trees" not in note))
+        _promise(not unasked, "does not fail", "; ".join(unasked), "no notes")
         return answers, witness.seen
 
 

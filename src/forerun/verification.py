@@ -31,6 +31,7 @@ from forerun.noise import Key, coin, draw, folds, race, seed_key
 from forerun.philox import check_seeds
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.base import Residual, Rule, Trial, slices
+from forerun.signatures import shown_by
 from forerun.tree import Tree
 from forerun.types import Draft, Drawn, Sparse, Verdict
 
@@ -72,6 +73,7 @@ class CounterNoise:
         return coin(self.xp, self.key, self.positions, slots, purpose, self.addressing)
 
 
+@shown_by("fr.verify(fr.Draft.sampled(tokens, draft_probs), target_probs)")
 def verify(
     draft: Draft,
     target_probs: Array | None = None,

@@ -21,6 +21,10 @@ def test_lossless_means_every_case_passed() -> None:
     assert not Certificate("mine", (FINE, BROKEN)).lossless
 
 
+def test_a_notebook_shows_one_line() -> None:
+    assert repr(Certificate("mine", (FINE, FINE))) == "Certificate(mine: lossless (exact, 2 cases))"
+
+
 def test_lossless_is_said_only_of_what_was_proven() -> None:
     exact, drawn = Certificate("mine", (FINE,)), Certificate("mine", (CHANCE,))
     assert exact.proven

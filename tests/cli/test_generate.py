@@ -316,7 +316,7 @@ def test_a_lossy_rule_is_announced(tiny_model: str, capsys: Capture) -> None:
 
 def test_devices_and_models_that_are_not_there(tiny_model: str, capsys: Capture) -> None:
     assert main(["generate", PROMPT, "--target", tiny_model, "--device", "abacus"]) == 2
-    assert "cannot be put on that device" in capsys.readouterr().err
+    assert "There is no such kind of device. Received 'abacus'. Use cpu" in capsys.readouterr().err
 
 
 def test_a_failing_drafter_is_noted(

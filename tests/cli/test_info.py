@@ -34,11 +34,15 @@ def test_info_tells_versions_passes_and_caches(
     assert told["versions"]["forerun"] == __version__
     assert told["passes"]["transformers"] == "yes"
     assert told["caches"]["converted models"] == f"nothing in {cache}"
-    cache.mkdir()
+    assert told["caches"]["packed models"] == f"nothing in {cache / 'packed'}"
+    (cache / "packed").mkdir(parents=True)
     (cache / "weights").write_bytes(bytes(3_000_000))
+    (cache / "packed" / "a").write_bytes(bytes(4_000_000))
+    (cache / "packed" / "b").write_bytes(bytes(4_000_000))
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert f"converted models      3 MB, 1 file in {cache}" in shown
+    assert f"packed models         8 MB, 2 files in {cache / 'packed'}" in shown
     assert "lean CPU pass" in shown
 
 

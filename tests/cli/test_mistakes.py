@@ -13,6 +13,7 @@ import pytest
 from forerun.cli import main
 from forerun.cli.lists import tree
 from forerun.cli.loading import settled
+from forerun.cli.prompts import as_text
 from forerun.drafters import NGram, Suffix
 from forerun.errors import InputError
 from forerun.models import TableModel, load
@@ -50,6 +51,25 @@ def test_told_before_a_model_is_loaded(
     assert message in capsys.readouterr().err
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_argument_is_text_in_any_locale(capsys: Capture) -> None:
+    assert as_text("naïve \N{FOX FACE}") == "naïve \N{FOX FACE}"
+    assert as_text("na\udcc3\udcafve") == "naïve"  # as Python reads it where LANG is C
+    for words in (["\udcff"], ["A", "--system", "\udcff"], ["A", "--stop", "\udcff"]):
+        assert main(["generate", *words]) == 2
+        assert r"An argument is no UTF-8 text. Received '\udcff'" in capsys.readouterr().err
+
+
+def test_a_length_that_is_no_number_says_what_it_may_be(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "A", "--draft-length", "x"])
+    assert "--draft-length: a whole number or auto, not 'x'" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_no_missing_module(capsys: Capture) -> None:
+    assert main(["certify", "--function", "nowhere.py:f"]) == 2
+    assert "There is no such file. Received 'nowhere.py'" in capsys.readouterr().err
 
 
 def test_a_misspelt_drafter_is_answered_with_the_names(
@@ -202,7 +222,7 @@ def test_the_doctor_takes_a_device_and_a_dtype(
     assert "1 identical" in capsys.readouterr().out
     assert asked == [("cpu", "float64")] * 2
     assert main([*words, "--device", "nowhere"]) == 2
-    assert "cannot be put on that device" in capsys.readouterr().err
+    assert "There is no such kind of device" in capsys.readouterr().err
 
 
 def test_the_doctor_shows_prompts_under_a_header(

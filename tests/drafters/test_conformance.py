@@ -241,9 +241,15 @@ class Nameless:
 
 
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "too many": (lambda: Saying(lambda t: Guess([1] * (t.budget + 1))), "keeps to its budget"),
+    "too many": (
+        lambda: Saying(lambda t: Guess([1] * (t.budget + 1))),
+        "its budget. Received . tokens. Wanted: . at",
+    ),
     "unknown": (lambda: Saying(lambda t: Guess([7] * t.budget)), "keeps to the vocabulary"),
-    "deep": (lambda: Saying(lambda t: Guess([1] * t.budget)), "keeps to its depth"),
+    "deep": (
+        lambda: Saying(lambda t: Guess([1] * t.budget)),
+        "its depth. Received . in a row. Wanted: . at",
+    ),
     "wide": (
         lambda: Saying(lambda t: Guess([1] * t.budget, parents=[-1] * t.budget)),
         "gives a chain where one is wanted",
@@ -279,11 +285,13 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_promise_is_found(name: str) -> None:
+def test_a_broken_promise_is_found(name: str, recwarn: pytest.WarningsRecorder) -> None:
     make, message = BROKEN[name]
     with pytest.raises(BrokenPromise, match=message) as told:
         check_drafter(make, TABLE)
     assert str(told.value).count("A drafter ") == 1  # the finding, not the engine's note of it
+    assert str(told.value).count("division by zero") <= 1
+    assert not recwarn.list, "it is raised, and need not be told twice"
 
 
 def test_what_is_no_drafter_is_told_before_it_runs() -> None:

@@ -84,3 +84,14 @@ def test_the_demo_tells_what_a_round_costs_and_brings() -> None:
     assert _trade(plain, ahead) == (
         "A speculative round took as long as 2.0 plain ones and made 3.0 tokens."
     )
+
+
+def test_compiling_is_told_apart_from_the_stages_of_a_round() -> None:
+    stats = told(10, 0, 0)
+    stats.count_seconds(0.25, 0.5, 0.125, 0.125)
+    answer = fr.Generation([], [1] * 10, "", "length", 0, stats, [])
+    assert "compiling" not in summary(answer)
+    stats.compiling = 46.83
+    assert "10 tokens in 10 rounds, 1.00 per round; 1.00 s, 10.0 tokens/s" in summary(answer)
+    assert summary(answer).endswith("\ncompiling: 46.8 s more, once on this machine")
+    assert stats.to_dict()["compiling"] == 46.83

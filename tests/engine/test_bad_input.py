@@ -53,6 +53,7 @@ SHORT = Short(7, 2, TABLE.table)
         (TABLE, [1], {"max_new_tokens": 0}, "max_new_tokens is too small. Received 0"),
         (TABLE, [1], {"max_new_tokens": -3}, "max_new_tokens is too small"),
         (TABLE, [1], {"max_new_tokens": 2.5}, "max_new_tokens has a wrong type"),
+        (TABLE, [1], {"max_new_tokens": None}, "wrong type. Received the NoneType None. Pass a"),
         (TABLE, [1], {"max_new_tokens": [1, 2]}, "does not fit the prompts. Received 2 for 1"),
         (TABLE, [[1], [2]], {"sampling": [Sampling()]}, "sampling does not fit the prompts"),
         (TABLE, [1], {"draft_length": -1}, "draft_length is out of range. Received -1"),

@@ -75,11 +75,19 @@ def test_a_chat_without_a_template_is_an_error() -> None:
         ([*CHAT, {"content": "hi"}], "A message has no role. Received {'content': 'hi'}"),
         ([{"text": "hi"}], "A message has no role and no content"),
         ([*CHAT, "hi"], "holds something that is no message. Received 'hi'"),
+        ([{"role": "user", "content": 5}], "content of a message is no text. Received 5. Write"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "is no text. Received .{'type'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "is no text"),
     ],
 )
 def test_messages_that_lack_something(chat: Any, message: str) -> None:
     with pytest.raises(fr.InputError, match=message):
         fr.generate(chatty(), chat)
+
+
+def test_parts_of_text_are_put_together() -> None:
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "🦊"}]
+    assert encode(chatty(), [CHAT[0], {"role": "user", "content": parts}]) == encode(chatty(), CHAT)
 
 
 def test_what_a_template_refuses_is_told_in_its_words() -> None:

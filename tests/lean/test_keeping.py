@@ -221,6 +221,31 @@ def test_what_was_left_behind_is_removed(saved: Path, cache: Path) -> None:
     assert {file.name for file in place.iterdir()} == {file.name, "b.unfinished"}
 
 
+def test_what_other_code_packed_is_replaced(
+    saved: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not other options, and not what another version of the code used a minute ago."""
+    place = cache / "packed"
+    fr.load(str(saved), quantize="int8")
+    fr.load(str(saved))
+    first = {file.name for file in place.iterdir()}
+    ours = keeping._file(*asked(saved))
+    for file in place.iterdir():
+        os.utime(file, (0, ours.stat().st_mtime - 7200))
+    monkeypatch.setattr(keeping, "sources", lambda: 1)
+    fr.load(str(saved))
+    newer = keeping._file(*asked(saved))
+    assert {file.name for file in place.iterdir()} == first - {ours.name} | {newer.name}
+    monkeypatch.setattr(keeping, "sources", lambda: 2)
+    fr.load(str(saved))
+    assert newer.exists(), "it was used within the hour"
+
+
+def asked(folder: Path) -> tuple[str, str, bool]:
+    """What the name of the file of a model without options is made of."""
+    return contents.contents(folder), "auto", False
+
+
 def test_a_file_that_was_just_written_is_read_again(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,16 @@ def swept(
         return folder, fr.sweep(model, drafters, PROMPTS, folder, **OPTIONS)
 
 
+def test_prompts_may_be_texts(model: Any, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"draft_lengths": [1], "max_new_tokens": 4, "predict": False}
+    texts = ["the cat sat", "on the mat"]
+    records = fr.sweep(model, "ngram", texts, tmp_path / "several", **how)
+    asked = {answer.prompt: answer.group for run in records.runs for answer in run.answers}
+    assert asked == {"0": "prompts", "1": "prompts"}
+    alone = fr.sweep(model, "ngram", "the cat sat", tmp_path / "one", **how)
+    assert {answer.prompt for run in alone.runs for answer in run.answers} == {"0"}
+
+
 def test_every_cell_meets_every_prompt_once(swept: tuple[Path, Records]) -> None:
     folder, records = swept
     assert records == read_records(folder)

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from httpx import Request, Response
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from tiny_models import VOCAB_SIZE, Architecture
 
 from forerun.errors import InputError, MissingExtraError
-from forerun.models import FunctionModel, HuggingFaceModel, TableModel, bundled, load, wrap
+from forerun.models import FunctionModel, HuggingFaceModel, TableModel, bundled, hub, load, wrap
+
+MISSING = RepositoryNotFoundError(
+    "404", response=Response(404, request=Request("GET", "https://huggingface.co"))
+)
 
 
 def test_import_is_light_and_numpy_models_stay_so() -> None:
@@ -37,8 +43,45 @@ def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_unknown_model_says_what_was_tried() -> None:
-    with pytest.raises(InputError, match=r"as a directory and on the Hugging Face hub.*nowhere"):
+    with pytest.raises(InputError, match=r"no such folder, and local_files_only keeps.*nowhere"):
         load("nobody/nowhere", local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ConnectionError(),
+            r"hub cannot be reached \(ConnectionError\). Received 'nobody/nowhere'",
+        ),
+        (HFValidationError(), "have the form owner/name"),
+        (MISSING, "has no model of that name"),
+    ],
+)
+def test_what_the_hub_says_is_told_before_torch_is_imported(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The name is asked for once, and the loader only where something was downloaded before."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    monkeypatch.setattr(sys.modules["forerun.models.load"], "huggingface_model", None)
+    with pytest.raises(InputError, match=reason):
+        load("nobody/nowhere", cache_dir=tmp_path)
+    (tmp_path / "models--nobody--nowhere").mkdir()
+    with pytest.raises(TypeError):  # the loader is called
+        load("nobody/nowhere", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", "SmolLM2-135M-Instuct", "x/SmolLM2-135M-Instruct"]
+)
+def test_a_name_without_its_owner_is_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled, "packaged_parts", lambda name: [Path(name)])
+    assert hub.without_hub(name) == f" Did you mean {bundled.NAME}?"
+    assert hub.without_hub("elsewhere") == f" Installed here: {bundled.NAME}, {bundled.GEMMA}."
 
 
 def test_a_misspelt_model_is_answered_with_one_that_is_installed(
@@ -59,6 +102,13 @@ def test_a_path_that_leads_nowhere_is_not_looked_for_on_the_hub(name: str) -> No
         load(name)
 
 
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_file_of_a_model_is_answered_with_its_folder(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(InputError, match=rf"is a folder, or a .gguf file.*in: '{tmp_path}'"):
+        load(str(tmp_path / file))
+
+
 def test_names_devices_and_numbers_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -69,6 +119,12 @@ def test_names_devices_and_numbers_that_there_are_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda'.*'cpu'"):
         load("nobody/nowhere", device="cuda")
+    with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda:0'"):
+        load("nobody/nowhere", device=0)
+    with pytest.raises(InputError, match=r"no such kind of device. Received 'gpu'. Use cpu, cuda"):
+        load("nobody/nowhere", device="gpu")
+    with pytest.raises(InputError, match=r"by its name or folder. Received a NoneType. For a mo"):
+        load(None)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match=r"finds 2 CUDA devices here. Received 'cuda:2'"):

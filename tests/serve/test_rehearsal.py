@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from copy import copy
 from typing import Any
 
@@ -13,6 +15,7 @@ from forerun.serve.assembly import make_server
 from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
 from forerun.serve.lifecycle import Server, bind
+from forerun.serve.logs import LOG
 from forerun.serve.rehearsal import rehearse
 
 pytestmark = pytest.mark.serve
@@ -45,6 +48,21 @@ def test_the_whole_tokenizer_is_loaded_before_the_server_is_ready() -> None:
     told = told_when_ready(target)
     assert loads == ["whole"]
     assert told["num_open"] == 0
+
+
+def test_a_server_says_that_it_warms_up_and_that_it_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both may take half a minute."""
+    app, desk = make_server(tiny_llama(), {"none": None})
+    server = Server(
+        app, desk, drain_seconds=7, announce=lambda: server.handle_exit(signal.SIGINT, None)
+    )
+    with caplog.at_level(logging.INFO), bind("127.0.0.1", 0, Bounds()) as bound:
+        server.run(sockets=[bound])
+    told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
+    assert told[0] == "warming up"
+    assert "stopping" in told
 
 
 def test_a_server_without_a_chat_template_becomes_ready() -> None:

@@ -29,6 +29,7 @@ from forerun.audit.unchanged import check_unchanged
 from forerun.audit.wire import Transport
 from forerun.audit.without_logprobs import check_law_by_pairs
 from forerun.errors import InputError, explain
+from forerun.signatures import shown_by
 from forerun.version import __version__
 
 LEVEL = LAW_LEVEL + 3 * OPTION_LEVEL
@@ -63,6 +64,7 @@ class Settings:
             raise InputError(explain("slack is out of range.", self.slack, cure))
 
 
+@shown_by('fr.audit("http://localhost:8000/v1")')
 def audit(
     url: str,
     *,

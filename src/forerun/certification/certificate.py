@@ -102,9 +102,17 @@ class Certificate:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
+    def __repr__(self) -> str:
+        """One line; `print` shows the cases."""
+        return f"Certificate({self._summary})"
+
+    @property
+    def _summary(self) -> str:
+        return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases)"
+
     def __str__(self) -> str:
         lines = [
-            f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases)",
+            self._summary,
             f"  {'case':<34}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
         ]
         for finding in self.findings:

@@ -38,6 +38,7 @@ from forerun.law import (
     tree_rows,
 )
 from forerun.rules.base import Rule
+from forerun.signatures import shown_by
 from forerun.tree import Tree
 
 Verifier = Callable[..., Sequence[int]]
@@ -69,6 +70,7 @@ LABELS = {
 """How a case drawn in another way than its plain one is called."""
 
 
+@shown_by("fr.certify(verify)  # def verify(tokens, draft_probs, target_probs, rng)")
 def certify(
     subject: str | Rule | Verifier,
     *,

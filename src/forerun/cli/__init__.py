@@ -91,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if extra:
         meant = hint(parser, args.command, extra)
         parser.error(f"unrecognized arguments: {' '.join(extra)}{meant}")
-    warnings.filterwarnings("ignore", f".*{HARMLESS}", RuntimeWarning)  # commands print the note
+    warnings.filterwarnings(
+        "ignore", f"(?s).*{HARMLESS}", RuntimeWarning
+    )  # commands print the note
     try:
         return int(args.run(args))
     except ForerunError as error:

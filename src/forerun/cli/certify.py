@@ -143,6 +143,9 @@ def _function(spec: str) -> Any:
     place, _, name = spec.rpartition(":")
     folder = ""
     if place.endswith(".py"):
+        if not Path(place).is_file():
+            cure = f"It is looked for from {str(Path.cwd())!r}."
+            raise InputError(explain("There is no such file.", repr(place), cure))
         folder, place = str(Path(place).parent.resolve()), Path(place).stem
     sys.path.insert(0, folder)
     try:

@@ -21,7 +21,7 @@ from forerun.cli.loading import (
     load_target,
 )
 from forerun.cli.paint import legend
-from forerun.cli.prompts import read_prompts
+from forerun.cli.prompts import as_text, read_prompts
 from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
@@ -126,6 +126,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     if is_follower(args.tensor_parallel):
         return follow()
+    args.prompt, args.system = (
+        None if word is None else as_text(word) for word in (args.prompt, args.system)
+    )
+    args.stop = [as_text(stop) for stop in args.stop]
     sampling, rule = _checked(args)
     shape = tree("--tree", args.tree)
     prompts = read_prompts(args)
@@ -184,6 +188,8 @@ def in_order(pieces: Iterable[Piece], count: int) -> Iterator[int]:
 
 def draft_length(text: str) -> DraftLength:
     """The value of the flag: a number, or "auto"."""
+    if text != "auto" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number or auto, not {text!r}")
     return "auto" if text == "auto" else int(text)
 
 

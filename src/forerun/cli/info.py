@@ -7,7 +7,7 @@ import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.cli.clearing import clear_cache
 from forerun.measure.machine import this_machine
@@ -71,7 +71,7 @@ def report() -> dict[str, Any]:
         "extras": {name: _extra(name) for name in EXTRAS},
         "passes": _passes(has_gpu=bool(devices)),
         "default model": {NAME: _default_model()},
-        "caches": {name: _size(*place) for name, place in _caches().items()},
+        "caches": {name: _size(cache) for name, cache in _caches().items()},
     }
 
 
@@ -129,24 +129,37 @@ def _default_model() -> str:
     return "not installed; it would come from the Hugging Face hub"
 
 
-def _caches() -> dict[str, tuple[Path, str]]:
-    """Folders and the files in them that can be made or downloaded again."""
+class Cache(NamedTuple):
+    """A folder and the files in it that can be made or downloaded again."""
+
+    folder: Path
+    pattern: str = "*"
+    besides: Path | None = None  # a folder within it that is told apart
+
+
+def _caches() -> dict[str, Cache]:
     triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    packed = cache_folder() / "packed"
     caches = {
-        "converted models": (cache_folder(), "*"),
-        "compiled CPU pass": (Path(__file__).parents[1] / "lean" / "__pycache__", "*.nb[ic]"),
-        "compiled GPU kernels": (Path(triton), "*"),
+        "converted models": Cache(cache_folder(), besides=packed),
+        "packed models": Cache(packed),
+        "compiled CPU pass": Cache(Path(__file__).parents[1] / "lean" / "__pycache__", "*.nb[ic]"),
+        "compiled GPU kernels": Cache(Path(triton)),
     }
     if _has("huggingface_hub"):
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        caches["Hugging Face hub"] = (Path(HF_HUB_CACHE), "*")
+        caches["Hugging Face hub"] = Cache(Path(HF_HUB_CACHE))
     return caches
 
 
-def _size(folder: Path, pattern: str) -> str:
-    files = [file for file in folder.rglob(pattern) if file.is_file() and not file.is_symlink()]
+def _size(cache: Cache) -> str:
+    files = [
+        file
+        for file in cache.folder.rglob(cache.pattern)
+        if file.is_file() and not file.is_symlink() and cache.besides not in file.parents
+    ]
     if not files:
-        return f"nothing in {folder}"
+        return f"nothing in {cache.folder}"
     size = sum(file.stat().st_size for file in files)
-    return f"{size / 1e6:.0f} MB, {len(files)} file{'s' * (len(files) > 1)} in {folder}"
+    return f"{size / 1e6:.0f} MB, {len(files)} file{'s' * (len(files) > 1)} in {cache.folder}"

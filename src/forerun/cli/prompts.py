@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +30,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         cure = "Pass it as an argument, with --file, or through a pipe."
         raise InputError(explain("There is no prompt.", received, cure))
     return [prompt]
+
+
+def as_text(word: str) -> str:
+    """An argument as text; bytes that the locale has no characters for are taken as UTF-8."""
+    if not any("\ud800" <= character <= "\udfff" for character in word):
+        return word
+    try:
+        return os.fsencode(word).decode("utf-8")
+    except UnicodeError as error:
+        cure = "Pass UTF-8 text, or put it into a file: --file F."
+        raise InputError(explain("An argument is no UTF-8 text.", ascii(word), cure)) from error
 
 
 def read_list(file: str) -> list[str]:

@@ -31,6 +31,8 @@ def summary(generation: Generation) -> str:
         lines.append(
             "time: " + ", ".join(f"{stage} {spent / total:.1%}" for stage, spent in shares)
         )
+    if stats.compiling:
+        lines.append(f"compiling: {stats.compiling:.1f} s more, once on this machine")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from itertools import accumulate, takewhile
 from statistics import median
 from typing import Any
 
-from forerun.clock import now
+from forerun.clock import working
 from forerun.drafters.base import (
     Drafter,
     Guess,
@@ -94,7 +94,7 @@ class Panel:
 class Mixed:
     """Draft with several drafters, given as objects or by their names on the command line."""
 
-    def __init__(self, *drafters: Drafter | str, clock: Callable[[], float] = now) -> None:
+    def __init__(self, *drafters: Drafter | str, clock: Callable[[], float] = working) -> None:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))

@@ -95,8 +95,9 @@ def samplings_of(value: Any, count: int) -> list[Sampling]:
 def limits_of(value: Any, count: int) -> list[int]:
     """max_new_tokens of each prompt."""
     limits = _each(value, count, "max_new_tokens", int | np.integer)
-    wrong = next((limit for limit in limits if not isinstance(limit, int | np.integer)), None)
-    if wrong is not None:
+    for wrong in limits:
+        if isinstance(wrong, int | np.integer):
+            continue
         is_whole = isinstance(wrong, float) and wrong.is_integer()
         like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
         raise _wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from forerun.clock import now
+from forerun.clock import compiled, now, working
 from forerun.drafters.base import Drafter
 from forerun.engine.draft_planning import DraftPlanner
 from forerun.engine.drafting import Drafting
@@ -118,20 +118,23 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
         ended = [(request, 0) for request in self._expire()] if self._has_deadlines else []
+        compiled_before = compiled()
         self._schedule.admit(self._enter)
         plan = self._planner.complete(self._schedule.plan())
         if not plan.spans:
             return ended
         decision = self._executor.execute(plan)
         gained = self._commit(plan, decision)
-        end = decision.times[-1] if decision.is_overlapped else now()
+        end = decision.times[-1] if decision.is_overlapped else working()
         spent = [later - sooner for sooner, later in pairwise([*decision.times, end])]
         answered = [span.request for span in plan.answering]
-        timed = spent if decision.is_timed else None
+        compiling = compiled() - compiled_before
+        timed = spent if decision.is_timed and not compiling else None
         self._planner.learn(plan, decision.drafted, decision.paths, timed)
         self._schedule.learn(plan, sum(spent))
         for span in plan.answering:
             span.request.stats.count_seconds(*spent)
+            span.request.stats.compiling += compiling
             if span.request.finish_reason is not None:
                 self._leave(span.row)
         return ended + list(zip(answered, gained, strict=True))

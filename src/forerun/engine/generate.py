@@ -14,6 +14,7 @@ from forerun.engine.results import Generation, LogprobsOf, Piece
 from forerun.engine.run import Run
 from forerun.rules.base import Rule
 from forerun.sampling import Sampling
+from forerun.signatures import shown_by
 from forerun.tree import Tree
 from forerun.types import DraftLength
 
@@ -32,6 +33,7 @@ def generate(
 @overload
 def generate(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Any: ...
 @refuses_unknown
+@shown_by('fr.generate("HuggingFaceTB/SmolLM2-135M-Instruct", "Once upon a time")')
 def generate(
     target: Target,
     prompt: OnePrompt | ManyPrompts | Any,
@@ -122,14 +124,15 @@ def stream(
 def stream(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Stream[Any]: ...
 @refuses_unknown
 @_called_like(generate)
-def stream(*args: Any, **options: Any) -> Stream[Any]:
+@shown_by('fr.stream("HuggingFaceTB/SmolLM2-135M-Instruct", "Once upon a time")')
+def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
     """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
 
     Pieces of several prompts interleave and carry the prompt's index, and the sample's.  A request
     that fails ends with a piece whose finish_reason is "error"; the stream raises at its end.
     `results()` gives what `generate` would have returned.
     """
-    bound = signature(generate).bind(*args, **options)
+    bound = signature(generate).bind(target, prompt, **options)
     bound.apply_defaults()
     return Stream(Run(**bound.arguments, is_paced=True))
 

@@ -42,6 +42,7 @@ class GenerateOptions(TypedDict, total=False):
 
 ELSEWHERE = {
     "max_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
     "stop_strings": "stop",
     "stop_token_ids": "stop_tokens",
     "eos_token_id": "stop_tokens",
@@ -51,6 +52,17 @@ ELSEWHERE = {
     "num_speculative_tokens": "draft_length",
 }
 """Options of transformers and vLLM, and what they are called here."""
+
+NOWHERE = {
+    "streamer": "Iterate over forerun.stream(target, prompt) instead.",
+    "generation_config": "Pass its values: max_new_tokens, sampling=forerun.Sampling(...).",
+    "num_beams": "There is no beam search here; leave it out.",
+    "use_cache": "Leave it out: what was computed is always kept.",
+    "return_dict_in_generate": "Leave it out: a Generation has text, tokens and more.",
+    "attention_mask": "Pass what the tokenizer returned as the prompt, as it is.",
+    "input_ids": "Pass it as the prompt, the second argument.",
+}
+"""Options of transformers without a counterpart, and what to do instead."""
 
 IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {
     "num_return_sequences": "n",
@@ -96,8 +108,9 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
         name = next(name for name in unknown if name not in IN_SAMPLING)
         wrong = f"{function} has no option {name!r}."
         alike = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else []
-        alike = alike or get_close_matches(name, known, 1)
+        alike = alike or get_close_matches(name, known, 1, cutoff=0.7)
         cure = f"Use {alike[0]}." if alike else f"Its options are {', '.join(known)}."
+        cure = NOWHERE.get(name, cure)
     return InputError(explain(wrong, received, cure))
 
 

@@ -102,8 +102,7 @@ def _unpadded(ids: Sequence[int], mask: Sequence[int] | None) -> Any:
 def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
     """The ids of a chat, by the template of the model's tokenizer."""
     tokenizer = _tokenizer(model, "A chat")
-    for message in chat:
-        _check_message(message)
+    chat = [_with_text(message) for message in chat]
 
     def render(messages: Sequence[Message]) -> str:
         return str(
@@ -128,7 +127,8 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
     return tokens
 
 
-def _check_message(message: Any) -> None:
+def _with_text(message: Any) -> Message:
+    """The message, checked; parts of text, as OpenAI's clients send them, are put together."""
     cure = "Write {'role': 'user', 'content': '...'}."
     if not _is_message(message):
         wrong = "A chat holds something that is no message."
@@ -138,6 +138,19 @@ def _check_message(message: Any) -> None:
     if missing:
         wrong = f"A message has no {' and no '.join(missing)}."
         raise InputError(explain(wrong, f"{dict(message)!r:.80}", cure))
+    parts = message.get("content")
+    if parts is None or isinstance(parts, str):
+        return dict(message)
+    is_list = isinstance(parts, Sequence)
+    texts = [part.get("text") if _is_part(part) else None for part in parts] if is_list else [None]
+    if not all(isinstance(text, str) for text in texts):
+        wrong = "The content of a message is no text."
+        raise InputError(explain(wrong, f"{parts!r:.80}", cure))
+    return {**message, "content": "".join(map(str, texts))}
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
 
 
 def _ids(prompt: Any) -> list[int]:

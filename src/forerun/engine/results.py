@@ -43,7 +43,8 @@ class TokenLogprob:
 
 @dataclass
 class Seconds:
-    """Wall clock of the rounds a request took part in, by stage; requests in a batch share it."""
+    """Wall clock of the rounds a request took part in, by stage, without compiling; requests in a
+    batch share it."""
 
     draft: float = 0.0
     score: float = 0.0
@@ -76,6 +77,7 @@ class Stats:
     emitted_by_round: list[int] = field(default_factory=list)
     seconds_by_round: list[Seconds] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
+    compiling: float = 0.0  # seconds beside those: code that rounds needed, once on a machine
     compared: tuple[float, float] = (0.0, 0.0)  # seconds of plain decoding and of ours
     num_asked: int = 0  # rounds in which the drafter was asked, under draft_length="auto"
     why_few: str | None = None  # why few tokens were drafted, under draft_length="auto"
@@ -161,6 +163,7 @@ class Stats:
             "speed_against_plain": self.speed_against_plain,
             "why_few": self.why_few,
             "seconds": vars(self.seconds),
+            "compiling": self.compiling,
             "notes": self.notes,
         }
 

@@ -14,7 +14,7 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun.arrays import HostArray, to_numpy
-from forerun.clock import now
+from forerun.clock import working
 from forerun.drafters.base import Outcome
 from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
@@ -82,14 +82,14 @@ class Stepwise:
 
     def execute(self, plan: RoundPlan) -> Decision:
         """Draft, score and decide; nothing is kept until `commit`."""
-        times = [now()]
+        times = [working()]
         drafted = self._drafting.propose(plan)
         drafts = drafted.proposals
-        times.append(now())
+        times.append(working())
         logits = self._score(plan, drafts)
-        times.append(now())
+        times.append(working())
         laws, paths, extra = self._decide(plan.answering, drafts, logits)
-        times.append(now())
+        times.append(working())
         return Decision(drafted, paths, extra, laws, times)
 
     def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:

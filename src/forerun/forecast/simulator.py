@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel, PassCost
+from forerun.signatures import shown_by
 from forerun.theory.arguments import as_count, as_rates
 from forerun.theory.rounds import beta_parameters, conditional_rates
 
@@ -65,6 +66,7 @@ class Simulation:
         return Estimate(mean, high, low)
 
 
+@shown_by("fr.simulate(0.8, draft_length=4, draft_cost=0.05)")
 def simulate(
     acceptance: float | Sequence[float],
     *,
@@ -87,6 +89,7 @@ def simulate(
     return price(accepted, costs, draft_length=draft_length, batch=batch)
 
 
+@shown_by("fr.replay([3, 0, 4], recorded_length=4, draft_cost=0.05)")
 def replay(
     accepted: Sequence[int] | NDArray[np.int64],
     *,

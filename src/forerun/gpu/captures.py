@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from forerun.clock import now
+from forerun.clock import working
 from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import MOST_TOKENS, num_chunks
 from forerun.gpu.heads_rows import HeadsRows
@@ -113,9 +113,9 @@ class Captures:
 
     def round(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
         """The round of this shape, captured."""
-        begin, made = now(), self._made(shape, lanes, drafts)
+        begin, made = working(), self._made(shape, lanes, drafts)
         if made.prepare():
-            self.seconds += now() - begin
+            self.seconds += working() - begin
         return made
 
     def _made(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
@@ -148,9 +148,9 @@ class Captures:
     def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
         """Capture rounds of all sizes, as far as there is time; their lengths by size."""
         known: dict[int, list[int]] = {}
-        begin, before = now(), self.seconds
+        begin, before = working(), self.seconds
         for size in self.sizes:
-            if known and now() - begin > MOST_SECONDS:
+            if known and working() - begin > MOST_SECONDS:
                 break
             rounds = self._like(shape, size, drafts)
             if self._state.storage.weights.head.is_cuda:
@@ -158,7 +158,7 @@ class Captures:
             for made in rounds:
                 made.prepare()
             known[size] = self.lengths(size)
-        self.seconds = before + now() - begin
+        self.seconds = before + working() - begin
         return known
 
     def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:

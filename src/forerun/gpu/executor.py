@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.clock import now
+from forerun.clock import working
 from forerun.engine.ladder_policy import Ladder, Rungs
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Drafted
@@ -132,7 +132,7 @@ class Captured:
         results: dict[int, tuple[list[int], int]] = {}  # by number: its outcome, tokens asked for
         for each in rounds:
             each.wait()
-            self._last_result = now()
+            self._last_result = working()
             table = each.table()
             self._note_results(each, table, plan, results)
             if again is not None:
@@ -307,7 +307,7 @@ class Captured:
 
         guesses: of a drafter on the host.
         """
-        begin, captures, before = now(), self._captures, self._captures.seconds
+        begin, captures, before = working(), self._captures, self._captures.seconds
         longest = max(map(len, texts)) + MARGIN
         num_lanes = captures.size(len(spans))
         length = self._draft_length(asked, num_lanes, max(map(len, texts)))

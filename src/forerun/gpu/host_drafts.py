@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.clock import now
+from forerun.clock import working
 from forerun.drafters import Forced, Heads, Mixed, NGram, Suffix
 from forerun.drafters.base import Outcome
 from forerun.engine.drafting import Drafting
@@ -57,9 +57,9 @@ class HostDrafts(Captured):
         return None
 
     def _launch_missing(self, plan: RoundPlan) -> Flight | None:
-        begin = now()
+        begin = working()
         drafted = self._drafting.propose(plan)
-        self._proposing = begin, now()
+        self._proposing = begin, working()
         most = self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
         short = [_shortened(draft, most) for draft in drafted.proposals]
         self._drafted = replace(drafted, proposals=short)

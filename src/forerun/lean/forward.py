@@ -17,7 +17,7 @@ from forerun.lean.attention import (
     weigh,
 )
 from forerun.lean.crew import Board, share
-from forerun.lean.jit import compiled, entry, inner, sources
+from forerun.lean.jit import entry, inner, sources
 from forerun.lean.linear import (
     Bytes,
     Floats,
@@ -82,8 +82,8 @@ class Scratch(NamedTuple):
     limbs: Bytes  # (tokens, bytes): the inputs of the next matrix, where it takes limbs
 
 
-@compiled
 def num_stages(num_layers: int) -> int:
+    """Of a pass: as many as its board has rows."""
     return STAGES_PER_LAYER * num_layers + PROJECT + 1
 
 
@@ -170,7 +170,7 @@ def run_stages(
     num_tokens, num_layers = len(plan.ids), len(w.head_norms)
     last = 2 * num_layers  # norm
     has_post_norms = len(w.post_norms) > 0
-    for stage in range(num_stages(num_layers)):
+    for stage in range(len(board)):
         layer, kind = divmod(stage, STAGES_PER_LAYER)
         is_head = layer == num_layers
         matrix = MATRICES * layer + MATRIX_OF[kind]

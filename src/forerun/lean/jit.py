@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.event import Listener, register
 from numba.extending import intrinsic as numba_intrinsic
 
+from forerun.clock import start_compiler, stop_compiler
 from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,6 +22,30 @@ ORDERED = frozenset({"contract", "nnan", "ninf", "nsz"})
 # A division that may raise keeps its loop from vectorising.
 COMMON: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 UNCOUNTED: dict[str, Any] = {**COMMON, "_nrt": False}
+
+
+class Timekeeper(Listener):  # type: ignore[misc]
+    """Stops the clock of rounds while Numba compiles.
+
+    A function is compiled within the compilation of another that calls it, and under a lock that
+    one thread has at a time.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def on_start(self, event: Any) -> None:
+        if self.depth == 0:
+            start_compiler()
+        self.depth += 1
+
+    def on_end(self, event: Any) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            stop_compiler()
+
+
+register("numba:compile", Timekeeper())
 
 
 def compiled(function: Function) -> Function:

@@ -1,8 +1,9 @@
 """Packed models on disk, so that a later process need not load, pack and try them out again.
 
-A file is named after the contents of the model folder and after everything that decides how the
-model is packed: this package's code, the processor's vectors, the options.  One that was not used
-for a month is removed when another is written.
+A file is named after the contents of the model folder, after the options and the processor, and
+after the code that packs: `contents-variant-code`.  When a file is written, those that other code
+made of the same contents and variant are removed, and so is every file that was not used for a
+month.  A process that has one of them open keeps it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from forerun.lean import kept_file
 from forerun.lean.jit import sources
 from forerun.lean.packed import Packed
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import DOT_PRODUCTS, LANES, TOKENS
 from forerun.models.bundled import cache_folder
 from forerun.models.contents import contents, known_contents
 from forerun.models.light_tokenizer import KeptTokenizer
@@ -31,6 +32,7 @@ LEAST_BYTES = 4 << 20  # smaller models are packed in no time
 MOST_BYTES = 2 << 30  # larger ones take their time anyway
 SPARE = 4  # times its size must be free on the disk
 UNUSED = 30 * 86400.0  # seconds
+REPLACED = 3600.0  # seconds: another version of the code that was used within these may be in use
 ABANDONED = 3600.0  # seconds after which an unfinished file counts as such
 MAPPED = frozenset({"packed.weights.embedding"})
 
@@ -66,24 +68,35 @@ def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> None:
     try:
         place = cache_folder() / "packed"
         place.mkdir(parents=True, exist_ok=True)
-        if not os.access(place, os.W_OK) or shutil.disk_usage(place).free < SPARE * size:
+        if not os.access(place, os.W_OK):
             return
-        _tidy(place)
-        kept_file.write(_file(contents(folder), dtype, int8), kept)
+        file = _file(contents(folder), dtype, int8)
+        _make_room(file)
+        if shutil.disk_usage(place).free >= SPARE * size:
+            kept_file.write(file, kept)
     except OSError:
         return
 
 
 def _file(digest: str, dtype: str, int8: bool) -> Path:
-    made_by = (VERSION, sources(), __version__, LANES, TOKENS, platform.machine(), dtype, int8)
-    told = " ".join(map(str, (*made_by, metadata.version("transformers"))))
-    name = f"{digest[:32]}-{sha256(told.encode()).hexdigest()[:16]}"
-    return cache_folder() / "packed" / name
+    variant = _digest(LANES, TOKENS, DOT_PRODUCTS, platform.machine(), dtype, int8)
+    code = _digest(VERSION, sources(), __version__, metadata.version("transformers"))
+    return cache_folder() / "packed" / f"{digest[:32]}-{variant}-{code}"
 
 
-def _tidy(place: Path) -> None:
-    for file in place.iterdir():
-        limit = ABANDONED if file.name.endswith(kept_file.UNFINISHED) else UNUSED
+def _digest(*facts: object) -> str:
+    return sha256(" ".join(map(str, facts)).encode()).hexdigest()[:16]
+
+
+def _make_room(newest: Path) -> None:
+    """Remove what a new file replaces, what nobody uses, and what was never finished."""
+    variant = newest.name.rpartition("-")[0]
+    for file in newest.parent.iterdir():
+        limit = UNUSED
+        if file.name.endswith(kept_file.UNFINISHED):
+            limit = ABANDONED
+        elif file.name.rpartition("-")[0] == variant:
+            limit = REPLACED
         with suppress(OSError):  # another process may have removed it
             if time.time() - file.stat().st_mtime > limit:
                 file.unlink()

@@ -13,6 +13,7 @@ from forerun.measure.pricing import Forecast, forecast
 from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
 from forerun.models.named import model_of
 from forerun.renamed import renamed
+from forerun.signatures import shown_by
 
 RULES = ("match", "ratio", "block")
 """The lossless rules for chains; the first is preferred if it is within `ABOUT_AS_FAST`."""
@@ -54,6 +55,7 @@ class SpeculationPlan:
         return f"Draft with {setting}: expect {_words(choice)} plain decoding."
 
 
+@shown_by('fr.plan(target, ["ngram", "suffix"], ["Once upon a time", ...])')
 def plan(
     target: Any,
     drafters: Drafters,

@@ -24,6 +24,7 @@ from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
 from forerun.models.named import model_of
 from forerun.renamed import renamed
+from forerun.signatures import shown_by
 from forerun.theory.arguments import as_count
 from forerun.types import Drawn
 
@@ -45,7 +46,7 @@ class Subject:
     trees: tuple[int, ...] = ()  # node counts; the trees are at most max_draft_length deep
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DrafterProbe:
     """A drafter tried on a subject: seconds of its drafts, and their survival along the texts."""
 
@@ -54,6 +55,12 @@ class DrafterProbe:
     costs: DraftCosts
     traces: Traces[str]  # by temperature and rule: chains
     trees: Traces[int] = field(default_factory=dict)  # by temperature and nodes, under `match`
+
+    def __repr__(self) -> str:
+        """One line; the fields have the rest."""
+        num_texts = sum(map(len, self.subject.texts.values()))
+        longest = self.subject.max_draft_length
+        return f"DrafterProbe({self.drafter} on {num_texts} texts, drafts of up to {longest})"
 
     def rules(self, temperature: float) -> list[str]:
         """The rules whose acceptance is known at this temperature."""
@@ -71,6 +78,7 @@ class DrafterProbe:
         return rates
 
 
+@shown_by('fr.probe(target, "ngram", ["Once upon a time", ...])')
 def probe(
     target: Any,
     drafter: Drafter | str,

@@ -29,16 +29,18 @@ from forerun.models.base import LanguageModel
 from forerun.models.named import model_of
 from forerun.noise import fold
 from forerun.prompts import Prompt
+from forerun.signatures import shown_by
 from forerun.types import DraftLength
 
 Spread = Callable[[Sequence[Job], Machine], Iterable[Run]]
 """Runs jobs on other machines; the machine is the one that the sweep was started on."""
 
 
+@shown_by('fr.sweep(target, ["ngram", "suffix"], prompts, "folder")')
 def sweep(
     target: Any,
     drafters: Drafters,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Prompt | str],
     out: str | Path | Log,
     *,
     draft_lengths: Sequence[DraftLength] = tuple(range(9)),
@@ -58,6 +60,7 @@ def sweep(
     """Run all cells and return all records of the file.
 
     drafters: as for `plan`; records have their names.  Plain decoding is always included.
+    prompts: texts, or prompts with a name and a group as `forerun.prompts` reads them.
     trees: node counts of trees as deep as the longest draft; chains are run as well.
     repeats: number of repeats, or one number per batch size.
     against: peers that run the cells they have a counterpart for: "transformers".
@@ -66,6 +69,7 @@ def sweep(
         Text, counts and speed do not change; the speed with the prompt is then unknown.
     spread: runs the jobs elsewhere, on machines like this one, and gives back their runs.
     """
+    prompts = _named(prompts)
     log = out if isinstance(out, Log) else Log(out)
     model = model_of(target)
     named = drafters_for(model, drafters)
@@ -212,6 +216,15 @@ def as_chat(target: Any, prompt: Prompt) -> Any:
 def _question(target: LanguageModel, prompt: Prompt, index: int, seed: int) -> Question:
     tokens = encode(target, as_chat(target, prompt))
     return Question(prompt.id, prompt.group, prompt.text, tokens, fold(seed, index))
+
+
+def _named(prompts: Sequence[Prompt | str]) -> list[Prompt]:
+    """Texts as prompts of one group, called by their number."""
+    listed = [prompts] if isinstance(prompts, str) else prompts
+    return [
+        Prompt(str(number), "prompts", (prompt,)) if isinstance(prompt, str) else prompt
+        for number, prompt in enumerate(listed)
+    ]
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

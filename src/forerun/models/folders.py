@@ -32,10 +32,13 @@ def is_large(folder: Path) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuse an empty name, and the path of a folder that does not exist."""
+    """Refuse an empty name, a file that is no model, and the path of a folder that there is not."""
     if not name.strip():
         cure = "Name a folder, or a model on the Hugging Face hub."
         raise InputError(explain("No model is named.", "an empty text", cure))
+    if Path(name).is_file() and not name.endswith(".gguf"):
+        cure = f"Name the folder that it is in: {str(Path(name).parent)!r}."
+        raise InputError(explain("A model is a folder, or a .gguf file.", repr(name), cure))
     is_path = name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute()
     if is_path and not name.endswith(".gguf") and not Path(name).expanduser().exists():
         cure = f"Check the path; it is looked for from {str(Path.cwd())!r}."

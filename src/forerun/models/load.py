@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain, meant, notice, warn
+from forerun.errors import InputError, MissingExtraError, explain, notice, warn
+from forerun.models import hub
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import installed_names, local_copy
+from forerun.models.bundled import local_copy
 from forerun.models.findings import findings_of
 from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
@@ -15,6 +18,7 @@ from forerun.models.kept import Kept, can_keep, keep, recall
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.models.place import check_place, usual_device
 from forerun.models.quiet import no_loading_bar
+from forerun.signatures import shown_by
 
 if TYPE_CHECKING:
     from forerun.gpu.model import GpuModel
@@ -24,9 +28,12 @@ if TYPE_CHECKING:
 SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 """Arguments that the tokenizer gets too."""
 
+NEEDED = ("torch", "transformers")
 
+
+@shown_by('fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")')
 def load(
-    name_or_path: str,
+    name_or_path: str | Path,
     device: Any = None,
     dtype: Any = None,
     *,
@@ -50,6 +57,10 @@ def load(
     What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
+    given_name: Any = name_or_path
+    if not isinstance(given_name, str | Path):
+        kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
+        raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
     check_pass(lean, quantize)
     check_place(device, dtype)
     check_name(str(name_or_path))
@@ -64,6 +75,11 @@ def load(
         if chosen is not None:
             _tell_numbers(chosen, dtype)
             return _from(chosen, copied)
+    _check_extra()
+    if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
+        check_folder(Path(place))
+    if not Path(place).exists() and not _can_download(str(place), shared):
+        shared["local_files_only"] = given["local_files_only"] = True
     wrapper = huggingface_model()
     import torch
     from safetensors import SafetensorError
@@ -71,24 +87,12 @@ def load(
 
     from forerun.models.llama_family import FAMILY
 
-    if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
-        check_folder(Path(place))
-    if not Path(place).exists() and not _hub_has(str(place), shared.get("token")):
-        shared["local_files_only"] = given["local_files_only"] = True
     try:
         with no_loading_bar():
             tokenizer = tokenizer_of(place, **shared)
             model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto", **given)
     except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(
-            explain(
-                "No causal language model could be loaded: it was looked for as a directory and "
-                f"on the Hugging Face hub. The loader says: {_first_line(error)}",
-                repr(name_or_path),
-                "Check the spelling, the connection, and that the directory holds config.json, "
-                f"weights and tokenizer.{meant(str(name_or_path), installed_names())}",
-            )
-        ) from error
+        raise _not_loaded(str(name_or_path), f"the loader says: {_first_line(error)}") from error
     if device is not None:
         model = model.to(device)
     elif (
@@ -131,6 +135,7 @@ def _from(model: Any, copied: Path | None) -> HuggingFaceModel | LeanModel | Gpu
     return loaded
 
 
+@shown_by("fr.wrap(model, tokenizer)")
 def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
     """Any kind of model as a `LanguageModel`.
 
@@ -189,30 +194,41 @@ def huggingface_model() -> type[HuggingFaceModel]:
     try:
         from forerun.models.huggingface import HuggingFaceModel
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("torch", "transformers"):
+        if (error.name or "").split(".")[0] not in NEEDED:
             raise
-        raise MissingExtraError(
-            explain(
-                "Hugging Face models need torch and transformers.",
-                f"an environment without {error.name}",
-                'Install them with: pip install "forerun[hf]"',
-            )
-        ) from error
+        raise _missing(error.name or "") from error
     return HuggingFaceModel
 
 
-def _hub_has(name: str, token: Any) -> bool:
-    """Ask the hub once whether it has the model; the loader would retry for a minute.
+def _check_extra() -> None:
+    for module in NEEDED:
+        if find_spec(module) is None:
+            raise _missing(module)
 
-    If the hub does not answer, the local cache may still have the model.
-    """
-    from huggingface_hub import HfApi
 
-    try:
-        HfApi(token=token).model_info(name, timeout=5)
-    except Exception:  # of whichever HTTP library the hub's client uses, or an impossible name
-        return False
-    return True
+def _missing(module: str) -> MissingExtraError:
+    wrong = "Hugging Face models need torch and transformers."
+    cure = 'Install them with: pip install "forerun[hf]"'
+    return MissingExtraError(explain(wrong, f"an environment without {module}", cure))
+
+
+def _can_download(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the hub serves the model; if not, it must have been downloaded before."""
+    reason: str | None = "local_files_only keeps the Hugging Face hub from being asked"
+    if not options.get("local_files_only"):
+        reason = hub.why_not(name, options.get("token"))
+    if reason is not None and not hub.is_cached(name, options.get("cache_dir")):
+        raise _not_loaded(name, f"there is no such folder, and {reason}.")
+    return reason is None
+
+
+def _not_loaded(name: str, reason: str) -> InputError:
+    wrong = f"No causal language model could be loaded: {reason}"
+    cure = (
+        "Check the spelling and the connection; a folder must hold config.json and weights."
+        f"{hub.without_hub(name)}"
+    )
+    return InputError(explain(wrong, repr(name), cure))
 
 
 def _first_line(error: Exception) -> str:

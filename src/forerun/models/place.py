@@ -39,9 +39,22 @@ def check_place(device: Any, dtype: Any) -> None:
         question = meant(str(dtype).replace("fp", "float"), DTYPES)
         cure = f"Use {', '.join(DTYPES)}, or None for what the weights were saved in.{question}"
         raise InputError(explain("The dtype is not known.", repr(dtype), cure))
-    kind = str("" if device is None else device).partition(":")[0]
-    if device == "" or kind == "cuda":
-        _check_cuda(device)
+    place = f"cuda:{device}" if isinstance(device, int) else device
+    kind = str("" if place is None else place).partition(":")[0]
+    if place == "" or kind == "cuda":
+        _check_cuda(place)
+    elif kind not in ("", "cpu"):
+        _check_kind(place)
+
+
+def _check_kind(device: Any) -> None:
+    import torch
+
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        cure = "Use cpu, cuda, cuda:1 or mps, or leave it out."
+        raise InputError(explain("There is no such kind of device.", repr(device), cure)) from error
 
 
 def _check_cuda(device: Any) -> None:

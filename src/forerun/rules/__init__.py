@@ -27,6 +27,8 @@ RULES: dict[str, Callable[..., Rule]] = {
     "threshold": Threshold,
 }
 
+MEMBERS = ("name", "lossless", "needs_draft_probs", "judges_trees", "decide")
+
 
 def names(*, lossless: bool | None = None) -> list[str]:
     """The rules' names; lossless=True or False keeps only those."""
@@ -36,11 +38,24 @@ def names(*, lossless: bool | None = None) -> list[str]:
 def get(rule: str | Rule, **settings: Any) -> Rule:
     """A rule by name, with its settings, or the rule itself."""
     if not isinstance(rule, str):
-        return rule
+        return _checked(rule)
     if rule not in RULES:
         cure = f"Use one of {', '.join(RULES)}, or pass a rule object.{meant(rule, RULES)}"
         raise InputError(explain("There is no rule of that name.", repr(rule), cure))
     return RULES[rule](**settings)
+
+
+def _checked(rule: Rule) -> Rule:
+    """The rule, if it has what every rule has."""
+    if isinstance(rule, type):
+        wrong, cure = "That is a class and not yet a rule.", f"Write {rule.__name__}()."
+        raise InputError(explain(wrong, f"the class {rule.__name__}", cure))
+    missing = [member for member in MEMBERS if not hasattr(rule, member)]
+    if missing:
+        cure = f"Pass a rule's name ({', '.join(RULES)}), or an object with {', '.join(MEMBERS)}."
+        received = f"a {type(rule).__name__} without {', '.join(missing)}"
+        raise InputError(explain("That is no rule.", received, cure))
+    return rule
 
 
 __all__ = [

@@ -141,7 +141,7 @@ class JobFolder:
             received = "; ".join(
                 f"{name} {identity[name]!r} instead of {known.get(name)!r}" for name in differing
             )
-            wrong = f"The output folder belongs to a job with another {' and '.join(differing)}."
+            wrong = f"The output folder belongs to a job that differs in {' and '.join(differing)}."
             raise InputError(explain(wrong, received, OTHER_JOB))
         return known
 

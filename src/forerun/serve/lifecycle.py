@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from forerun.errors import InputError, explain
 from forerun.serve.bounds import Bounds
 from forerun.serve.desk import Desk
+from forerun.serve.logs import say
 
 FAREWELL = 5
 """Seconds for the last responses to leave, after the desk is empty."""
@@ -119,6 +120,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        say("warming up")
         await self._desk.warm_up()
         await self.config.app.state.rehearse()
         await super().startup(sockets)
@@ -133,6 +135,9 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
+        waiting = len(self._desk.tickets)
+        say("stopping", requests=waiting, at_most_seconds=self._drain_seconds if waiting else 0)
+
         async def drain() -> None:
             await self._desk.drain(self._drain_seconds)
             self.should_exit = True
