@@ -158,6 +158,7 @@ def test_which_rounds_draft_on_the_device() -> None:
     assert kind(tree=4, rule=rules.get("match")) is DeviceHeads
 
 
+@pytest.mark.slow
 def test_a_request_that_needs_the_host_beside_one_that_does_not(
     plain: list[list[int]],
 ) -> None:
@@ -280,6 +281,7 @@ def test_a_text_that_begins_like_another_one() -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_memory_for_its_keys_drafts_come_from_the_host(
     plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
