@@ -59,12 +59,6 @@ def test_help_says_what_a_call_takes_and_returns() -> None:
         assert {"drafter", "sampling", "max_new_tokens", "stop"} <= set(shown.parameters)
 
 
-def test_imports_that_others_write_still_work() -> None:
-    code = "import forerun.doctor\nfrom forerun.doctor import diagnose\nimport forerun as fr\n"
-    code += "assert callable(fr.doctor) and callable(diagnose)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.slow
 def test_a_type_checker_knows_what_a_call_returns(tmp_path: Path) -> None:
     file = tmp_path / "calls.py"
