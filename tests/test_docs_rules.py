@@ -50,6 +50,8 @@ def test_the_bias_of_a_mutant(mutant: Any) -> None:
         addressing=mutant.addressing,
     )
     assert f"{found.bias:.4f}" == bias
+    assert found.bias > 0.005  # rejected, and not by a hair
+    assert (found.method, found.lossless) == ("exact", False)
 
 
 @pytest.mark.parametrize("name", rules.names(lossless=False))
