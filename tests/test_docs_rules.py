@@ -60,3 +60,5 @@ def test_the_bias_of_a_lossy_rule(name: str) -> None:
     found = certify(name, cases=[CASES[case.removesuffix(", argmax")]])
     assert f"{found.bias:.4f}" == bias
     assert found.worst.case == case
+    assert found.bias > 0.1
+    assert not found.lossless

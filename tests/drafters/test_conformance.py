@@ -77,7 +77,9 @@ ON_TABLES: dict[str, Callable[[], Any]] = {
 }
 
 VARIANTS = {"ngram from 1", "model, warm", "model, independent", "model, without replacement"}
-"""Another number, or another way to draw siblings, in what runs by default."""
+VARIANTS |= {"forced"}
+"""Another number, or another way to draw siblings, in what runs by default; and a grammar's drafter
+without a grammar, which passes everything on."""
 
 ON_TRANSFORMERS: dict[str, Callable[[], Any]] = {
     "recycling": Recycling,

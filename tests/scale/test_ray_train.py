@@ -225,7 +225,7 @@ def test_workers_that_fit() -> None:
 def test_the_command_ends_when_none_is_left_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    prompts, out = save_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out"
+    prompts, out = save_prompts(tmp_path / "prompts.jsonl", 12), tmp_path / "out"
     words = ["train", save_target(tmp_path / "target"), "--prompts", prompts, "--out", str(out)]
     words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray", "--workers", "2"]
     words += ["--answer-tokens", "200", "--data-only"]
