@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import secrets
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
@@ -25,6 +27,10 @@ from libraries import NAMES, Library, load
 os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+MARK = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
+"""A mark of all tests of a file."""
+ON_THE_CPU_PASS = {"cli", "drafters", "lean", "measure", "models"}
+"""Folders with tests that run the compiled pass."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,9 +44,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which nothing runs is not imported either: some need what takes long to load."""
+    if not collection_path.match("test_*.py"):
+        return None
+    mark = MARK.search(collection_path.read_text(encoding="utf-8"))
+    is_left_out = mark and re.search(rf"\bnot {mark[1]}\b", config.getoption("markexpr"))
+    return True if is_left_out else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process compiles the CPU pass before another one needs it."""
-    items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
+    """One process compiles the CPU pass, and goes on with what needs it.  Another begins in the
+    middle of the list; if it needed the pass there, it would compile it too."""
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("compiles") is None,
+            item.path.parent.name not in ON_THE_CPU_PASS,
+        )
+    )
 
 
 @pytest.fixture(params=NAMES)

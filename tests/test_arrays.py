@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cases import for_all
 from forerun import arrays
 from forerun.arrays import BLOCK, to_numpy
 from forerun.errors import InputError
@@ -13,7 +14,7 @@ from libraries import Library
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("width", [1, 5, 255, 256, 257, 700, 1024])
+@for_all("width", [1, 5, 255, 256, 257, 700, 1024])
 def test_blocks(lib: Library, width: int) -> None:
     """Sums and maxima of each block; the last block may be short."""
     table = RNG.random((3, width)).astype(np.float32)
@@ -26,7 +27,7 @@ def test_blocks(lib: Library, width: int) -> None:
     assert np.array_equal(to_numpy(values), np.take_along_axis(table, best, axis=1))
 
 
-@pytest.mark.parametrize("width", [100, 256, 300, 512])
+@for_all("width", [100, 256, 300, 512])
 def test_taking_blocks(lib: Library, width: int) -> None:
     """Columns past the end have value 0 and never an id outside the vocabulary."""
     table = RNG.random((2, width))

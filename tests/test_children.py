@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cases import for_all
 from forerun.children import Children, draw_children, next_law
 
 LAW = np.array([0.1, 0.4, 0.2, 0.3])
@@ -33,9 +34,9 @@ def test_the_likeliest_in_order_the_lowest_id_on_ties() -> None:
     assert [int(np.argmax(law)) for law in laws] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("how", list(Children))
-@pytest.mark.parametrize("law", [LAW, np.array([0.0, 1.0, 0.0, 0.0]), np.array([0.5, 0.5, 0, 0])])
-@pytest.mark.parametrize("count", [1, 2, 4, 6])
+@for_all("how", list(Children))
+@for_all("law", [LAW, np.array([0.0, 1.0, 0.0, 0.0]), np.array([0.5, 0.5, 0, 0])])
+@for_all("count", [1, 2, 4, 6])
 def test_a_law_is_a_law_even_where_tokens_run_out(
     how: Children, law: np.ndarray, count: int
 ) -> None:

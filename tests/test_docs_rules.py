@@ -50,6 +50,8 @@ def test_the_bias_of_a_mutant(mutant: Any) -> None:
         addressing=mutant.addressing,
     )
     assert f"{found.bias:.4f}" == bias
+    assert found.bias > 0.005  # rejected, and not by a hair
+    assert (found.method, found.lossless) == ("exact", False)
 
 
 @pytest.mark.parametrize("name", rules.names(lossless=False))
@@ -58,3 +60,5 @@ def test_the_bias_of_a_lossy_rule(name: str) -> None:
     found = certify(name, cases=[CASES[case.removesuffix(", argmax")]])
     assert f"{found.bias:.4f}" == bias
     assert found.worst.case == case
+    assert found.bias > 0.1
+    assert not found.lossless

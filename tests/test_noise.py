@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import for_all
 from forerun import noise
 from forerun.arrays import BLOCK, to_numpy
 from forerun.errors import InputError
@@ -199,9 +200,9 @@ def weights_of(kind: str, num_rows: int, width: int, dtype: Any) -> np.ndarray:
     return made.astype(dtype)
 
 
-@pytest.mark.parametrize("kind", ["flat", "random", "peaky", "zeros", "certain", "tiny", "huge"])
-@pytest.mark.parametrize("width", [1, 2, 3, 200, 256, 257, 300, 511, 1000, 5120])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_all("kind", ["flat", "random", "peaky", "zeros", "certain", "tiny", "huge"])
+@for_all("width", [1, 2, 3, 200, 256, 257, 300, 511, 1000, 5120])
+@for_all("dtype", ["float32", "float64"])
 def test_the_race_is_the_argmin_over_all_tokens(width: int, kind: str, dtype: str) -> None:
     """Leaving tokens out is only for speed.  Twelve rows each, with seeds and positions apart."""
     weights = weights_of(kind, 12, width, dtype)
@@ -210,8 +211,8 @@ def test_the_race_is_the_argmin_over_all_tokens(width: int, kind: str, dtype: st
     assert np.array_equal(found, slow_race(NUMPY, weights, key, positions))
 
 
-@pytest.mark.parametrize("kind", ["flat", "random", "peaky", "zeros"])
-@pytest.mark.parametrize("width", [3, 300, 512])
+@for_all("kind", ["flat", "random", "peaky", "zeros"])
+@for_all("width", [3, 300, 512])
 def test_the_race_is_the_argmin_in_every_library(lib: Library, width: int, kind: str) -> None:
     weights = lib.array(weights_of(kind, 6, width, "float32"))
     key, positions = noise.seed_key(lib.xp, [5] * 6, None), lib.array(np.arange(6))
@@ -341,8 +342,8 @@ def test_draw_does_not_drift_over_a_large_vocabulary() -> None:
         assert below - 3e-8 <= unit <= above + 3e-8
 
 
-@pytest.mark.parametrize("width", [3, 256, 300, 1000, 49152])
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
+@for_all("width", [3, 256, 300, 1000, 49152])
+@for_all("sharpness", [0.0, 1.0, 4.0])
 def test_a_race_with_known_minima_has_the_same_winner(width: int, sharpness: float) -> None:
     """For every position of 40, over flat and peaky rows with impossible tokens in them."""
     generator = np.random.default_rng(width)

@@ -87,12 +87,6 @@ def test_an_error_within_a_call_gets_no_example() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_imports_that_others_write_still_work() -> None:
-    code = "import forerun.doctor\nfrom forerun.doctor import diagnose\nimport forerun as fr\n"
-    code += "assert callable(fr.doctor) and callable(diagnose)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.slow
 def test_a_type_checker_knows_what_a_call_returns(tmp_path: Path) -> None:
     file = tmp_path / "calls.py"

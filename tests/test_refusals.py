@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun import rules
 from libraries import Library, load
 
@@ -35,7 +36,7 @@ def changed(array: np.ndarray, where: Any, value: Any) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 1), (1, 2), (2, 2, 1)])
+@for_all("shape", [(2, 3), (2, 1), (1, 2), (2, 2, 1)])
 def test_draft_and_target_shapes_that_disagree(lib: Library, shape: tuple[int, ...]) -> None:
     tokens = lib.array(np.zeros(shape, dtype=np.int64))
     refused(
@@ -47,7 +48,7 @@ def test_draft_and_target_shapes_that_disagree(lib: Library, shape: tuple[int, .
     )
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 2, 3, 4), (0, 3, 4), (2, 0, 4)])
+@for_all("shape", [(4,), (1, 2, 3, 4), (0, 3, 4), (2, 0, 4)])
 def test_a_target_of_no_use(lib: Library, shape: tuple[int, ...]) -> None:
     draft = fr.Draft.point(lib.array(TOKENS))
     refused(
@@ -70,8 +71,8 @@ def test_zero_vocabulary(lib: Library) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["probs", "logits"])
-@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 3, 4), (1, 2, 4), (2, 4), (4,), (1, 2, 2, 4)])
+@for_all("name", ["probs", "logits"])
+@for_all("shape", [(2, 1, 4), (2, 3, 4), (1, 2, 4), (2, 4), (4,), (1, 2, 2, 4)])
 def test_draft_laws_of_another_shape(lib: Library, shape: tuple[int, ...], name: str) -> None:
     """Refused where the draft is made: `match` never reads them and would not notice."""
     message = rf"draft {name} has a wrong shape. Received {re.escape(str(shape))}.*\(2, 2, 4\)"
@@ -101,8 +102,8 @@ def test_vocabularies_that_differ(lib: Library, check: str) -> None:
         refused(*message, draft=padded, target=lib.array(TARGET), check=check)
 
 
-@pytest.mark.parametrize("token", [4, -1, 10**6])
-@pytest.mark.parametrize("rule", rules.names())
+@for_all("token", [4, -1, 10**6])
+@for_all("rule", rules.names())
 def test_tokens_out_of_range(lib: Library, token: int, rule: str) -> None:
     tokens = lib.array(changed(TOKENS, (1, 0), token))
     draft = fr.Draft.sampled(tokens, lib.array(DRAFT))
@@ -126,7 +127,7 @@ def test_tokens_out_of_range(lib: Library, token: int, rule: str) -> None:
         (0.5, "does not sum to 1"),
     ],
 )
-@pytest.mark.parametrize("rule", rules.names())
+@for_all("rule", rules.names())
 def test_target_rows_that_are_no_law(lib: Library, value: float, fault: str, rule: str) -> None:
     """The broken row is the first one and both drafts are refused there, so every rule reads it.
 
@@ -153,7 +154,7 @@ def test_target_rows_that_are_no_law(lib: Library, value: float, fault: str, rul
     ("value", "fault"),
     [(np.nan, "has NaN or Inf"), (-0.25, "is negative"), (0.5, "does not sum to 1")],
 )
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient"])
+@for_all("rule", ["ratio", "block", "lenient"])
 def test_draft_rows_that_are_no_law(lib: Library, value: float, fault: str, rule: str) -> None:
     target = TARGET.copy()
     target[:, 0] = [0.0, 0.5, 0.25, 0.25]
@@ -168,8 +169,8 @@ def test_draft_rows_that_are_no_law(lib: Library, value: float, fault: str, rule
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, -0.5, 1.5])
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient", "threshold", "typical"])
+@for_all("value", [np.nan, -0.5, 1.5])
+@for_all("rule", ["ratio", "block", "lenient", "threshold", "typical"])
 def test_a_drafted_entry_that_is_no_probability(lib: Library, value: float, rule: str) -> None:
     target = lib.array(changed(TARGET, (1, 0, 2), value))
     guess = fr.Draft.sampled(lib.array(TOKENS), lib.array(DRAFT))
@@ -183,8 +184,8 @@ def test_a_drafted_entry_that_is_no_probability(lib: Library, value: float, rule
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("rule", rules.names())
+@for_all("value", [np.nan, np.inf])
+@for_all("rule", rules.names())
 def test_broken_logits(lib: Library, value: float, rule: str) -> None:
     logits = lib.array(changed(np.zeros_like(TARGET), (0, 0, 3), value))
     refused(
@@ -198,7 +199,7 @@ def test_broken_logits(lib: Library, value: float, rule: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
+@for_all("name", ["target", "draft"])
 def test_check_all_finds_what_read_does_not(lib: Library, name: str) -> None:
     """A broken row after the refusal: not read, hence no matter, unless everything is checked."""
     target, draft = changed(TARGET, (slice(None), 0, 0), 0.0), DRAFT.copy()
@@ -223,8 +224,8 @@ def test_an_empty_draft() -> None:
             make([])
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient"])
-@pytest.mark.parametrize("form", ["dense", "sparse", "logits"])
+@for_all("rule", ["ratio", "block", "lenient"])
+@for_all("form", ["dense", "sparse", "logits"])
 def test_a_drafted_token_its_own_law_calls_impossible(lib: Library, rule: str, form: str) -> None:
     """Dividing by that 0 would accept it for certain; refusing it would bias the law."""
     law = np.broadcast_to([0.5, 0.5, 0.0, 0.0], (2, 2, 4)).copy()
@@ -249,7 +250,7 @@ def test_a_drafted_token_its_own_law_calls_impossible(lib: Library, rule: str, f
     fr.verify(draft, lib.array(TARGET))  # `match` does not care how a guess came about
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
+@for_all("name", ["target", "draft"])
 def test_integer_probabilities(lib: Library, name: str) -> None:
     counts = np.zeros((2, 3, 4), dtype=np.int64)
     counts[..., 0] = 1
@@ -362,7 +363,7 @@ def test_sparse_laws_that_do_not_fit(lib: Library) -> None:
         refused(message, draft=draft, target=lib.array(TARGET), rule="block")
 
 
-@pytest.mark.parametrize("lengths", [[3, 0], [-1, 2], [2], [1.5, 2], [[2, 2]]])
+@for_all("lengths", [[3, 0], [-1, 2], [2], [1.5, 2], [[2, 2]]])
 def test_lengths_that_do_not_fit(lib: Library, lengths: Any) -> None:
     refused(
         "lengths",
@@ -373,8 +374,8 @@ def test_lengths_that_do_not_fit(lib: Library, lengths: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("option", ["seed", "positions"])
-@pytest.mark.parametrize("value", [[1], [1, 2, 3], [1.0, 2.0], 0.5, "ab"])
+@for_all("option", ["seed", "positions"])
+@for_all("value", [[1], [1, 2, 3], [1.0, 2.0], 0.5, "ab"])
 def test_seeds_and_positions_that_do_not_fit(lib: Library, option: str, value: Any) -> None:
     draft = fr.Draft.point(lib.array(TOKENS))
     refused(
@@ -408,7 +409,7 @@ def test_options_without_meaning(options: dict[str, Any], message: str) -> None:
         fr.verify(fr.Draft.point(TOKENS), TARGET, **options)
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient"])
+@for_all("rule", ["ratio", "block", "lenient"])
 def test_a_draft_with_the_targets_own_noise_is_not_for_law_only_rules(
     lib: Library, rule: str
 ) -> None:

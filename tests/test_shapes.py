@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun.shapes import best_nodes, best_tree, expected_tokens, measured_profile
 from forerun.tree import ROOT, Tree
 
@@ -41,8 +42,8 @@ def by_dynamic_programming(profile: tuple[float, ...], num_nodes: int) -> float:
     return below(num_nodes)
 
 
-@pytest.mark.parametrize("num_nodes", range(6))
-@pytest.mark.parametrize("max_depth", [None, 1, 2])
+@for_all("num_nodes", range(6))
+@for_all("max_depth", [None, 1, 2])
 def test_no_other_tree_keeps_more(num_nodes: int, max_depth: int | None) -> None:
     """Depth by depth other chances, so that no simple rule would do."""
     profile = np.array([[0.5, 0.2, 0.1], [0.8, 0.15, 0.05], [0.4, 0.3, 0.2]])
@@ -114,7 +115,7 @@ def test_the_best_nodes_of_a_larger_tree() -> None:
     assert best_nodes(values, parents, 0) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_all("seed", range(20))
 def test_the_best_nodes_are_a_tree_whatever_the_values(seed: int) -> None:
     rng = np.random.default_rng(seed)
     parents = [int(rng.integers(-1, node)) for node in range(12)]

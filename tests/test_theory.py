@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import for_all
 from forerun import theory
 from forerun.errors import InputError
 
@@ -38,7 +39,7 @@ def random_pair(seed: int) -> tuple[np.ndarray, np.ndarray]:
 # --- overlap ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_all("seed", range(60))
 def test_acceptance_and_distance_share_one_token_between_them(seed: int) -> None:
     p, q = random_pair(seed)
     by_hand = math.fsum(min(a, b) for a, b in zip(p, q, strict=True))
@@ -57,7 +58,7 @@ def test_rows_keep_their_leading_axes() -> None:
     assert theory.transport_bound(p, q[0, 0], 2).shape == (2, 3)  # one draft row for all
 
 
-@pytest.mark.parametrize("seed", range(100))
+@for_all("seed", range(100))
 def test_gumbel_acceptance_equals_the_quadratic_sum(seed: int) -> None:
     p, q = random_pair(seed)
     shared = (p > 0) & (q > 0)
@@ -99,8 +100,8 @@ def test_gumbel_acceptance_of_a_real_vocabulary_is_quick_and_within_bounds() -> 
     assert low <= theory.gumbel_acceptance(p, q) <= high
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@for_all("seed", range(40))
+@for_all("num_drafts", [1, 2, 3])
 def test_transport_bound_is_the_smallest_cut_of_all_subsets(seed: int, num_drafts: int) -> None:
     p, q = random_pair(seed)
     cuts = [
@@ -115,7 +116,7 @@ def test_transport_bound_is_the_smallest_cut_of_all_subsets(seed: int, num_draft
         assert bound == pytest.approx(theory.acceptance(p, q), abs=EXACT)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_all("seed", range(20))
 def test_retrying_with_fresh_drafts_never_beats_the_transport_bound(seed: int) -> None:
     p, q = random_pair(seed)
     accepted, owed = 0.0, p
@@ -199,7 +200,7 @@ def test_block_and_ratio_on_the_two_token_example() -> None:
     assert path_average("block_survival", p, q, 2) == pytest.approx(11 / 9, abs=EXACT)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_all("seed", range(20))
 def test_ratio_survival_averages_to_the_overlap_and_block_dominates_it(seed: int) -> None:
     p, q = random_pair(seed)
     expected = theory.tokens_per_round(theory.acceptance(p, q), 3) - 1
@@ -234,7 +235,7 @@ def test_best_draft_lengths_of_the_textbook_table(
     assert round(choice.speedup, 2) == gain
 
 
-@pytest.mark.parametrize("seed", range(30))
+@for_all("seed", range(30))
 def test_best_draft_length_is_the_best_of_a_scan_and_of_the_formula(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rates, costs = rng.uniform(0.2, 1, 9), [1.0, *np.cumsum(rng.uniform(0, 0.4, 9)) + 1]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forerun as fr
+from cases import for_all
 from forerun import rules, verification
 from forerun.arrays import to_numpy
 from instances import Instance, dyadic_instance, random_instance
@@ -27,8 +28,8 @@ def outcome(verdict: fr.Verdict) -> tuple[list[int], list[int]]:
 # --- the same verdict everywhere ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", EVERY)
-@pytest.mark.parametrize("vocab_size", [4, 300])
+@for_all("rule", EVERY)
+@for_all("vocab_size", [4, 300])
 def test_dyadic_rounds_end_alike_in_every_library(lib: Library, rule: str, vocab_size: int) -> None:
     """Exact sums leave nothing to rounding, so verdicts are equal, and so is their kind."""
     made = dyadic_instance(1, 24, 4, vocab_size)
@@ -43,8 +44,8 @@ def test_dyadic_rounds_end_alike_in_every_library(lib: Library, rule: str, vocab
         assert type(found.extra) is type(found.num_accepted) is type(lib.array([0]))
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_all("rule", LOSSLESS)
+@for_all("dtype", ["float32", "float64"])
 def test_other_rounds_differ_only_by_rounding(lib: Library, rule: str, dtype: str) -> None:
     """Verdicts that differ from NumPy's are counted.
 
@@ -79,7 +80,7 @@ def test_everything_stays_on_the_callers_device() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_a_cuda_device_gives_the_same_verdicts(rule: str) -> None:
     """Dyadic rows, so that only noise and addresses could differ."""
     torch = pytest.importorskip("torch")
@@ -99,7 +100,7 @@ def test_a_cuda_device_gives_the_same_verdicts(rule: str) -> None:
 # --- shapes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_one_sequence_needs_no_batch_axis(lib: Library, rule: str) -> None:
     made = random_instance(4, 1, 3, 7, np.float32)
     with_axis = fr.verify(made.sampled(lib), lib.array(made.target), rule=rule, seed=9)
@@ -125,8 +126,8 @@ def test_tokens_may_be_lists(lib: Library) -> None:
     assert outcome(verdicts[0]) == outcome(verdicts[1])
 
 
-@pytest.mark.parametrize("rule", EVERY)
-@pytest.mark.parametrize("form", ["probs", "logits", "greedy"])
+@for_all("rule", EVERY)
+@for_all("form", ["probs", "logits", "greedy"])
 def test_no_guesses_means_plain_sampling(lib: Library, rule: str, form: str) -> None:
     """K = 0: nothing accepted, one token of the first row, by whichever rule."""
     rows = np.array([[[0.25, 0.75, 0.0]], [[0.0, 0.0, 1.0]]], dtype=np.float32)
@@ -144,7 +145,7 @@ def test_no_guesses_means_plain_sampling(lib: Library, rule: str, form: str) -> 
     assert first == 1 if form == "greedy" else first in (0, 1)
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_ragged_rows_are_judged_as_if_alone(lib: Library, rule: str) -> None:
     """A row's verdict does not depend on its neighbours, on padding, or on the batch's K.
 
@@ -176,7 +177,7 @@ def test_ragged_rows_are_judged_as_if_alone(lib: Library, rule: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_computing_with_a_few_rows_at_a_time_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str, rule: str
 ) -> None:
@@ -207,7 +208,7 @@ def test_seeds_and_positions_are_part_of_the_address(lib: Library) -> None:
 # --- kinds of input ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_logits_and_probabilities_agree(lib: Library, rule: str) -> None:
     """In float64 the softmax of a logarithm is off by 1e-15: no verdict of these 180 may differ.
 
@@ -245,8 +246,8 @@ def test_temperature_shapes_target_and_draft_logits(lib: Library) -> None:
         )
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
-@pytest.mark.parametrize("form", ["probs", "logits"])
+@for_all("rule", LOSSLESS)
+@for_all("form", ["probs", "logits"])
 def test_temperature_0_keeps_the_run_of_argmaxes(lib: Library, rule: str, form: str) -> None:
     """Greedy by every rule, whatever the seed: the draft up to the first token that is not it."""
     made = random_instance(9, 40, 4, 6, np.float32)
@@ -265,7 +266,7 @@ def test_temperature_0_keeps_the_run_of_argmaxes(lib: Library, rule: str, form: 
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch"])
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_float16_is_upcast(name: str, rule: str) -> None:
     """Rows in float16 are judged as the same numbers in float32."""
     lib, made = load(name), dyadic_instance(10, 30, 3, 40)
@@ -275,7 +276,7 @@ def test_float16_is_upcast(name: str, rule: str) -> None:
     assert outcome(found) == outcome(wanted)
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_bfloat16_is_upcast(rule: str) -> None:
     torch = pytest.importorskip("torch")
     made = dyadic_instance(11, 30, 3, 40)
@@ -294,7 +295,7 @@ def test_bfloat16_rows_may_miss_their_sum_by_its_rounding() -> None:
         fr.verify(fr.Draft.sampled([[5]], rows[:, :1].float()), rows.float(), check="all")
 
 
-@pytest.mark.parametrize("rule", EVERY)
+@for_all("rule", EVERY)
 def test_sparse_draft_laws_are_dense_ones(lib: Library, rule: str) -> None:
     """A top-5 law given on its support, in any order, and the same law with its zeros."""
     made = random_instance(12, 20, 3, 30, np.float32)
@@ -321,7 +322,7 @@ def test_sparse_draft_laws_are_dense_ones(lib: Library, rule: str) -> None:
     assert outcome(found) == outcome(wanted)
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "lenient"])
+@for_all("rule", ["ratio", "block", "lenient"])
 def test_a_deterministic_draft_is_a_law_with_one_token(lib: Library, rule: str) -> None:
     made = random_instance(13, 30, 3, 8, np.float32)
     certain = np.eye(8, dtype=np.float32)[made.tokens]
@@ -340,7 +341,7 @@ def test_a_deterministic_draft_is_a_law_with_one_token(lib: Library, rule: str) 
 # --- what is read ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "match", "lenient", "threshold"])
+@for_all("rule", ["ratio", "block", "match", "lenient", "threshold"])
 def test_rows_that_are_not_needed_are_not_read(lib: Library, rule: str) -> None:
     """One whole target row per sequence is enough; the others may hold NaN off the draft's path.
 

@@ -10,7 +10,7 @@ into the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ from forerun.sampling import Sampling
 from forerun.suspects import fresh_row, suspects
 
 XP = compat.array_namespace(np.empty(0))
-TRIALS = 64
+TRIALS, TOGETHER = 64, 8
+"""Random changes of each size, and how many are tried in one call."""
 EXCUSED = 8.0
 """A tie may be this many times wider than the difference seen between passes."""
 
@@ -115,7 +116,7 @@ def diagnose(
     worst = int(np.argmax(errors))
     plain = passes[0].logits
     spread = max(distance(plain, suspect.logits) for suspect in passes)
-    choices = {_choose(request, suspect.logits) for suspect in passes}
+    choices = _choices(request, [suspect.logits for suspect in passes])
     pair = (tokens[0], tokens[1])
     return Diagnosis(
         index,
@@ -129,11 +130,11 @@ def diagnose(
     )
 
 
-def _choose(request: Request, logits: HostArray) -> int:
-    """The token plain decoding picks from these logits."""
-    law = request.law(logits, (), request.processors)[None, :]
-    position = np.array([request.num_output])
-    return int(race(XP, law, seed_key(XP, [request.seed], None), position)[0])
+def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
+    """The tokens plain decoding picks from each of these logits (V,)."""
+    laws = np.stack([request.law(row, (), request.processors) for row in logits])  # (N, V)
+    key = seed_key(XP, [request.seed] * len(laws), None)
+    return set(race(XP, laws, key, np.full(len(laws), request.num_output)).tolist())
 
 
 def _gap(
@@ -146,9 +147,9 @@ def _gap(
     if len(compared) < 2:
         return float("inf")
     while size < 100:
-        seen = {_choose(request, logits)}
-        for _ in range(TRIALS):
-            seen.add(_choose(request, logits + rng.uniform(-size, size, len(logits))))
+        seen = _choices(request, [logits])
+        for _ in range(TRIALS // TOGETHER):
+            seen |= _choices(request, logits + rng.uniform(-size, size, (TOGETHER, len(logits))))
             if compared <= seen:
                 return size
         size *= 2

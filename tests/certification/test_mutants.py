@@ -31,6 +31,7 @@ def test_there_are_enough_of_them() -> None:
     assert all(mutant.story for mutant in MUTANTS)
 
 
+@pytest.mark.slow  # each one's largest bias, as docs/rules.md states it, is a test by default
 @pytest.mark.usefixtures("telling_cases")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_rejected(mutant: Mutant) -> None:

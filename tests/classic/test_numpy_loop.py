@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun.branches import Path, every_path
 from forerun.certification.cases import contextual, mixed
 from forerun.certification.chance import Chance
@@ -28,8 +29,8 @@ def test_signature() -> None:
     assert parameters == ["x", "draft_model", "target_model", "N", "K"]
 
 
-@pytest.mark.parametrize("num_new", [0, 1, 2, 3, 5, 8])
-@pytest.mark.parametrize("draft_length", [0, 1, 2, 4, 9])
+@for_all("num_new", [0, 1, 2, 3, 5, 8])
+@for_all("draft_length", [0, 1, 2, 4, 9])
 def test_exactly_n_tokens_follow_the_prompt(num_new: int, draft_length: int) -> None:
     good = scorer(contextual(3, 0))
     for drafter in (good, scorer(contextual(3, 1))):

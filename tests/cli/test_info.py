@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import info, main, make_parser
+from forerun.cli import completion, info, main, make_parser
 from forerun.cli.completion import bash, fish, zsh
 from forerun.cli.parsing import commands_of
 from forerun.version import __version__
@@ -145,6 +145,16 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert completions("forerun", "generate", "--target", "nowh") == []
     assert completions("forerun", "completion", "") == ["bash", "zsh", "fish"]
     assert completions("forerun", "nosuch", "--x") == []
+
+
+def test_what_is_installed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that starts waits for it."""
+    looks: list[None] = []
+    monkeypatch.setattr(completion, "names", lambda: looks.append(None) or ["ngram"])
+    completion.known_values.cache_clear()
+    assert "ngram" in bash(make_parser())
+    completion.known_values.cache_clear()
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize(("shell", "script"), [("bash", bash), ("zsh", zsh), ("fish", fish)])

@@ -46,9 +46,21 @@ def same_text(kind: str, drafter: EarlyExit, **how: Any) -> list[fr.Generation]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", [{"draft_length": 4}, {"draft_length": 4, "tree": 9}], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("kind", "how", "temperature"),
+    [
+        pytest.param(
+            kind,
+            {"draft_length": 4, "tree": tree},
+            temperature,
+            marks=() if kind == "llama" or bool(tree) == bool(temperature) else pytest.mark.slow,
+        )
+        for kind in KINDS  # by default others than the first have greedy chains and sampled trees
+        for tree in (None, 9)
+        for temperature in (0.0, 0.8)
+    ],
+    ids=str,
+)
 def test_text_is_that_of_the_target(kind: str, how: dict[str, Any], temperature: float) -> None:
     answers = same_text(kind, EarlyExit(2), sampling=Sampling(temperature, seed=4), **how)
     accepted = sum(answer.stats.accepted for answer in answers)

@@ -136,7 +136,16 @@ def assert_first_children(reference, turn, text, guess: Guess) -> None:
             assert children == reference.first(turn, text, path)[: len(children)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("target", "temperature"),
+    [
+        ("lean", 0.0),
+        ("lean", 0.8),
+        pytest.param("plain", 0.0, marks=pytest.mark.slow),
+        ("plain", 0.8),
+    ],
+    indirect=["target"],
+)
 @pytest.mark.parametrize(("tree", "length"), [(None, 4), (9, 3), (Tree.of_branching((2, 2)), 2)])
 def test_guesses_are_those_of_training(target, folder, reference, temperature, tree, length):
     sampling = Sampling(temperature=temperature, seed=4)

@@ -55,7 +55,7 @@ def test_a_shorter_context_of_a_transformers_model() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(64, 60), (60, 64)])
-@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+@pytest.mark.parametrize("rule", ["match", "ratio", pytest.param("block", marks=pytest.mark.slow)])
 def test_padded_vocabularies(sizes: tuple[int, int], rule: str) -> None:
     """With one tokenizer, ids past the smaller vocabulary are never drafted, but may be text."""
     from tokenizers import Tokenizer

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun.drafters import Outcome, Suffix, Turn
 from forerun.drafters.suffix_trie import SuffixTrie, read
 
@@ -34,7 +35,7 @@ def filled(texts: list[list[int]], depth: int) -> SuffixTrie:
     return trie
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_all("seed", range(20))
 def test_shares_are_those_of_a_count_by_hand(seed: int) -> None:
     """Every text of up to `depth` tokens, over several texts with repeats and loops."""
     generator = random.Random(seed)

@@ -39,6 +39,8 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
     "quantized": Quantized,
     "mixed": lambda: Mixed(Suffix(), Recycling(), Model(noisy_copy(MODEL, 0.1))),
 }
+MIXED = pytest.param("mixed", marks=pytest.mark.slow)
+"""Three of the others; by default it is cut anywhere and goes on."""
 
 
 class Counting:
@@ -99,7 +101,7 @@ def finish(engine: Engine) -> None:
 # --- abort -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["none", "model", "early exit", "mixed"])
+@pytest.mark.parametrize("name", ["none", "model", "early exit", MIXED])
 def test_an_aborted_request_frees_its_row_for_the_next_round(name: str) -> None:
     engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2)
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8]]
@@ -234,7 +236,7 @@ def test_outputs_that_cannot_be_resumed(prompt: Any, options: Any, message: str)
 # --- prefixes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["none", "model", "early exit", "mixed"])
+@pytest.mark.parametrize("name", ["none", "model", "early exit", MIXED])
 def test_samples_of_one_prompt_read_it_once(name: str) -> None:
     target = Counting(TARGET)
     prompt = np.random.default_rng(1).integers(60, size=200).tolist()
@@ -257,7 +259,7 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
     assert not any(out.stats.notes for out in outs)
 
 
-@pytest.mark.parametrize("name", ["none", "model", "early exit", "mixed"])
+@pytest.mark.parametrize("name", ["none", "model", "early exit", MIXED])
 def test_the_next_turn_finds_the_last_one(name: str) -> None:
     target = Counting(TARGET)
     engine = engine_of(target, DRAFTERS[name](), num_rows=2)
@@ -350,7 +352,7 @@ def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -
         assert request.output == plain(TARGET, [1, 2], seed, 100)
 
 
-@pytest.mark.parametrize("name", ["suffix", "recycling", "model", "early exit", "mixed"])
+@pytest.mark.parametrize("name", ["suffix", "recycling", "model", "early exit", MIXED])
 def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
     engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, is_paced=True)
     first = request_of(TARGET, [1, 2], 1, max_new_tokens=40)

@@ -137,14 +137,16 @@ SPARSE_DRAFT = TableModel.random(vocab_size=3, order=1, seed=8, zeros=0.4)
 @pytest.mark.parametrize(
     ("target", "drafter", "draft_length", "limit"),
     [
-        (TARGET, Model(DRAFT), 1, 3),
+        pytest.param(
+            TARGET, Model(DRAFT), 1, 3, marks=pytest.mark.slow
+        ),  # as in K = 2's last round
         (TARGET, Model(DRAFT), 2, 3),
         (TARGET, Model(DRAFT, temperature=0.5), 2, 3),
-        (PAIR, Model(PAIR_DRAFT), 2, 4),
+        pytest.param(PAIR, Model(PAIR_DRAFT), 2, 4, marks=pytest.mark.slow),  # K = 4 below
         (PAIR, Model(PAIR_DRAFT), 4, 4),
         (PAIR, Varying(Model(PAIR_DRAFT)), 3, 4),
-        (SPARSE, Model(DRAFT), 2, 3),
-        (TARGET, Model(SPARSE_DRAFT), 2, 3),
+        pytest.param(SPARSE, Model(DRAFT), 2, 3, marks=pytest.mark.slow),  # both are sparse below
+        pytest.param(TARGET, Model(SPARSE_DRAFT), 2, 3, marks=pytest.mark.slow),
         (SPARSE, Model(SPARSE_DRAFT), 2, 4),
         (TARGET, NGram(min_n=1), 3, 4),
         (TARGET, Varying(NGram(max_n=2, min_n=1)), 3, 4),
@@ -239,7 +241,14 @@ def test_a_lie_about_the_draft_law_shows(law_of: Any, rule: str) -> None:
     assert distance(honest, target_law(TARGET, 3)) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "match",
+        pytest.param("ratio", marks=pytest.mark.slow),  # `test_sampled_law` has these by default
+        pytest.param("block", marks=pytest.mark.slow),
+    ],
+)
 def test_joint_law_with_the_real_noise(rule: str) -> None:
     """Sampled, in a batch whose requests come and go.
 

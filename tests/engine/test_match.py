@@ -89,7 +89,13 @@ def logprobs(answers: Any) -> list[list[float]]:
     return [[each.logprob for each in answer.logprobs or ()] for answer in flat(answers)]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("hot", "cold") else ())
+        for name in OPTIONS  # those two are other temperatures
+    ],
+)
 def test_every_option_and_every_drafter(name: str) -> None:
     target, model_drafter = tiny_pair()
     sampling = [replace(OPTIONS[name], seed=seed) for seed in (1, 2, 3)]

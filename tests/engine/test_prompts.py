@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -157,17 +155,3 @@ def test_bad_words_as_text() -> None:
         assert plain.error is not None
         assert "no token is possible" in plain.error
         assert word not in plain.text
-
-
-def test_the_engine_needs_neither_torch_nor_transformers() -> None:
-    code = """
-import sys
-import forerun as fr
-from forerun.models import TableModel
-target = TableModel.random(5, 1, seed=0)
-fr.generate(target, [1], drafter=fr.drafters.NGram(), sampling=fr.Sampling(top_p=0.9), logprobs=1)
-list(fr.stream(target, [1], drafter=fr.drafters.Model(target), rule="block", max_new_tokens=9))
-heavy = {"torch", "transformers"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -44,7 +44,7 @@ def plain(seed: int) -> list[list[int]]:
     sampling = fr.Sampling(temperature=0.8, seed=seed)
     return texts(
         fr.generate(
-            TARGET, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=12, batch_size=5
+            TARGET, PROMPTS, drafter=None, sampling=sampling, max_new_tokens=8, batch_size=5
         )
     )
 
@@ -63,7 +63,7 @@ def test_threads_share_a_target_and_a_drafter(name: str, tree: int | None) -> No
 
     def answers(number: int) -> Any:
         sampling = fr.Sampling(temperature=0.8, seed=number)
-        how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 12, "batch_size": 2}
+        how: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 8, "batch_size": 2}
         return fr.generate(TARGET, PROMPTS, drafter=drafter, tree=tree, **how)
 
     with ThreadPoolExecutor(4) as threads:

@@ -29,6 +29,10 @@ from forerun.lean.storage import layout_for
 
 TOKENS = 5  # makes groups of one, two and three
 BLOCK_FORMATS = tuple(BLOCKS)
+PLAYED = [
+    pytest.param(kind, marks=pytest.mark.slow if kind is Format.BLOCK4K else ())
+    for kind in BLOCK_FORMATS  # that one differs from BLOCK4 in its headers only
+]
 
 Product = Callable[[Any, Any, int], Any]
 
@@ -90,7 +94,7 @@ def example(format: Format, num_blocks: int) -> Any:
     return (d * q + m).astype(np.float32).reshape(LANES, -1)
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", PLAYED)
 def test_all_processors_give_the_same_bits(format: Format) -> None:
     matrix = example(format, 3)
     x = np.random.default_rng(9).normal(size=(TOKENS, 3 * BLOCK)).astype(np.float32)
@@ -109,7 +113,7 @@ def test_all_processors_give_the_same_bits(format: Format) -> None:
 
 
 @pytest.mark.parametrize("number", [0x3E7F80, -0x3F8080, 0x3F7F7F, -0x400000])
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", PLAYED)
 def test_no_limbs_overflow_a_sum(format: Format, number: int) -> None:
     """Activations whose two lower limbs are all -128 or all 127, and the largest of all."""
     x = np.full((1, BLOCK), number / 2**22, np.float32)
@@ -123,7 +127,7 @@ def test_no_limbs_overflow_a_sum(format: Format, number: int) -> None:
             assert np.allclose(y[:1], exact, rtol=1e-7), dots.name
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", PLAYED)
 def test_what_is_not_finite_stays_so(format: Format) -> None:
     x = np.ones((3, 2 * BLOCK), np.float32)
     x[0, 3], x[1, 40] = np.nan, -np.inf

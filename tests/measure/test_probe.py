@@ -32,7 +32,7 @@ PROMPTS = [list(range(i, i + 8)) * 2 for i in range(6)]
 def in_a_hurry() -> Iterator[None]:
     """A few rounds of each length will do."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(round_costs, "TIMED_TOKENS", 40)
+        patched.setattr(round_costs, "TIMED_TOKENS", 16)
         yield
 
 

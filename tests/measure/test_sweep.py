@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     "draft_lengths": [0, 1, 3],
     "batches": [1, 4],
     "temperatures": [0.0, 0.8],
-    "max_new_tokens": 20,
+    "max_new_tokens": 14,
 }
 NUM_CELLS = (1 + 2 * 2) * 2 * 2  # plain and two drafters with two lengths, batches, temperatures
 NUM_RUNS = (1 + 2 * 2) * 2 * (4 + 1)
@@ -47,7 +47,7 @@ def swept(
 ) -> tuple[Path, Records]:
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(round_costs, "TIMED_TOKENS", 40)  # a few rounds of each length will do
+        patched.setattr(round_costs, "TIMED_TOKENS", 16)  # a few rounds of each length will do
         return folder, fr.sweep(model, drafters, PROMPTS, folder, **OPTIONS)
 
 
@@ -87,7 +87,7 @@ def test_counts_of_an_answer_add_up(swept: tuple[Path, Records]) -> None:
             assert sum(a.accepted_by_round) == a.accepted == sum(a.accepted_by_position)
             assert sum(a.drafted_by_round) == a.drafted
             assert len(a.drafted_by_round) == a.rounds
-            assert a.new_tokens == a.accepted + a.rounds == 20
+            assert a.new_tokens == a.accepted + a.rounds == 14
             assert a.first_tokens == a.accepted_by_round[0] + 1
             assert 0 < a.first_seconds < a.seconds <= run.seconds
             assert sum(a.seconds_by_stage.values()) == pytest.approx(a.seconds)
@@ -120,7 +120,7 @@ def test_a_generation_of_each_drafter_is_shown_token_by_token(
     _, records = swept
     assert [each.cell.drafter for each in records.samples] == ["near", "ngram"]
     for each in records.samples:
-        assert len(each.tokens) == 20
+        assert len(each.tokens) == 14
         assert {token.fate for token in each.tokens} <= {"accepted", "correction", "bonus"}
         assert all(0 < token.probability <= 1 for token in each.tokens)
         assert all(len(token.text) == 1 for token in each.tokens)
@@ -160,6 +160,7 @@ def test_a_killed_sweep_goes_on_and_loses_nothing(
     model: Any, drafters: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**OPTIONS, "batches": [1], "temperatures": [0.0], "predict": False}
+    options["max_new_tokens"] = 6
     add = Log.add
 
     def add_until_killed(self: Log, record: Any) -> None:

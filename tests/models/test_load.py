@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,21 +17,6 @@ from forerun.models import FunctionModel, HuggingFaceModel, TableModel, bundled,
 MISSING = RepositoryNotFoundError(
     "404", response=Response(404, request=Request("GET", "https://huggingface.co"))
 )
-
-
-def test_import_is_light_and_numpy_models_stay_so() -> None:
-    code = """
-import sys
-import forerun.models as models
-table = models.TableModel.random(3, 1, seed=0)
-table.score(table.start(1, 4), [0], [[1, 2]], [2])
-models.wrap(lambda ids: [0.5, 0.5])
-heavy = {"torch", "transformers"} & set(sys.modules)
-assert not heavy, heavy
-assert models.HuggingFaceModel.__name__ == "HuggingFaceModel"
-assert "torch" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_missing_libraries_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

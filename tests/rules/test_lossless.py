@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun import rules
 from forerun.certification import Case, standard_cases
 from forerun.certification.cases import certain, contextual, mixed, restricted
@@ -42,8 +43,8 @@ def test_the_lossless_rules_are_these() -> None:
     ]
 
 
-@pytest.mark.parametrize("drawn", ["sampled", "point"])
-@pytest.mark.parametrize("case", list(standard_cases()), ids=lambda case: case.name)
+@for_all("drawn", ["sampled", "point"])
+@for_all("case", list(standard_cases()))
 @pytest.mark.parametrize("rule", LOSSLESS)
 def test_standard_cases(rule: str, case: Case, drawn: str) -> None:
     assert error(rule, case.target, case.draft, case.draft_length, case.length, drawn) <= EXACT

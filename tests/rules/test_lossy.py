@@ -26,6 +26,7 @@ def test_they_are_labelled_and_opt_in() -> None:
     assert (verdict.rule, verdict.lossless) == ("typical", False)
 
 
+@pytest.mark.slow  # the largest bias of each, as docs/rules.md states it, is a test by default
 @pytest.mark.parametrize("rule", LOSSY)
 def test_each_is_seen_to_be_lossy(rule: str) -> None:
     found = fr.certify(rule)

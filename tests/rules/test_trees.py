@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from cases import for_all
 from forerun import noise, rules
 from forerun.certification import Case, tree_cases
 from forerun.certification.cases import certain, contextual, mixed, once, restricted
@@ -49,14 +50,14 @@ def pair(seed: int) -> tuple[Model, Model]:
 # --- the law -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drawn", WAYS)
+@for_all("drawn", WAYS)
 @pytest.mark.parametrize("rule", ON_TREES)
-@pytest.mark.parametrize("case", list(tree_cases()), ids=lambda case: case.name)
+@for_all("case", list(tree_cases()))
 def test_tree_cases(rule: str, case: Case, drawn: str) -> None:
     assert error(rule, case.target, case.draft, case.draft_length, case.length, drawn) <= EXACT
 
 
-@pytest.mark.parametrize("drawn", WAYS)
+@for_all("drawn", WAYS)
 @pytest.mark.parametrize("rule", ON_TREES)
 @pytest.mark.parametrize(
     ("size", "branching"),

@@ -83,7 +83,7 @@ def test_a_death_at_any_message_changes_nothing(case: str) -> None:
             whole = masked((await ask(path, body, headers={"x-request-id": "a"})).json())
             place = -1
             while place < 0 or ask.replicas.num_deaths:  # until it is complete before its death
-                place += 1
+                place += 3 if case == "tools" else 1  # a long text
                 answer = await ask(path, stream, [place], headers={"x-request-id": "a"})
                 assert merged(answer.events) == undisturbed, place
             assert place > 3

@@ -58,7 +58,7 @@ def workers_on(
 
 
 def gathered(
-    ray: PretendedRay, folder: Path, num_answer_tokens: int = 800, **options: Any
+    ray: PretendedRay, folder: Path, num_answer_tokens: int = 300, **options: Any
 ) -> list[str]:
     """Collect; returns what was told."""
     notes: list[str] = []
@@ -89,16 +89,16 @@ def test_workers_share_the_prompts_and_no_seed(tmp_path: Path) -> None:
     first, second = assignments(ray)
     assert sorted([*first.prompts, *second.prompts]) == sorted(PROMPTS)
     assert first.seed != second.seed
-    assert all(actor.num_calls > 3 for actor in ray.actors)
+    assert all(actor.num_calls > 1 for actor in ray.actors)
     assert ray.most_calls == 2  # what has not been taken is bounded: a call for each worker
     texts = texts_in(tmp_path)
-    assert len(set(texts)) == len(texts) > 20
+    assert len(set(texts)) == len(texts) > 8
 
 
 def test_a_worker_that_dies_is_replaced_and_nothing_comes_twice(tmp_path: Path) -> None:
     ray = PretendedRay(2)
-    ray.deaths = {0: 4, 2: 9}
-    notes = gathered(ray, tmp_path, 1200)
+    ray.deaths = {0: 4, 2: 6}
+    notes = gathered(ray, tmp_path, 900)
     assert notes == ["note: a worker was lost (Its process was killed)"] * 2
     first, other, second, third = assignments(ray)
     assert first.prompts == second.prompts == third.prompts != other.prompts
@@ -112,7 +112,7 @@ def test_a_resumed_run_has_other_seeds_and_knows_what_was_asked(tmp_path: Path) 
     seeds = set()
     for run, num_workers in enumerate((2, 3, 1)):
         ray = PretendedRay(3)
-        gathered(ray, tmp_path, 400 * (run + 1), num_workers=num_workers)
+        gathered(ray, tmp_path, 150 * (run + 1), num_workers=num_workers)
         seeds |= {work.seed for work in assignments(ray)}
         assert (sum(sum(work.asked) for work in assignments(ray)) > 0) == (run > 0)
     assert len(seeds) == 2 + 3 + 1
@@ -140,7 +140,7 @@ class Shrinking(PretendedRay):
 
 def test_without_room_for_another_the_others_go_on(tmp_path: Path) -> None:
     ray = Shrinking(2)
-    ray.deaths = {0: 3}
+    ray.deaths = {0: 1}
     assert len(gathered(ray, tmp_path)) == 1
     assert len(ray.actors) == 2
     assert ray.actors[1].num_calls > ray.actors[0].num_calls
@@ -148,12 +148,12 @@ def test_without_room_for_another_the_others_go_on(tmp_path: Path) -> None:
 
 def test_when_none_is_left_it_ends_and_goes_on_later(tmp_path: Path) -> None:
     ray = Shrinking(2)
-    ray.deaths = {0: 6, 1: 9}
+    ray.deaths = {0: 5, 1: 7}
     with pytest.raises(NoWorkersError, match=r"was killed.*goes on where it was"):
         gathered(ray, tmp_path, 10_000)
     before = texts_in(tmp_path)
     assert before
-    gathered(PretendedRay(2), tmp_path, 1000)
+    gathered(PretendedRay(2), tmp_path, 600)
     after = texts_in(tmp_path)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after) > len(before)
@@ -225,10 +225,10 @@ def test_workers_that_fit() -> None:
 def test_the_command_ends_when_none_is_left_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    prompts, out = save_prompts(tmp_path / "prompts.jsonl"), tmp_path / "out"
+    prompts, out = save_prompts(tmp_path / "prompts.jsonl", 12), tmp_path / "out"
     words = ["train", save_target(tmp_path / "target"), "--prompts", prompts, "--out", str(out)]
     words += ["--device", "cpu", "--rows", "4", "--draft-vocab", "48", "--ray", "--workers", "2"]
-    words += ["--answer-tokens", "400", "--data-only"]
+    words += ["--answer-tokens", "200", "--data-only"]
 
     def on(ray: PretendedRay) -> int:
         for module in (ray_cluster, ray_train):

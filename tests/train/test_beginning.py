@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_end_to_end import history, train
+from test_end_to_end import train
 from tiny_heads import save_drafter, tiny_llama
 from tiny_training import save_prompts, save_target, some_texts
 
 from forerun.drafters.heads.design import Design
-from forerun.drafters.heads.files import load
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
 from forerun.errors import InputError, UnsupportedError
@@ -63,24 +62,6 @@ def test_another_target_or_other_sizes_are_refused(start):
         start.check(target, replace(design, mlp_size=64))
     with pytest.raises(InputError, match="--draft-vocab 39"):
         start.check(target, replace(design, num_tokens=39))
-
-
-def test_a_second_training_begins_where_the_first_one_ended(tmp_path, capfd):
-    target = save_target(tmp_path / "target")
-    prompts = save_prompts(tmp_path / "prompts.jsonl")
-    first, second = tmp_path / "first", tmp_path / "second"
-    options = ("--steps", "30", "--answer-tokens", "1000", "--learning-rate", "0.01")
-    assert train(target, first, "--prompts", prompts, *options) == 0
-    onwards = ("--from-data", str(first), "--steps", "1", "--start-from", str(first))
-    assert train(target, second, *onwards) == 0
-    rows = history(first)[0], history(first)[-1], history(second)[0]
-    untrained, ended, began = (row["temperature 0"] for row in rows)
-    assert began > 1.1 * untrained
-    assert began == pytest.approx(ended, rel=0.05)  # but for rounding to 8 bits
-    np.testing.assert_array_equal(load(second).tokens, load(first).tokens)
-    assert f"| started from | {first} |" in (second / "README.md").read_text()
-    assert train(target, second, *onwards[:-2]) == 2
-    assert "start_from None" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from tiny_training import save_prompts, save_target
@@ -58,11 +61,26 @@ def losses(monkeypatch: Any) -> list[float]:
     return seen
 
 
-def test_it_learns(target, prompts, tmp_path, monkeypatch, capfd):
-    seen = losses(monkeypatch)
-    out = tmp_path / "run"
+class Learned(NamedTuple):
+    """A run that has ended."""
+
+    out: Path
+    losses: list[float]
+    told: str  # on standard error
+
+
+@pytest.fixture(scope="module")
+def learned(target, prompts, tmp_path_factory) -> Learned:
+    out, told = tmp_path_factory.mktemp("learned") / "run", io.StringIO()
     options = ("--steps", "30", "--answer-tokens", "1000", "--learning-rate", "0.01")
-    assert train(target, out, "--prompts", prompts, *options) == 0
+    with pytest.MonkeyPatch.context() as patched, redirect_stderr(told):
+        seen = losses(patched)
+        assert train(target, out, "--prompts", prompts, *options) == 0
+    return Learned(out, seen, told.getvalue())
+
+
+def test_it_learns(target, learned):
+    out, seen, told = learned
     assert len(seen) == 30
     assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
     first, last = history(out)[0], history(out)[-1]
@@ -70,7 +88,7 @@ def test_it_learns(target, prompts, tmp_path, monkeypatch, capfd):
     card = (out / "README.md").read_text()
     assert re.search(r"\| steps \| 30 \|", card)
     assert "mean of the groups" in card
-    assert "tokens/round" in capfd.readouterr().err
+    assert "tokens/round" in told
     model = fr.load(target, lean=False)
     how: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "draft_length": 5}
     asked = [[1, 5 + i, 9, 2, 1] for i in range(6)]
@@ -80,6 +98,20 @@ def test_it_learns(target, prompts, tmp_path, monkeypatch, capfd):
     assert [each.tokens for each in plain] == [each.tokens for each in ahead]
     rounds = sum(each.stats.rounds for each in ahead)
     assert rounds < 0.85 * 40 * len(asked)  # chance, one guess in 61, would save a few per cent
+
+
+def test_a_second_training_begins_where_the_first_one_ended(target, learned, tmp_path, capfd):
+    first, second = learned.out, tmp_path / "second"
+    onwards = ("--from-data", str(first), "--steps", "1", "--start-from", str(first))
+    assert train(target, second, *onwards) == 0
+    rows = history(first)[0], history(first)[-1], history(second)[0]
+    untrained, ended, began = (row["temperature 0"] for row in rows)
+    assert began > 1.1 * untrained
+    assert began == pytest.approx(ended, rel=0.05)  # but for rounding to 8 bits
+    np.testing.assert_array_equal(load(second).tokens, load(first).tokens)
+    assert f"| started from | {first} |" in (second / "README.md").read_text()
+    assert train(target, second, *onwards[:-2]) == 2
+    assert "start_from None" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -98,11 +98,11 @@ def test_a_pause_is_no_end(tmp_path):
 
 
 def test_a_broken_state_is_explained(tmp_path):
-    run(tmp_path)
+    run(tmp_path, steps=1)
     file = tmp_path / STATE
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(InputError, match="cannot be read"):
-        tiny_training(tmp_path, STEPS).resume()
+        tiny_training(tmp_path, 1).resume()
 
 
 def said_by(model, prompts, count, sampling):
