@@ -61,6 +61,23 @@ def test_nobody_waits_for_helpers_that_are_busy() -> None:
     release.set()
 
 
+def test_a_helper_that_has_not_begun_is_called_off() -> None:
+    crew = Crew(2)
+    release = threading.Event()
+    busy = crew._ready().submit(release.wait, 60)
+    callers: list[str] = []
+    crew.run(1, lambda board: callers.append(threading.current_thread().name))
+    release.set()
+    busy.result()
+    crew._ready().submit(int).result()  # all that was asked before it is over
+    assert callers == [threading.current_thread().name]
+
+
+def test_crews_of_one_size_share_their_helpers() -> None:
+    assert Crew(2)._ready() is Crew(2)._ready()
+    assert Crew(3)._ready() is not Crew(2)._ready()
+
+
 def test_several_threads_may_run_passes_at_once() -> None:
     crew = Crew(2)
     results = [np.zeros((20, 100), np.int64) for _ in range(4)]

@@ -42,32 +42,42 @@ CAN_WAIT = os.name == "posix"
 Board = NDArray[np.int64]  # (stages, LINE)
 
 
+HELPERS: dict[tuple[int, int], ThreadPoolExecutor] = {}
+"""By process and number of threads: a fork inherits the objects without their threads."""
+
+
 class Crew:
-    """The calling thread and `size - 1` helpers; as many as torch would use, if not told."""
+    """The calling thread and `size - 1` helpers; as many as torch would use, if not told.
+
+    Crews of one size share their helpers.  A model and its drafter, which take turns, then have no
+    more threads than cores: the system would let two of three share a core.
+    """
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size or min(usual_threads(), MOST_THREADS)
-        self._helpers: ThreadPoolExecutor | None = None
-        self._process = 0
 
     def run(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> None:
         """`work(board, *arguments)` on every thread; returns when the last item is finished.
 
         Each pass has its own board, so a helper that arrives after the end finds nothing to claim.
+        One that has not begun by then is called off, to be free for the next pass.
         """
         board = np.zeros((num_stages, LINE), np.int64)
-        if self.size > 1:
-            helpers = self._ready()
-            for _ in range(self.size - 1):
-                helpers.submit(work, board, *arguments)
+        if self.size == 1:
+            work(board, *arguments)
+            return
+        helpers = self._ready()
+        calls = [helpers.submit(work, board, *arguments) for _ in range(self.size - 1)]
         work(board, *arguments)
+        for call in calls:
+            call.cancel()
 
     def _ready(self) -> ThreadPoolExecutor:
-        """The helpers of this process: a fork inherits the object without its threads."""
-        if self._helpers is None or self._process != os.getpid():
-            self._process = os.getpid()
-            self._helpers = ThreadPoolExecutor(self.size - 1, "forerun-lean")
-        return self._helpers
+        """The helpers of this process."""
+        key, count = (os.getpid(), self.size), self.size - 1
+        return HELPERS.get(key) or HELPERS.setdefault(
+            key, ThreadPoolExecutor(count, "forerun-lean")
+        )
 
 
 @compiled
