@@ -12,7 +12,7 @@ import forerun as fr
 from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
 from forerun.drafters.base import Prices
 from forerun.drafters.mixed import merge
-from forerun.drafters.track_record import Record
+from forerun.drafters.track_record import OWN_GAIN_FADE, Gain, Record
 from forerun.drafters.whole_texts import TextTurn
 from forerun.models import TableModel
 
@@ -253,3 +253,14 @@ def test_a_target_that_has_no_hash_is_served() -> None:
 def test_nothing_to_mix() -> None:
     with pytest.raises(fr.InputError, match="no drafter to mix"):
         Mixed()
+
+
+def test_a_drafter_is_left_out_after_several_poor_guesses_and_not_after_one() -> None:
+    of_all, of_request = Record().gain, Gain(OWN_GAIN_FADE)
+    is_asked = []
+    for tokens in (-2.0, -1.0, -1.0, -1.0):
+        of_all.learn(tokens)
+        of_request.learn(tokens)
+        is_asked.append(of_request.within(of_all) > 0)
+    assert is_asked[0]
+    assert not is_asked[-1]

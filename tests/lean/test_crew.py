@@ -48,16 +48,23 @@ def test_a_helper_that_comes_late_finds_nothing_to_do() -> None:
     assert (counts == -1).all()
 
 
-def test_nobody_waits_for_helpers_that_are_busy() -> None:
-    caller, came, release = threading.current_thread(), threading.Event(), threading.Event()
+def keep_busy(release: threading.Event) -> None:
+    """The only helper of a crew of two waits until it is released."""
+    caller, came = threading.current_thread(), threading.Event()
 
     def wait(board: Any) -> None:
-        if threading.current_thread() is not caller:
+        if threading.current_thread() is caller:
+            assert came.wait(60)
+        else:
             came.set()
             release.wait(60)
 
     Crew(2).run(1, wait)
-    assert came.wait(60)
+
+
+def test_nobody_waits_for_helpers_that_are_busy() -> None:
+    release = threading.Event()
+    keep_busy(release)
     counts = np.zeros((20, 50), np.int64)
     Crew(2).run(20, add_up, counts, np.zeros_like(counts))
     assert (counts == 1).all()
@@ -76,6 +83,15 @@ def test_crews_of_one_size_share_their_helpers() -> None:
     for _ in range(3):
         Crew(3).run(1, meet)
     assert len(met) == 3
+
+
+def test_a_helper_that_has_not_begun_is_called_off() -> None:
+    release, callers = threading.Event(), []
+    keep_busy(release)
+    Crew(2).run(1, lambda board: callers.append(threading.current_thread()))
+    release.set()
+    keep_busy(release)  # which comes after whatever was asked before
+    assert callers == [threading.current_thread()]
 
 
 def test_several_threads_may_run_passes_at_once() -> None:

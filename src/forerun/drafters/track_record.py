@@ -11,6 +11,7 @@ from forerun.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
 GAIN_FADE = 0.99  # what an ask does, over all requests
+PRIOR_TOKENS, PRIOR_ASKS = 4.0, 8.0  # of that: one poor guess in the first rounds says little
 OWN_GAIN_FADE = 0.95  # and within one
 OWN_TRUST = 12.0  # asks of its own after which a request is judged half by them
 NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
@@ -21,7 +22,10 @@ ALLOWANCE = 0.005  # tokens that reading may lose per turn in which it does not 
 
 @dataclass
 class Gain:
-    """Mean tokens saved per ask, less its cost in tokens; starts with a small positive prior."""
+    """Mean tokens saved per ask, less its cost in tokens; starts with a small positive prior.
+
+    The prior is what a drafter may lose before it is no longer asked.
+    """
 
     fade: float
     tokens: float = 0.5
@@ -73,7 +77,7 @@ class Record:
     accepted: float = 3.0
     promised: float = 3.0
     num_asked: int = 0
-    gain: Gain = field(default_factory=lambda: Gain(GAIN_FADE))
+    gain: Gain = field(default_factory=lambda: Gain(GAIN_FADE, PRIOR_TOKENS, PRIOR_ASKS))
     timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
     reading: Reading = field(default_factory=Reading)
 

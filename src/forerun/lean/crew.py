@@ -46,7 +46,8 @@ Board = NDArray[np.int64]  # (stages, LINE)
 class Crew:
     """The calling thread and `size - 1` helpers; as many as torch would use, if not told.
 
-    Crews of one size share their helpers: a thread more than cores would push another off its core.
+    Crews of one size share their helpers.  A model and its drafter, which take turns, then have no
+    more threads than cores: the system would let two of three share a core.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -56,13 +57,15 @@ class Crew:
         """`work(board, *arguments)` on every thread; returns when the last item is finished.
 
         Each pass has its own board, so a helper that arrives after the end finds nothing to claim.
+        One that has not begun by then is called off, to be free for the next pass.
         """
-        board = np.zeros((num_stages, LINE), np.int64)
+        board, calls = np.zeros((num_stages, LINE), np.int64), []
         if self.size > 1:
             helpers = _helpers(os.getpid(), self.size - 1)
-            for _ in range(self.size - 1):
-                helpers.submit(work, board, *arguments)
+            calls = [helpers.submit(work, board, *arguments) for _ in range(self.size - 1)]
         work(board, *arguments)
+        for call in calls:
+            call.cancel()
 
 
 @cache
