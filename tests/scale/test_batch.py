@@ -149,7 +149,7 @@ def test_other_settings_are_another_job(
     source: Input, tmp_path: Path, change: dict[str, Any], name: str
 ) -> None:
     run(source, tmp_path / "out", Answers())
-    with pytest.raises(InputError, match=f"another {name}"):
+    with pytest.raises(InputError, match=f"differs in {name}"):
         batch(source, tmp_path / "out", replace(SETTINGS, **change), answers=Answers())
 
 
@@ -162,14 +162,14 @@ def test_what_cannot_change_a_text_may_change(source: Input, tmp_path: Path) -> 
 def test_another_input_seed_or_arithmetic_is_another_job(source: Input, tmp_path: Path) -> None:
     with pytest.raises(Crash):
         run(source, tmp_path / "out", Answers(crash_after=5))
-    with pytest.raises(InputError, match="another seed"):
+    with pytest.raises(InputError, match="differs in seed"):
         run(replace(source, seed=3), tmp_path / "out", Answers())
     other = Answers()
     other.fingerprint = "fp of another processor"
-    with pytest.raises(InputError, match="another fingerprint"):
+    with pytest.raises(InputError, match="differs in fingerprint"):
         run(source, tmp_path / "out", other)
     source.path.write_text('{"prompt": "x"}')
-    with pytest.raises(InputError, match="another input"):
+    with pytest.raises(InputError, match="differs in input"):
         run(source, tmp_path / "out", Answers())
 
 

@@ -82,15 +82,15 @@ def test_failures_of_the_machine_may_be_done_again(tmp_path: Path) -> None:
 
 def test_the_folder_of_another_job_is_refused_naming_what_differs(tmp_path: Path) -> None:
     JobFolder(tmp_path, IDENTITY).close()
-    with pytest.raises(InputError, match=r"another seed. Received seed 1 instead of 0"):
+    with pytest.raises(InputError, match=r"differs in seed. Received seed 1 instead of 0"):
         JobFolder(tmp_path, {**IDENTITY, "seed": 1})
-    with pytest.raises(InputError, match="another input and seed"):
+    with pytest.raises(InputError, match="differs in input and seed"):
         JobFolder(tmp_path, {"input": "x", "seed": 1})
     with JobFolder(tmp_path, IDENTITY) as folder:
         folder.settle("fingerprint", "fp_1")
     with JobFolder(tmp_path, IDENTITY) as folder:
         folder.settle("fingerprint", "fp_1")
-        with pytest.raises(InputError, match="another fingerprint"):
+        with pytest.raises(InputError, match="differs in fingerprint"):
             folder.settle("fingerprint", "fp_2")
 
 
