@@ -101,7 +101,7 @@ def test_on_a_table(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "model",
+        pytest.param("model", marks=pytest.mark.slow),  # on a table by default
         pytest.param("early exit", marks=pytest.mark.slow),  # a `Model` of the first layers
         pytest.param("recycling", marks=pytest.mark.slow),  # these two run on tables by default
         pytest.param("mixed", marks=pytest.mark.slow),

@@ -107,7 +107,12 @@ def test_a_drafter_on_the_host(plain: list[list[int]], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "drafter", [NGram(min_n=1), Mixed(NGram(min_n=1), Suffix())], ids=["ngram", "mixed"]
+    "drafter",
+    [
+        NGram(min_n=1),
+        pytest.param(Mixed(NGram(min_n=1), Suffix()), marks=pytest.mark.slow),
+    ],
+    ids=["ngram", "mixed"],
 )
 def test_a_guess_longer_than_any_captured_round(
     drafter: Any, monkeypatch: pytest.MonkeyPatch

@@ -144,7 +144,9 @@ def _function(spec: str) -> Any:
     folder = ""
     if place.endswith(".py"):
         if not Path(place).is_file():
-            cure = f"It is looked for from {str(Path.cwd())!r}."
+            cure = (
+                f"It is looked for from {str(Path.cwd())!r}. Write file and name, mine.py:verify."
+            )
             raise InputError(explain("There is no such file.", repr(place), cure))
         folder, place = str(Path(place).parent.resolve()), Path(place).stem
     sys.path.insert(0, folder)

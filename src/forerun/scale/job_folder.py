@@ -73,7 +73,7 @@ class JobFolder:
         """Make a fact part of the job, or refuse one that differs from the job's."""
         known = self.job.setdefault(name, value)
         if known != value:
-            wrong = f"The output folder belongs to a job with another {name}."
+            wrong = f"The output folder belongs to a job that differs in {name}."
             raise InputError(explain(wrong, f"{value!r} instead of {known!r}", OTHER_JOB))
         self._write_job()
 
