@@ -30,8 +30,8 @@ from forerun.lean.storage import layout_for
 TOKENS = 5  # makes groups of one, two and three
 BLOCK_FORMATS = tuple(BLOCKS)
 PLAYED = [
-    pytest.param(kind, marks=pytest.mark.slow if kind is Format.BLOCK4K else ())
-    for kind in BLOCK_FORMATS  # that one differs from BLOCK4 in its headers only
+    pytest.param(kind, marks=pytest.mark.slow if kind in (Format.BLOCK4K, Format.BLOCK6K) else ())
+    for kind in BLOCK_FORMATS  # these differ from BLOCK4 in headers, and from BLOCK5K in sums
 ]
 
 Product = Callable[[Any, Any, int], Any]
