@@ -81,6 +81,10 @@ def figures() -> dict[str, str]:
 
     laptop, gpu = read("laptop.json")["results"], read("gpu.json")["results"]
     arm, same = read("cpu_pass-aarch64.json"), read("same_text.json")
+    halves = {
+        name: row["tokens_per_second"]["median"]
+        for name, row in read("half_weights-aarch64.json")["results"].items()
+    }
     default = laptop["heads + suffix, auto"]
     against_plain = default["speed_against_forerun_plain"]
     speeds = {name: round(row["tokens_per_second"]) for name, row in laptop.items()}
@@ -100,6 +104,9 @@ def figures() -> dict[str, str]:
         f"{against_plain['by_group']['qa']:.2f} on questions",
         "ARM": f"transformers {arm_speeds['transformers']}, ours plain {arm_speeds['lean']}; "
         f"four tokens cost {arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
+        "bfloat16": f"ours {halves['lean, bfloat16 weights']:.1f}; transformers in float32 "
+        f"{halves['transformers, float32']:.1f}, in bfloat16",
+        "bfloat16 in transformers": f"arithmetic for, {halves['transformers, bfloat16']:.2f} |",
         "GPU": f"plain {gpu_speeds['ratio, K 0, agreement 0.80, batch 1, prompt 64']}, "
         f"`ratio` K = 5 {gpu_speeds['ratio, K 5, agreement 0.80, batch 1, prompt 64']}, "
         f"`block` K = 8 {gpu_speeds['block, K 8, agreement 0.80, batch 1, prompt 64']}; "
