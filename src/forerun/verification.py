@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -12,7 +11,6 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun import broken, rules
-from forerun.addresses import Addressing, Purpose, by_round
 from forerun.arrays import (
     Array,
     Namespace,
@@ -25,52 +23,19 @@ from forerun.arrays import (
     to_numpy,
     upcast,
 )
+from forerun.counter_noise import CounterNoise
 from forerun.errors import InputError, UnsupportedError, explain
 from forerun.gpu.choice import covers
-from forerun.noise import Key, coin, draw, folds, race, seed_key
+from forerun.noise import folds, seed_key
 from forerun.philox import check_seeds
 from forerun.rows import Dense, Logits, Points, Rows, SparseRows
-from forerun.rules.base import Residual, Rule, Trial, slices
+from forerun.rules.base import Rule, Trial
 from forerun.signatures import shown_by
 from forerun.tree import Tree
 from forerun.types import Draft, Drawn, Sparse, Verdict
 
 CACHE_BYTES = 2**19
 """Rows of so many bytes are computed with at a time on a CPU."""
-
-
-@dataclass(frozen=True)
-class CounterNoise:
-    """A round's noise: numbers looked up by each row's seed and the position its round starts at.
-
-    The target's races are addressed by absolute position, which gives "same seed, same text";
-    coins and residual draws as `addressing` says.
-    """
-
-    xp: Namespace
-    key: Key
-    positions: Array  # (B,)
-    addressing: Addressing = by_round
-
-    def coins(self, slots: list[int], chances: Array) -> Array:
-        unit = self._units(slots, Purpose.ACCEPT)
-        return unit < self.xp.astype(chances, unit.dtype)
-
-    def draw(self, weights: Residual | Array) -> Array:
-        unit = self._units([0], Purpose.RESIDUAL)[:, 0]
-        if not isinstance(weights, Residual):
-            return draw(self.xp, weights, unit)
-        runs = slices(unit.shape[0], weights.trial.at_a_time)
-        return self.xp.concat([draw(self.xp, weights.take(some), unit[some]) for some in runs])
-
-    def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        return race(
-            self.xp, weights, self.xp.take(self.key, rows, axis=2), self.positions[rows] + slots
-        )
-
-    def _units(self, slots: list[int], purpose: Purpose) -> Array:
-        """Uniforms (B, len(slots))."""
-        return coin(self.xp, self.key, self.positions, slots, purpose, self.addressing)
 
 
 @shown_by("fr.verify(fr.Draft.sampled(tokens, draft_probs), target_probs)")

@@ -9,12 +9,21 @@ Both repairs are of the interpreter alone; compiled kernels do not know of them.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
+import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
+if os.environ.get("TRITON_INTERPRET") != "1":  # what imports this has its tensors on the CPU
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
+
+IN_INTERPRETER = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
+]
 _patch_tensor = interpreter._patch_lang_tensor
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
+import forerun as fr
 from forerun.gpu.model import GpuModel
 
 FEW, NUM_TOKENS, NUM_TEXTS, BATCH = 12, 3, 20_000, 64
@@ -60,3 +63,35 @@ def marginal(law: dict[tuple[int, ...], float], length: int) -> dict[tuple[int, 
     for text, chance in law.items():
         sums[text[:length]] += chance
     return sums
+
+
+def texts_of(target: GpuModel, drafter: Any, rule: str) -> list[fr.Generation]:
+    """Many short answers to one prompt, with drafts of two."""
+    answers: list[fr.Generation] = fr.generate(
+        target, START, drafter=drafter, draft_length=2, rule=rule, batch_size=BATCH,
+        sampling=fr.Sampling(temperature=1.0, seed=23, n=NUM_TEXTS), max_new_tokens=NUM_TOKENS + 1,
+        ignore_eos=True,
+    )  # fmt: skip
+    return answers
+
+
+def share_accepted(answers: Sequence[fr.Generation]) -> float:
+    stats = [answer.stats for answer in answers]
+    return sum(one.accepted for one in stats) / sum(one.drafted for one in stats)
+
+
+def check_joint_law(
+    answers: Sequence[fr.Generation],
+    law: dict[tuple[int, ...], float],
+    wrong: dict[tuple[int, ...], float],
+) -> None:
+    """The laws of the first token, of two and of three are the target's; one that is `wrong` in one
+    text of ten would be found."""
+    counts = Counter(tuple(answer.tokens[:NUM_TOKENS]) for answer in answers)
+    assert sum(counts.values()) == NUM_TEXTS
+    for length in range(1, NUM_TOKENS + 1):
+        exact, other = marginal(law, length), marginal(wrong, length)
+        statistic, num_cells = chi_square(marginal(dict(counts), length), exact)
+        assert statistic <= limit(num_cells)
+        biased = {text: NUM_TEXTS * (0.9 * exact[text] + 0.1 * other[text]) for text in exact}
+        assert chi_square(biased, exact)[0] > detected(num_cells)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,16 +14,12 @@ pytest.importorskip("transformers")
 
 import triton.language as tl  # noqa: E402
 from joint_laws import (  # noqa: E402
-    BATCH,
     FEW,
-    NUM_TEXTS,
     NUM_TOKENS,
-    START,
-    chi_square,
-    detected,
+    check_joint_law,
     joint_law,
-    limit,
-    marginal,
+    share_accepted,
+    texts_of,
 )
 from tiny import MIDDLING, ON_DEVICE, build, noisy_copy  # noqa: E402
 
@@ -241,23 +236,9 @@ def test_the_joint_law_of_three_tokens(few: Pair, rule: str) -> None:
     drafter's in one text of ten is missed in fewer than one of 1000.
     """
     target, draft = few
-    law, drafted = (joint_law(model, NUM_TOKENS) for model in few)
-    answers = fr.generate(
-        target, START, drafter=Model(draft), draft_length=2, rule=rule, batch_size=BATCH,
-        sampling=fr.Sampling(temperature=1.0, seed=23, n=NUM_TEXTS), max_new_tokens=NUM_TOKENS + 1,
-        ignore_eos=True,
-    )  # fmt: skip
-    stats = [answer.stats for answer in answers]
-    share = sum(one.accepted for one in stats) / sum(one.drafted for one in stats)
-    assert 0.2 < share < 0.9  # both outcomes are common
-    counts = Counter(tuple(answer.tokens[:NUM_TOKENS]) for answer in answers)
-    assert sum(counts.values()) == NUM_TEXTS
-    for length in range(1, NUM_TOKENS + 1):
-        exact, wrong = marginal(law, length), marginal(drafted, length)
-        statistic, num_cells = chi_square(marginal(dict(counts), length), exact)
-        assert statistic <= limit(num_cells)
-        biased = {text: NUM_TEXTS * (0.9 * exact[text] + 0.1 * wrong[text]) for text in exact}
-        assert chi_square(biased, exact)[0] > detected(num_cells)
+    answers = texts_of(target, Model(draft), rule)
+    assert 0.2 < share_accepted(answers) < 0.9  # both outcomes are common
+    check_joint_law(answers, joint_law(target, NUM_TOKENS), joint_law(draft, NUM_TOKENS))
 
 
 # --- compiling -----------------------------------------------------------------------------------

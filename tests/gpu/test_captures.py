@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-import interpreting  # noqa: E402, F401
+from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import build, noisy_copy  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -27,13 +26,7 @@ from forerun.gpu.lanes import Lane  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.rounds import RoundShape  # noqa: E402
 
-if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
-    pytest.skip("needs Triton's interpreter", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
-]
+pytestmark = IN_INTERPRETER
 MODEL = build()
 TARGET = GpuModel(MODEL)
 DRAFT = GpuModel(noisy_copy(MODEL, 0.15))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,8 +16,8 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 import array_api_compat as compat  # noqa: E402
-import interpreting  # noqa: E402, F401
 import numpy as np  # noqa: E402
+from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import build  # noqa: E402
 from tiny_heads import save_drafter  # noqa: E402
 
@@ -47,13 +46,7 @@ from forerun.gpu.weights import Weights  # noqa: E402
 from forerun.noise import exponentials, seed_key  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
-if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
-    pytest.skip("needs Triton's interpreter", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),
-]
+pytestmark = IN_INTERPRETER
 TARGET = GpuModel(build(num_hidden_layers=3, vocab_size=50))
 XP = compat.array_namespace(np.empty(0))
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -15,16 +14,12 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from joint_laws import (  # noqa: E402
-    BATCH,
     FEW,
-    NUM_TEXTS,
     NUM_TOKENS,
-    START,
-    chi_square,
-    detected,
+    check_joint_law,
     joint_law,
-    limit,
-    marginal,
+    share_accepted,
+    texts_of,
 )
 from tiny import MIDDLING, ON_DEVICE, build  # noqa: E402
 from tiny_heads import save_drafter  # noqa: E402
@@ -148,23 +143,10 @@ def test_the_joint_law_of_three_tokens(rule: str, tmp_path: Any) -> None:
     """
     sizes = {**MIDDLING, "num_hidden_layers": 2, "vocab_size": FEW, "initializer_range": 0.04}
     target, heads = pair_of(tmp_path, 9, **sizes)
-    law = joint_law(target, NUM_TOKENS)
-    answers = fr.generate(
-        target, START, drafter=heads, draft_length=2, rule=rule, batch_size=BATCH,
-        sampling=fr.Sampling(temperature=1.0, seed=23, n=NUM_TEXTS), max_new_tokens=NUM_TOKENS + 1,
-        ignore_eos=True,
-    )  # fmt: skip
-    stats = [answer.stats for answer in answers]
-    share = sum(one.accepted for one in stats) / sum(one.drafted for one in stats)
-    assert 0.05 < share < 0.95  # both outcomes are common
-    counts = Counter(tuple(answer.tokens[:NUM_TOKENS]) for answer in answers)
+    answers = texts_of(target, heads, rule)
+    assert 0.05 < share_accepted(answers) < 0.95  # both outcomes are common
     uniform = dict.fromkeys(product(heads.tokens.tolist(), repeat=NUM_TOKENS), 9.0**-NUM_TOKENS)
-    for length in range(1, NUM_TOKENS + 1):
-        exact, wrong = marginal(law, length), marginal(uniform, length)
-        statistic, num_cells = chi_square(marginal(dict(counts), length), exact)
-        assert statistic <= limit(num_cells)
-        biased = {text: NUM_TEXTS * (0.9 * exact[text] + 0.1 * wrong[text]) for text in exact}
-        assert chi_square(biased, exact)[0] > detected(num_cells)
+    check_joint_law(answers, joint_law(target, NUM_TOKENS), uniform)
 
 
 def test_memory_does_not_grow(pair: Pair) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-import interpreting  # noqa: E402, F401
+from interpreting import IN_INTERPRETER  # noqa: E402
 from tiny import Reference, build, error  # noqa: E402
 
 import forerun as fr  # noqa: E402
@@ -22,12 +21,7 @@ from forerun.gpu.tiles import tile  # noqa: E402
 from forerun.models.agreement import Probe  # noqa: E402
 from forerun.models.forward import Forward  # noqa: E402
 
-if os.environ.get("TRITON_INTERPRET") != "1":  # the models below are on the CPU
-    pytest.skip("needs Triton's interpreter", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
-]
+pytestmark = IN_INTERPRETER
 TEXT = [3, 1, 4, 15, 9, 2, 6, 5, 35]
 ROUNDING = {torch.float16: 0.01, torch.bfloat16: 0.06}
 """Rounding stays below half of this; a wrong mask, position or weight moves logits by their whole

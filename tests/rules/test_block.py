@@ -12,9 +12,10 @@ import pytest
 import forerun as fr
 from forerun import noise, rules
 from forerun.certification.cases import contextual, mixed
+from forerun.counter_noise import CounterNoise
 from forerun.law import Model, expected_accepted
 from forerun.noise import Purpose
-from forerun.verification import CounterNoise, prepare
+from forerun.verification import prepare
 from libraries import Library, largest_bias
 
 XP = compat.array_namespace(np.empty(0))

@@ -14,11 +14,11 @@ from forerun import noise, rules
 from forerun.certification import Case, tree_cases
 from forerun.certification.cases import certain, contextual, mixed, once, restricted
 from forerun.children import Children
+from forerun.counter_noise import CounterNoise
 from forerun.law import Model, Prefix, expected_accepted, joint, rule_step, target_law
 from forerun.rows import Dense
 from forerun.rules.base import Trial
 from forerun.tree import Tree
-from forerun.verification import CounterNoise
 from instances import Instance, sample
 from libraries import Library, largest_bias
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-import interpreting  # noqa: E402, F401
+from interpreting import IN_INTERPRETER  # noqa: E402
 
 from forerun.train.slot_attention import by_kernel, slot_attention  # noqa: E402
 
-if os.environ.get("TRITON_INTERPRET") != "1":  # the tensors below are on the CPU
-    pytest.skip("needs Triton's interpreter", allow_module_level=True)
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+pytestmark = IN_INTERPRETER
 
 
 @pytest.mark.parametrize(("heads", "shared", "size"), [(9, 3, 64), (2, 2, 16)])

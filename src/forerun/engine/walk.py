@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.arrays import HostArray
+from forerun.counter_noise import CounterNoise
 from forerun.engine.laws import TargetLaws
 from forerun.engine.proposal import Proposal
 from forerun.noise import block_minima, race_row
-from forerun.verification import CounterNoise
 
 AHEAD = 16
 """Positions whose noise is drawn at once: a call costs hardly more than for one."""

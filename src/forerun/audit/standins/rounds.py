@@ -17,10 +17,11 @@ from forerun.certification.broken import block, owed, sample
 from forerun.certification.broken_addresses import drafts_by_position
 from forerun.certification.certify import Drawer, Verifier
 from forerun.certification.drawing import draw_plainly
+from forerun.counter_noise import CounterNoise
 from forerun.noise import seed_key, uniform
 from forerun.rules.base import Rule
 from forerun.types import Draft
-from forerun.verification import CounterNoise, prepare
+from forerun.verification import prepare
 
 Prefix = tuple[int, ...]
 Row = Callable[[Prefix], HostArray]
