@@ -73,6 +73,26 @@ async def drive(port: int, body: Body, num_clients: int, seconds: float) -> Turn
     return Turn(streams, start, seconds)
 
 
+async def answer_all(port: int, body: Body, num_clients: int, num_requests: int) -> Turn:
+    """Have so many requests answered, so many at a time; the time counts until the last has ended.
+
+    Two ways to answer the same requests with the same texts have then done the same work, which
+    they have not where a window of time is cut out: prompts are read before tokens are given.
+    """
+    streams: list[Stream] = []
+    start = time.perf_counter()
+
+    async def client() -> None:
+        while (number := len(streams)) < num_requests:
+            streams.append(Stream(time.perf_counter()))
+            await ask(port, body(number), streams[number])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_clients):
+            group.create_task(client())
+    return Turn(streams, start, time.perf_counter() - start)
+
+
 async def ask(port: int, body: Mapping[str, Any], stream: Stream) -> None:
     """Send a chat request, and note what comes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)

@@ -1,14 +1,15 @@
 """The server under load: speculation on and off, and other servers, in one run.
 
 1 to 32 clients ask the default model for chat answers, each with a new request when its last has
-ended; what comes is counted from the moment when as many have ended as there are clients.
-Contenders take turns of some seconds on the same prompts and seeds, over several laps, beginning
-with another one each lap; a ratio is of two turns of one lap.  Every turn puts a number of its own
-before its prompts: otherwise the second of two turns would find the prompts of the first in the
-server's memory.  For each number of clients the servers are started anew, so that drafters remember
-nothing of earlier ones.
+ended.  A turn is a number of requests, as many as the server answers in some seconds without
+speculation; contenders answer the same prompts with the same seeds in turn, over several laps,
+beginning with another one each lap; a ratio is of two turns of one lap.  Speculation does not
+change the text, so on and off do the same work, each on a server of its own: one would find the
+prompts of the other's turn in its memory.  For the same reason every lap puts its number before its
+prompts.  For each number of clients the servers are started anew, so that drafters remember nothing
+of earlier ones.
 
-    python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3]
+    python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3] [--output NAME]
 
 Other servers are commands, with {port} for their port, and {gguf} and {model} for the default
 model's weights in both forms:
@@ -39,7 +40,7 @@ from random import Random
 from typing import Any
 
 from forerun.models.bundled import NAME, local_copy, packaged_weights
-from load import Body, Stream, Turn, ask, drive, figures
+from load import Body, Stream, Turn, answer_all, ask, drive, figures
 from spec_bench import read, save, summary
 
 ENOUGH = 0.97
@@ -48,9 +49,9 @@ ENOUGH = 0.97
 
 @dataclass
 class Contender:
-    """A way to be asked, of one server process."""
+    """A server process, and how it is asked."""
 
-    server: str
+    command: list[str]
     model: str
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -62,15 +63,14 @@ def main() -> None:
     Random(0).shuffle(prompts)  # every turn has something of all task groups
     count = counter()
     others = [parts.split("=", 2) for parts in args.contender]
-    commands = {"forerun": ours(args), **{name: command.split() for name, _, command in others}}
     contenders = {
-        "on": Contender("forerun", NAME),
-        "off": Contender("forerun", NAME, {"speculation": False}),
-        **{name: Contender(name, fill(model)) for name, model, _ in others},
+        "on": Contender(ours(args), NAME),
+        "off": Contender(ours(args), NAME, {"speculation": False}),
+        **{name: Contender(command.split(), fill(model)) for name, model, command in others},
     }
     results: dict[str, Any] = {}
     for num_clients in args.clients:
-        turns = measure(args, commands, contenders, prompts, num_clients)
+        turns = measure(args, contenders, prompts, num_clients)
         results[str(num_clients)] = report(turns, count)
         show(num_clients, results[str(num_clients)])
     ratios = {key: value["off"]["times_slower_than_on"] for key, value in results.items()}
@@ -84,9 +84,12 @@ def main() -> None:
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "prompts": len(prompts),
-        "commands": {name: " ".join(map(short, command)) for name, command in commands.items()},
+        "commands": {name: " ".join(map(short, one.command)) for name, one in contenders.items()},
     }
-    save(__file__, {"load_average": load, "settings": settings, "holds": holds, "results": results})
+    place = Path(__file__).with_name(args.output)
+    save(
+        str(place), {"load_average": load, "settings": settings, "holds": holds, "results": results}
+    )
     sys.exit(not holds)
 
 
@@ -98,7 +101,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--clients", type=lambda text: [*map(int, text.split(","))], default=numbers
     )
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn, speculation off")
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -106,6 +109,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--drafter", help="as of `forerun serve` (default: the usual one)")
     parser.add_argument("--prompts", help="a file of prompts (default: our own)")
     parser.add_argument("--per-group", type=int, default=8)
+    parser.add_argument("--output", default="serve", metavar="NAME", help="of the JSON file")
     parser.add_argument("--contender", action="append", default=[], metavar="NAME=MODEL=COMMAND")
     return parser.parse_args()
 
@@ -132,7 +136,6 @@ def short(word: str) -> str:
 
 def measure(
     args: argparse.Namespace,
-    commands: Mapping[str, list[str]],
     contenders: Mapping[str, Contender],
     prompts: list[str],
     num_clients: int,
@@ -141,26 +144,26 @@ def measure(
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     names = list(contenders)
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(running(command)) for name, command in commands.items()}
+        ports = {
+            name: stack.enter_context(running(one.command)) for name, one in contenders.items()
+        }
 
-        def turn(name: str, lap: int, seconds: float) -> Turn:
-            one = contenders[name]
-            number = 100 + len(names) * (lap + 1) + names.index(name)
-            body = body_of(args, one, [f"({number}) {text}" for text in prompts], lap)
-            driven = asyncio.run(drive(ports[one.server], body, num_clients, seconds))
+        def bodies(name: str, lap: int) -> Body:
+            numbered = [f"({100 + lap}) {text}" for text in prompts]
+            return body_of(args, contenders[name], numbered, lap)
+
+        for name in names:
+            asyncio.run(ask(ports[name], bodies(name, -1)(0), Stream(0.0)))  # compiles
+        for name in ("on", "off"):  # learns what drafts cost
+            driven = drive(ports[name], bodies(name, -1), num_clients, args.seconds)
+            num_answered = figures([asyncio.run(driven)], len)["answers"]
             time.sleep(1)  # what was left open ends
-            if not any(stream.times for stream in driven.streams):
-                raise RuntimeError(f"{name} gave no token in {2 * seconds:g} s: raise --seconds.")
-            return driven
-
-        for name, one in contenders.items():
-            body = body_of(args, one, prompts, -1)
-            asyncio.run(ask(ports[one.server], body(0), Stream(0.0)))  # compiles
-            turn(name, -1, args.seconds / 2)  # learns what drafts cost
+        num_requests = max(2 * num_clients, num_answered)
         for lap in range(args.laps):
             first = lap % len(names)
             for name in names[first:] + names[:first]:
-                turns[name].append(turn(name, lap, args.seconds))
+                asked = answer_all(ports[name], bodies(name, lap), num_clients, num_requests)
+                turns[name].append(asyncio.run(asked))
     return turns
 
 
@@ -227,8 +230,14 @@ def counter() -> Any:
 
 def report(turns: Mapping[str, list[Turn]], count: Any) -> dict[str, Any]:
     """Figures of each contender over its laps, and how much slower it was than speculation on."""
+    texts = {name: [texts_of(lap) for lap in laps] for name, laps in turns.items()}
+    if texts["on"] != texts["off"]:
+        raise RuntimeError("Speculation has changed a text, which it never may: report this.")
     speeds = {
-        name: [figures([lap], count)["tokens_per_second"] for lap in laps]
+        name: [
+            sum(map(count, of_lap)) / lap.seconds
+            for of_lap, lap in zip(texts[name], laps, strict=True)
+        ]
         for name, laps in turns.items()
     }
     results: dict[str, Any] = {}
@@ -240,6 +249,10 @@ def report(turns: Mapping[str, list[Turn]], count: Any) -> dict[str, Any]:
             "times_slower_than_on": summary(ratios),
         }
     return results
+
+
+def texts_of(turn: Turn) -> list[str]:
+    return ["".join(stream.texts) for stream in turn.streams]
 
 
 def show(num_clients: int, results: Mapping[str, Any]) -> None:
