@@ -128,7 +128,7 @@ def test_answers_in_order_and_bad_lines_by_number(
     assert main(words) == 1  # again: nothing is left to do, and nothing changes
     assert (out / "output.jsonl").read_bytes() == before
     assert main([*words, "--seed", "1"]) == 2
-    assert "another seed" in capfd.readouterr().err
+    assert "seed 1 instead of 0" in capfd.readouterr().err
 
 
 @pytest.mark.slow

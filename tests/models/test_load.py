@@ -208,3 +208,8 @@ def test_what_wrap_refuses() -> None:
         wrap(nn.Linear)
     with pytest.raises(InputError, match=r"Received NoneType. Pass a model's name or folder"):
         wrap(None)
+
+
+def test_transformers_old_words_for_few_bits_are_answered() -> None:
+    with pytest.raises(InputError, match=r'load_in_8bit.*quantize="int8"'):
+        load("nowhere", load_in_8bit=True)

@@ -98,7 +98,9 @@ def test_unknown_paths_and_methods_have_the_same_shape() -> None:
         {"path": "/page/../../keys.py", "method": "GET"},
     )
     assert (path.status, error_of(path)["code"]) == (404, "not_found")
+    assert "/openapi.json" in error_of(path)["message"]
     assert (method.status, error_of(method)["code"]) == (405, "method_not_allowed")
+    assert "Use POST" in error_of(method)["message"]
     assert method.headers["allow"] == "POST"
     assert file.status == 404
 
@@ -213,7 +215,9 @@ def test_a_full_queue_is_429_with_retry_after() -> None:
             response = await call(app, body=BODY)
             assert (response.status, error_of(response)["code"]) == (429, "queue_full")
             assert error_of(response)["type"] == "rate_limit_error"
-            assert int(response.headers["retry-after"]) >= 1
+            seconds = int(response.headers["retry-after"])
+            assert seconds >= 1
+            assert f"in {seconds} s" in error_of(response)["message"]
             gate.set()
             await asyncio.gather(*first)
 

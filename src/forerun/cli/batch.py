@@ -151,7 +151,9 @@ class _Teller:
         self._count += 1
         if self._count <= MOST_TOLD:
             told = reason if reason.startswith("Line ") else f"Line {number}: {reason}"
-            print(f"failed: {told}", file=sys.stderr)
+            from tqdm import tqdm
+
+            tqdm.write(f"failed: {told}", file=sys.stderr)  # above the bar, not within its line
 
     def end(self) -> None:
         if self._count > MOST_TOLD:

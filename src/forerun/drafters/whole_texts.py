@@ -1,4 +1,4 @@
-"""Drafters written before version 0.2 read the whole text in every turn: they still work."""
+"""Drafters without `enter`, as they were written at first, read the whole text in every turn."""
 
 from __future__ import annotations
 

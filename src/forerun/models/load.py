@@ -62,6 +62,9 @@ def load(
         kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
         raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
     check_pass(lean, quantize)
+    if few_bits := {"load_in_8bit", "load_in_4bit"} & {*given}:
+        cure = 'Use quantize="int8", or quantization_config= with lean=False.'
+        raise InputError(explain("transformers no longer takes this.", min(few_bits), cure))
     check_place(device, dtype)
     check_name(str(name_or_path))
     shared = {name: given[name] for name in SHARED if name in given}

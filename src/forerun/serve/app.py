@@ -152,9 +152,14 @@ async def _unknown(request: Request, error: Exception) -> Response:
     """A path or a method that there is not, in the shape of every other error."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        message, code = f"{request.method} is not possible here.", "method_not_allowed"
+        allowed = (error.headers or {}).get("Allow", "another method")
+        message, code = (
+            f"{request.method} is not possible here. Use {allowed}.",
+            "method_not_allowed",
+        )
     else:
-        message, code = "There is nothing at this address.", "not_found"
+        message = "There is nothing at this address. GET /openapi.json lists what there is."
+        code = "not_found"
     response = error_response(ApiError(message, status=error.status_code, code=code))
     response.headers.update(error.headers or {})
     return response

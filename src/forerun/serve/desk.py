@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 from forerun import rules as rules_by_name
@@ -165,12 +166,13 @@ class Desk:
         missing = self.num_open + num_choices - places
         share = max(1, places // len({*self._open, owner}))
         if missing > 0 and self._open[owner] + num_choices > share:
+            seconds = self._times.until_free(self.num_open, missing)
             raise ApiError(
-                "Too many requests are waiting; try again later.",
+                f"Too many requests are waiting; try again in {max(1, ceil(seconds))} s.",
                 status=429,
                 kind="rate_limit_error",
                 code="queue_full",
-                retry_after=self._times.until_free(self.num_open, missing),
+                retry_after=seconds,
             )
 
     async def warm_up(self) -> None:
