@@ -1,11 +1,13 @@
 """Triton's interpreter in a third of the time, with the same bits.
 
-As it comes it replaces the functions of `triton.language` for every call in a kernel, and works out
-shape and type for every value.  Here both are done once and kept.
+As it comes it replaces the functions of `triton.language` for every call in a kernel, works out
+shape and type for every value, and computes whether integers overflow without looking at the
+answer.  Here the first two are done once and kept, and the third is left out.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -64,6 +66,8 @@ def _broadcast_unlike(self: Any, left: Any, right: Any) -> Any:
     return _broadcast(self, left, right)
 
 
+_builder = interpreter.interpreter_builder
+_builder.options = replace(_builder.options, sanitize_overflow=_builder.options.debug)
 interpreter._patch_lang = _patch_once
 interpreter._get_np_dtype = _np_dtype
 core.block_type.__init__ = _init_block_type
