@@ -20,6 +20,8 @@ from triton.runtime import interpreter
 if os.environ.get("TRITON_INTERPRET") != "1":  # what imports this has its tensors on the CPU
     pytest.skip("needs Triton's interpreter", allow_module_level=True)
 
+import quick_interpreter  # noqa: F401
+
 IN_INTERPRETER = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:interpreting"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,18 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import example  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.gpu import choice, door  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
-]
+pytestmark = IN_INTERPRETER
 LAWS = example(11, 2, 1, 300, temperatures=(1.0,), ragged=False, near=0.3)
 LENGTHS = [1, 0]
 TOKENS = LAWS.tokens.clone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ pytest.importorskip("triton")
 import array_api_compat as compat  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
 
 from forerun import noise  # noqa: E402
@@ -28,12 +28,7 @@ from forerun.gpu.siblings import most_refusals  # noqa: E402
 from forerun.rules import siblings  # noqa: E402
 from forerun.tree import Tree  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # -inf - -inf in lanes not used
-]
+pytestmark = IN_INTERPRETER
 RACE, SIFT = RacePiece(2, 1, 2), RacePiece(2, 2, 0, 1)
 XP = compat.array_namespace(np.empty(0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import decided, example, launch  # noqa: E402
 
 from forerun.gpu.truncation import find_thresholds  # noqa: E402
 from forerun.sampling import Bans, Sampling, weights  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter"
-    ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
-]
+pytestmark = IN_INTERPRETER
 OPTIONS = [
     Sampling(top_k=5),
     Sampling(top_p=0.6, temperature=0.8),

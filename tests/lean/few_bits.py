@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tiny_models import Architecture
 
@@ -23,9 +24,15 @@ Q4_K_M = (Format.BLOCK4K, Format.BLOCK6K, Format.BLOCK5K)
 FORMATS = {
     "8 bits": (Format.BLOCK8,),
     "4 bits": (Format.BLOCK4,),
+    "4 and 8 bits and floats": (Format.BLOCK4, Format.BLOCK8, Format.FLOAT32),
     "K-quants": Q4_K_M,
     "K-quants and floats": (Format.BLOCK4K, Format.FLOAT32),
 }
+PASSES = [
+    pytest.param(name, marks=pytest.mark.slow if set(formats) & set(Q4_K_M) else ())
+    for name, formats in FORMATS.items()
+]
+"""With K-quants another pass is compiled; their products are in test_tile.py."""
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
 
 

@@ -19,7 +19,7 @@ from words import save_tokenizer
 
 pytest.importorskip("numba")
 
-from few_bits import FORMATS, few_bit_model
+from few_bits import FORMATS, PASSES, few_bit_model
 
 import forerun as fr
 from forerun.engine.intake import ending_tokens
@@ -93,6 +93,18 @@ def test_a_second_start_has_the_same_bits(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_few_bits_come_back(name: str, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "BLOCKS_PAY", True)
+    packed = LeanModel(few_bit_model(FORMATS[name])).packed
+    keeping.keep(saved, "auto", False, KeptModel(packed, NONE))
+    recalled = keeping.recall(saved, "auto", False)
+    assert recalled is not None
+    kept, given = recalled.packed.weights.matrices, packed.weights.matrices
+    assert kept.has_k_quants is given.has_k_quants is (True if "K" in name else None)
+    assert all(np.array_equal(*fields) for fields in zip(kept, given, strict=True))
+
+
+@pytest.mark.parametrize("name", PASSES)
 def test_a_second_start_has_the_same_few_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
