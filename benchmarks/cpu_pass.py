@@ -243,7 +243,7 @@ def pass_of(
 def pass_of_transformers(
     model: Any, tokens: list[int], size: int, context: int = CONTEXT
 ) -> Callable[[], Any]:
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache()  # all keys of every layer: those of a sliding window cannot be cropped
     ids = torch.tensor([tokens[context : context + size]])
     wanted = size if context else 1
     if context:
