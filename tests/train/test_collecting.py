@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_preflight import tiny
 from tiny_heads import VOCAB_SIZE, tiny_llama
 from tiny_training import some_texts, tiny_tokenizer
 
 from forerun.errors import InputError
+from forerun.train import slot_attention
 from forerun.train.chat import Chat
 from forerun.train.collect import collect
 from forerun.train.collection import Collection, count_answers
@@ -37,6 +39,32 @@ def test_greedy_answers_are_those_of_generate():
         ids = torch.tensor([prompt])
         expected = model.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=ENDING)
         assert found[index] == (expected[0].tolist(), len(prompt))
+
+
+def without_window(query, key, value, positions, scaling):
+    """What the kernel computes: attention to all slots up to a position."""
+    mask = torch.arange(key.shape[2]) <= positions[:, :, None, None]
+    scores = (query @ key.transpose(2, 3)[:, :1] * scaling).masked_fill(~mask, -torch.inf)
+    return (scores.softmax(-1) @ value[:, :1]).transpose(1, 2)
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral"])
+def test_greedy_answers_keep_to_a_sliding_window(kind, has_kernel, monkeypatch):
+    """Texts that end inside the window of 8, reach its end while they are answered, or begin
+    beyond it; a longer one is in the same pass.  The kernel knows no window."""
+    monkeypatch.setattr(slot_attention, "_has_kernel", lambda query: has_kernel)
+    monkeypatch.setattr(slot_attention, "by_kernel", without_window)
+    model = tiny(kind, initializer_range=0.3, num_key_value_heads=1)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCAB_SIZE, size).tolist() for size in (1, 3, 7, 8, 9, 20, 41)]
+    how = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    settings = {"endings": [], "temperature": 0.0, "num_rows": 3, "seed": 0}
+    found = {i: text for i, text, _ in answer_each(model, prompts, max_new_tokens=9, **settings)}
+    for index, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+        assert found[index] == expected[0].tolist()
 
 
 def test_sampled_answers_follow_the_law():

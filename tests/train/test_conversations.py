@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from tiny_training import tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from forerun.train.chat import Chat
 from forerun.train.conversations import LONG, Author, Cycle
@@ -15,6 +16,18 @@ LONGER = [" ".join([f"w{i}"] * LONG) for i in range(5, 8)]
 
 def asked(author: Author, script) -> str:
     return author.chat.decode(list(next(script).tokens)).split()[0]
+
+
+def test_a_text_without_a_template_begins_as_generate_encodes_it():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    chat = Chat.of(tokenizer)
+    assert chat.ask("w1 w2") == tokenizer.encode("w1 w2") == [1, 5, 6]
+    assert chat.encode("w1 w2") == [5, 6]
+    assert not chat.has_turns
 
 
 def test_every_text_comes_once_in_a_cycle():

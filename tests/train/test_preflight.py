@@ -33,9 +33,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt_neox": COMMON,
     "qwen2": {**COMMON, "num_key_value_heads": 2},
     "qwen3": {**COMMON, "num_key_value_heads": 2, "head_dim": 16},
+    "mistral": {**COMMON, "num_key_value_heads": 2, "sliding_window": 8},
+    "gemma3_text": {
+        **COMMON,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_neox", "qwen3")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_neox", "qwen3", "mistral")]
 
 
 def tiny(kind: str, **options: Any) -> Any:
@@ -51,7 +59,7 @@ def save(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", *SLOW])
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3_text", *SLOW])
 def test_shapes_other_than_llama_are_trained(kind: str, tmp_path: Path) -> None:
     target, out = save(kind, tmp_path / "target"), tmp_path / "run"
     prompts = save_prompts(tmp_path / "prompts.jsonl")
@@ -71,9 +79,9 @@ def test_a_shape_that_is_served_passes(kind: str) -> None:
     check_trainable(tiny(kind))
 
 
-def test_a_window_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"full attention.*MistralFor.*GPT-2 or GPT-NeoX"):
-        check_trainable(tiny("mistral", sliding_window=8, num_key_value_heads=2))
+def test_a_model_without_attention_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"attention in.*MambaFor.*GPT-2 or GPT-NeoX"):
+        check_trainable(tiny("mamba", hidden_size=32, num_hidden_layers=2, state_size=4))
 
 
 def test_a_sampler_that_goes_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

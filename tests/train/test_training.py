@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from tiny_heads import network_of, save_drafter, tiny_llama
+from tiny_heads import network_of, save_drafter, tiny_llama, tiny_network
 from tiny_training import some_texts, tiny_training
 
 import forerun as fr
@@ -183,6 +183,24 @@ def test_an_objective_is_smallest_at_the_target_itself(name):
     assert (at_target.mean() < elsewhere.mean()).item()
     if name in ("kl", "tv"):
         assert (at_target <= elsewhere + 1e-6).all()
+
+
+def test_hidden_values_count_alike_however_large_they_are():
+    """As in Gemma 3, where one dimension of 640 has nine tenths of a state's squared length."""
+    network = tiny_network()
+    sizes = torch.ones(network.design.num_features)
+    sizes[3], sizes[40], sizes[50] = 100.0, 0.0, 1e-9  # 50 is next to nothing and stays small
+    hidden = torch.randn(4000, network.design.num_features) * sizes
+    network.balance(hidden)
+    normed = network.norm_layers(hidden).detach().square().mean(0).sqrt()
+    is_plain = sizes == 1
+    assert normed[is_plain].sub(1).abs().max() < 0.1
+    assert normed[3] == pytest.approx(1, abs=0.1)
+    assert normed[40] == 0
+    assert normed[50] < 0.01
+    before = network.norm_layers.weight.detach().clone()
+    network.balance(hidden)
+    torch.testing.assert_close(network.norm_layers.weight.detach(), before)
 
 
 def test_padding_and_prompts_are_not_trained_on():

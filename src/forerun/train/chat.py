@@ -34,11 +34,12 @@ class Chat:
     def has_turns(self) -> bool:
         return bool(self.to_assistant)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, frame: bool = False) -> list[int]:
+        """frame: with the tokens that the tokenizer puts around a text."""
         fast = getattr(self.tokenizer, "backend_tokenizer", None)  # several times as fast
         if fast is not None:
-            return list(fast.encode(text, add_special_tokens=False).ids)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+            return list(fast.encode(text, add_special_tokens=frame).ids)
+        return list(self.tokenizer(text, add_special_tokens=frame).input_ids)
 
     def decode(self, tokens: list[int]) -> str:
         fast = getattr(self.tokenizer, "backend_tokenizer", self.tokenizer)
@@ -46,8 +47,12 @@ class Chat:
         return text.strip()
 
     def ask(self, text: str) -> list[int]:
-        """The tokens of a first turn, up to where the answer begins."""
-        return self.encode(self.opening + text + self.to_assistant)
+        """The tokens of a first turn, up to where the answer begins.
+
+        Without a template they are those that `generate` makes of the text: some models say
+        nothing sensible without their first token.
+        """
+        return self.encode(self.opening + text + self.to_assistant, frame=not self.has_turns)
 
     def after_turn(self, text: str, said: list[int]) -> list[int]:
         """The tokens of a text after what a model said, which may have ended its turn already."""

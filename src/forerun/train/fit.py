@@ -11,18 +11,17 @@ from forerun.errors import UnsupportedError, explain
 from forerun.models.attention import layer_kinds
 from forerun.train.sampler import RowTask, Slots
 
-CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, GPT-2 or GPT-NeoX."
+CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, Gemma 3, GPT-2 or GPT-NeoX."
 TEXTS = ((1, 2, 3), (4,))  # token ids
 NUM_NEW = 3  # tokens
 TOLERANCE = 1e-2  # share of the spread of the logits by which a chosen token may miss the best
 
 
 def check_trainable(model: Any) -> None:
-    """Requires full attention in every layer, logits that are linear in the last state, and
-    answers of the sampler that are the model's own."""
-    kinds = layer_kinds(model.config)
-    if kinds is None or any(layer.window is not None for layer in kinds):
-        _refuse(model, "Drafters are trained for models with full attention in every layer.")
+    """Requires attention in every layer, full or in a sliding window, logits that are linear in
+    the last state, and answers of the sampler that are the model's own."""
+    if layer_kinds(model.config) is None:
+        _refuse(model, "Drafters are trained for models with attention in every layer.")
     head = model.get_output_embeddings()
     with torch.no_grad():
         tokens = torch.arange(4, device=model.device)[None]

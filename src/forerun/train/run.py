@@ -17,6 +17,7 @@ from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
 from forerun.errors import InputError, explain
+from forerun.train.batches import epoch
 from forerun.train.beginning import Beginning
 from forerun.train.card import card
 from forerun.train.chat import Chat
@@ -33,7 +34,7 @@ from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.step_weights import STEP_WEIGHTS
-from forerun.train.teacher import Teacher
+from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import Budget, Progress, Training
 from forerun.train.vocabulary import likeliest_tokens
 
@@ -187,6 +188,9 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     network.initialise(model.get_output_embeddings().weight[draft_tokens].float())
     if options.start:
         options.start.fill(network, tokens)
+    else:
+        batch = Batch.of(epoch(spoken, options.batch_tokens, options.seed, 0)[0], model.device)
+        network.balance(teacher.watch(batch.tokens)[0][batch.rows, batch.places])
     training = Training(
         network=network,
         teacher=teacher,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from forerun.models.attention import attention_mask, layer_kinds
 from forerun.train.slot_attention import attending
 
 MOST_PREFILLED = 32_768  # tokens of one pass over new texts, padding included
@@ -41,6 +42,7 @@ class Slots:
         device = model.device
         config = model.config.get_text_config(decoder=True)
         torch.manual_seed(seed)
+        self._kinds = list(dict.fromkeys(layer_kinds(model.config) or ()))
         self._cache = SlotCache(config.num_hidden_layers, num_rows, context, device)
         self._all = torch.arange(num_rows, device=device)
         self._text = torch.zeros((num_rows, context), dtype=torch.long, device=device)
@@ -108,9 +110,7 @@ class Slots:
     def _pass(self) -> None:
         """Feed one token per row, choose the next, and write it unless it is given."""
         at = self._position
-        slots = torch.arange(self.context, device=at.device)
-        mask = torch.zeros((self.num_rows, 1, 1, self.context), device=at.device)
-        mask.masked_fill_((slots > at[:, None])[:, None, None], float("-inf"))
+        mask = attention_mask(self._kinds, at[:, None], 0, self.context, torch.float32)
         logits = (
             self.model(
                 input_ids=self._text.gather(1, at[:, None]),

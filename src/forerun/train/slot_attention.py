@@ -29,18 +29,27 @@ def slot_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention that reads shared heads once instead of copying them for each query head."""
+    window: int = kwargs.get("sliding_window") or key.shape[2]  # told besides the mask
+    is_windowed = window < key.shape[2]
     if query.shape[2] > 1 or key.shape[2] == 1:
+        mask = _window_mask(key.shape[2], window, query.device) if is_windowed else None
         prompt_output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
         )
         return prompt_output.transpose(1, 2).contiguous(), None
     positions = kwargs.get("position_ids")  # (R, 1), from models that hand them down
-    if positions is not None and _has_kernel(query):
+    if positions is not None and not is_windowed and _has_kernel(query):
         return by_kernel(query, key, value, positions, scaling), None
     grouped = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])  # one token per row
     scores = (grouped @ key.transpose(2, 3)).float() * scaling + attention_mask
     attended = scores.softmax(-1).to(value.dtype) @ value
     return attended.reshape(query.shape[0], 1, query.shape[1], query.shape[3]), None
+
+
+def _window_mask(length: int, window: int, device: Any) -> Tensor:
+    """The last `window` keys that each token sees, its own included, (length, length)."""
+    at = torch.arange(length, device=device)
+    return (at <= at[:, None]) & (at > at[:, None] - window)
 
 
 def by_kernel(

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from forerun.drafters.heads.design import Design
 
+SMALLEST = 0.01  # size of a hidden value, where their mean is one, that is still made larger
+
 
 class Network(nn.Module):  # type: ignore[misc]
     """Everything but the attention itself, which differs between training and drafting."""
@@ -84,6 +86,17 @@ class Network(nn.Module):  # type: ignore[misc]
             nn.init.normal_(layer.weight, std=0.1 / math.sqrt(layer.in_features))
         self.head.weight.data.copy_(head)
         return self
+
+    def balance(self, hidden: Tensor) -> None:
+        """Weigh the target's hidden values so that all are about one in these states (N, F).
+
+        In some targets a few of them hold nearly all of a state's length, and a norm leaves next
+        to nothing of the others.
+        """
+        weight: Tensor = self.norm_layers.weight.data.fill_(1.0)
+        with torch.no_grad():
+            sizes = self.norm_layers(hidden.float()).square().mean(0).sqrt()
+        weight.copy_(1 / sizes.clamp_min(SMALLEST))
 
 
 class RMSNorm(nn.Module):  # type: ignore[misc]
