@@ -4,7 +4,7 @@ Tokens per round say how good the guesses are, tokens per second whether they pa
 read once for all of ours.  transformers' prompt lookup is in the same run.
 
     python benchmarks/drafters.py [SPEC_BENCH.jsonl] [--per-group 4] [--max-new-tokens 64]
-        [--only NAME ...] [--output drafters]
+        [--only NAME ...] [--output drafters] [--target gemma3-270m --heads FOLDER]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import forerun as fr
 from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
 from forerun.measure.read_once import ReadOnce
+from forerun.models.bundled import NAME
 from forerun.models.default import default_model
 from spec_bench import read, save
 from turns import Contender, Record, encode, ours, take_turns, theirs
@@ -35,16 +36,20 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep what other temperatures gave")
     parser.add_argument("--only", nargs="*", help="measure these and plain decoding alone")
     parser.add_argument("--output", default="drafters", help="name of the JSON file")
+    parser.add_argument("--target", default=NAME, help="another model, with --heads")
+    parser.add_argument("--heads", help="the folder of its trained drafter (default: the shipped)")
     args = parser.parse_args()
     load_before = os.getloadavg()[0]
-    target = ReadOnce(default_model()).target
-    plain, size = default_model(lean=False), args.max_new_tokens
+    is_default, size = args.target == NAME, args.max_new_tokens
+    target = ReadOnce(default_model() if is_default else fr.load(args.target)).target
+    plain = default_model(lean=False) if is_default else fr.load(args.target, lean=False)
+    heads = Heads(args.heads)
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
     place = Path(__file__).with_name(args.output)
     file = place.with_suffix(".json")
     tables: dict[str, Any] = json.loads(file.read_text())["results"] if args.keep else {}
     for temperature in args.temperature:
-        runs = contenders(target, plain, size, temperature)
+        runs = contenders(target, plain, heads, size, temperature)
         if args.only is not None:
             runs = {name: runs[name] for name in ["no drafter", *args.only]}
         records = take_turns(runs, prompts)
@@ -52,11 +57,14 @@ def main() -> None:
         report(temperature, rows, len(prompts))
         load = [load_before, os.getloadavg()[0]]
         tables[str(temperature)] = {"prompts": len(prompts), "load_average": load, "rows": rows}
-        about = {"max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
+        about: dict[str, Any] = {"target": args.target} if not is_default else {}
+        about |= {"max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
         save(str(place), {**about, "results": tables})
 
 
-def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[str, Contender]:
+def contenders(
+    target: Any, plain: Any, heads: Heads, size: int, temperature: float
+) -> dict[str, Contender]:
     sampling = fr.Sampling(temperature=temperature, seed=1)
     lookup: dict[str, Any] = {"prompt_lookup_num_tokens": DEPTH, "max_matching_ngram_size": 3}
     if temperature:
@@ -70,8 +78,8 @@ def contenders(target: Any, plain: Any, size: int, temperature: float) -> dict[s
         "suffix": Suffix(),
         "recycling": Recycling(),
         "quantized int8": Quantized("int8"),
-        "heads": Heads(),
-        "heads + suffix": Mixed(Heads(), Suffix()),
+        "heads": heads,
+        "heads + suffix": Mixed(heads, Suffix()),
     }
     for name, drafter in drafters.items():
         both: dict[str, Any] = {"drafter": drafter, "draft_length": DEPTH, "sampling": sampling}

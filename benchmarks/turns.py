@@ -113,7 +113,9 @@ def take_turns(
 
 
 def encode(target: Any, text: str) -> list[int]:
-    """A question as the chat template puts it."""
+    """A question as the chat template puts it, or as it stands where there is none."""
+    if not target.tokenizer.chat_template:
+        return list(target.tokenizer.encode(text))
     chat = target.tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
     )

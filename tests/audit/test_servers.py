@@ -173,11 +173,12 @@ def transformers_server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_transformers_serve(transformers_server: str) -> None:
-    """It tells no log-probabilities, so pairs of texts stand in for the law; nothing is wrong."""
+    """It tells no log-probabilities, so pairs of texts stand in for the law; nothing is wrong, but
+    a budget of so few tokens would not have shown much."""
     report = fr.audit(f"{transformers_server}/v1", budget=600, rate=1000)
     assert report.is_sound, str(report)
     assert not report.is_speculating
-    assert law(report).status is Status.NOTED
+    assert law(report).status is Status.UNCLEAR
     assert "Without log-probabilities" in law(report).summary
     statuses = {found.check: found.status for found in report.findings}
     assert statuses["options"] is statuses["logprobs"] is Status.UNKNOWN
