@@ -1,7 +1,9 @@
 """Kernels that are launched while the one before them ends, which hides the latency of a launch.
 
 Such a kernel calls `gdc_wait` before it reads anything that the one before it wrote; that one calls
-`gdc_launch_dependents` when the next may come.
+`gdc_launch_dependents` when the next may come, and not before its own `gdc_wait` has returned.  So
+what was written before it began may be read without waiting (past the first-level cache, `.cg`),
+and so may weights.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import torch
 import triton
 
 from forerun.gpu.dependent import dependent_launch
+from forerun.gpu.kernels.attention import attend
 from forerun.gpu.kernels.layers import (
     PARTIAL,
     add_product,
-    attend,
     embed,
     final_norm,
     gate_up,

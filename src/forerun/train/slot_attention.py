@@ -62,7 +62,7 @@ def by_kernel(
     """The same (R, 1, H, d), reading only the slots up to each row's position."""
     import triton
 
-    from forerun.gpu.kernels.layers import attend
+    from forerun.gpu.kernels.attention import attend
 
     num_rows, num_heads, _, size = query.shape
     _, num_shared, num_slots, _ = key.shape

@@ -1,4 +1,4 @@
-"""The layers of a Llama-shaped model in five Triton kernels.
+"""The layers of a Llama-shaped model in five Triton kernels, four of them here.
 
 **A token's numbers are the same bits whatever shares its pass.**  Every sum over a long axis is a
 chain of tensor-core products in the order of that axis, which gives a row the same bits whatever
@@ -24,18 +24,32 @@ ONES = tl.constexpr(16)
 """Columns of ones, the fewest that a product can have."""
 PARTIAL = tl.constexpr(16)
 """Columns whose squares are summed at once, for a norm.  Another number gives other bits."""
-NOTHING = tl.constexpr(-1e30)
-"""Less than any score."""
+
+
+@triton.jit
+def _after_wait(begin):
+    """0, once the kernel before this one has ended.  As a function of the step, it is part of the
+    loop over steps and of the pipeline that reads ahead."""
+    zero = tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.u32 $0, 0; // $1",
+        "=r,r",
+        [begin],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+    return tl.multiple_of(zero, 16)
 
 
 @triton.jit
 def products(
     x, at, keep, first, second, columns, inside, K: tl.constexpr, BK: tl.constexpr,
-    MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr,
+    MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x @ first.T, and x @ second.T if PAIR, of one tile.
 
-    x: rows `at` (MP,) of length K, those with `keep`.
+    x: rows `at` (MP,) of length K, those with `keep`.  If PDL, the kernel before this one may be
+        making it: the first weights are asked for, then that kernel is waited for.
     first, second: matrices of rows of length K; those named by `columns` (BN,) and `inside`.
     """
     a = tl.zeros((MP, BN), tl.float32)
@@ -46,7 +60,6 @@ def products(
         if K % BK != 0:
             rows = rows & (k < K)[None, :]
             weights = weights & (k < K)[None, :]
-        values = tl.load(x + at[:, None] * K + k[None, :], mask=rows, other=0.0)
         where = columns[:, None] * K + k[None, :]
         if MASKED or K % BK != 0:
             wa = tl.load(first + where, mask=weights, other=0.0, eviction_policy="evict_first")
@@ -57,9 +70,13 @@ def products(
                 wb = tl.load(second + where, mask=weights, other=0.0, eviction_policy="evict_first")
             else:
                 wb = tl.load(second + where, eviction_policy="evict_first")
+        made = x + _after_wait(begin) if PDL else x
+        values = tl.load(made + at[:, None] * K + k[None, :], mask=rows, other=0.0)
         a = tl.dot(values, tl.trans(wa), a)
         if PAIR:
             b = tl.dot(values, tl.trans(wb), b)
+    if PDL:
+        gdc_launch_dependents()
     return a, b
 
 
@@ -125,22 +142,22 @@ def add_product(
     BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = residual + x (M, K) @ w (N, K).T, and what the norm after it needs: y times the
-    norm's weights, and sums of the squares of PARTIAL columns each (M, P)."""
+    norm's weights, and sums of the squares of PARTIAL columns each (M, P).
+
+    residual: not of the kernel before this one, which is not waited for here (dependent.py).
+    """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, MP)
     keep, inside = m < M, n < N
-    if PDL:
-        gdc_wait()
-    a, _ = products(x, m, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED)
-    if PDL:
-        gdc_launch_dependents()
     where = m[:, None] * N + n[None, :]
     there = keep[:, None] & inside[None, :]
-    a += tl.load(residual + where, mask=there, other=0.0).to(tl.float32)
+    scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
+    a, _ = products(x, m, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED, PDL)
+    a += before.to(tl.float32)
     rounded = a.to(y.dtype.element_ty)
     tl.store(y + where, rounded, mask=there)
     a = rounded.to(tl.float32)
-    scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + where, (a * scale[None, :]).to(y.dtype.element_ty), mask=there)
     part = tl.arange(0, ONES)
     member = (tl.arange(0, BN) // PARTIAL)[:, None] == part[None, :]
@@ -161,12 +178,8 @@ def head(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, MP)
     keep, inside = m < M, n < N
-    if PDL:
-        gdc_wait()
-    at = tl.load(picked + m, mask=keep, other=0)
-    a, _ = products(x, at, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED)
-    if PDL:
-        gdc_launch_dependents()
+    at = tl.load(picked + m, mask=keep, other=0, cache_modifier=".cg")
+    a, _ = products(x, at, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED, PDL)
     a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None]
     column = tl.load(columns + n, mask=inside, other=0) if MAPPED else n
     where = m[:, None].to(tl.int64) * width + column[None, :]
@@ -182,12 +195,8 @@ def gate_up(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, MP)
     keep, inside = m < M, n < N
-    if PDL:
-        gdc_wait()
     up = w + tl.cast(N, tl.int64) * K
-    gate, up = products(x, m, keep, w, up, n, inside, K, BK, MP, BN, True, MASKED)
-    if PDL:
-        gdc_launch_dependents()
+    gate, up = products(x, m, keep, w, up, n, inside, K, BK, MP, BN, True, MASKED, PDL)
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     gate *= scale
     up *= scale
@@ -215,11 +224,8 @@ def queries_keys_values(
     m = tl.arange(0, MP)
     keep, inside = m < M, d < HALF
     n = head * HD + d
-    if PDL:
-        gdc_wait()
-    a, b = products(x, m, keep, w, w + HALF * K, n, inside, K, BK, MP, BN, True, HALF % BN != 0)
-    if PDL:
-        gdc_launch_dependents()
+    second = w + HALF * K
+    a, b = products(x, m, keep, w, second, n, inside, K, BK, MP, BN, True, HALF % BN != 0, PDL)
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     a *= scale
     b *= scale
@@ -253,98 +259,3 @@ def queries_keys_values(
         o += d[None, :]
     tl.store(o, a.to(q.dtype.element_ty), mask=there)
     tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=["capacity", "width"])
-def attend(
-    q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, capacity,
-    scale, width, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    TREE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment.
-
-    segments: (segments, 2), first token and number of tokens, at most MQ, of one row.  A token
-        sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
-        `before`, then those listed in its row of `branches` (M, width), itself the last; `slots`
-        is then the place of the node in its own branch, as if there were no other.
-    parts, stats, done: what chunks hand to the program that adds them up.
-    """
-    head, chunk, segment = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    R: tl.constexpr = MQ * GP
-    r = tl.arange(0, R)
-    member, group = r // GP, r % GP
-    d = tl.arange(0, HP)
-    if PDL:
-        gdc_wait()
-    first = tl.load(segments + 2 * segment)
-    count = tl.load(segments + 2 * segment + 1)
-    if count == 0:
-        return
-    row = tl.load(rows + first).to(tl.int64)
-    place = tl.load(slots + first + member, mask=member < count, other=0)
-    seen = tl.load(slots + first + count - 1) + 1  # by the last token
-    num_chunks = (seen + CHUNK - 1) // CHUNK
-    if chunk >= num_chunks:
-        return
-    there = ((member < count) & (group < G))[:, None] & (d < HD)[None, :]
-    where = (first + member)[:, None] * (H * HD) + (head * G + group)[:, None] * HD + d[None, :]
-    query = tl.load(q + where, mask=there, other=0.0)
-    base = (row * KV + head) * capacity
-    if TREE:
-        trunk = tl.load(before + first)
-    most = tl.full((R,), NOTHING, tl.float32)
-    total = tl.zeros((R, ONES), tl.float32)
-    mixed = tl.zeros((R, HP), tl.float32)
-    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
-    for begin in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, seen), BLOCK):
-        t = begin + tl.arange(0, BLOCK)
-        slot = t
-        if TREE:
-            branch = branches + first * width + t - trunk
-            slot = tl.where(t < trunk, t, tl.load(branch, mask=(t >= trunk) & (t < seen), other=0))
-        at = (base + slot)[:, None] * HD + d[None, :]
-        inside = (t < seen)[:, None] & (d < HD)[None, :]
-        key = tl.load(keys + at, mask=inside, other=0.0)
-        visible = t[None, :] <= place[:, None]
-        scores = tl.where(visible, tl.dot(query, tl.trans(key)) * scale, NOTHING)
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0)
-        fade = tl.exp(most - higher)[:, None]
-        value = tl.load(values + at, mask=inside, other=0.0)
-        weights = weights.to(value.dtype)
-        mixed = tl.dot(weights, value, mixed * fade)
-        total = tl.dot(weights, ones, total * fade)
-        most = higher
-    if PDL:
-        gdc_launch_dependents()
-    if num_chunks == 1:
-        result = mixed / tl.max(total, 1)[:, None]
-        tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
-    else:
-        chunks = tl.num_programs(1)
-        mine = (segment * KV + head) * chunks
-        part = (mine + chunk).to(tl.int64) * R + r
-        tl.store(parts + part[:, None] * HP + d[None, :], mixed)
-        tl.store(stats + part * 2, most)
-        tl.store(stats + part * 2 + 1, tl.max(total, 1))
-        tl.debug_barrier()  # the stores of every thread come before the count
-        counter = done + segment * KV + head
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1
-        tl.debug_barrier()
-        if is_last:
-            most = tl.full((R,), NOTHING, tl.float32)
-            sums = tl.zeros((R,), tl.float32)
-            mixed = tl.zeros((R, HP), tl.float32)
-            for other in range(num_chunks):
-                part = (mine + other).to(tl.int64) * R + r
-                theirs = tl.load(stats + part * 2)
-                higher = tl.maximum(most, theirs)
-                fade, gain = tl.exp(most - higher), tl.exp(theirs - higher)
-                values_of_part = tl.load(parts + part[:, None] * HP + d[None, :])
-                mixed = mixed * fade[:, None] + values_of_part * gain[:, None]
-                sums = sums * fade + tl.load(stats + part * 2 + 1) * gain
-                most = higher
-            result = mixed / sums[:, None]
-            tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
-            tl.store(counter, 0)
