@@ -212,8 +212,8 @@ def launch_laws(
         SKIP=is_large,
         EAGER=not is_large and piece.steps == 1,
         TRUNCATED=made.thresholds is not None,
+        PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
-        **dependent_launch(made.logits.device),
         **OPTIONS,
     )
     return laws

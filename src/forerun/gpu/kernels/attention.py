@@ -49,6 +49,7 @@ def attend(
         trunk = tl.load(before + first, cache_modifier=".cg")
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     if (count == 0) | (chunk >= num_chunks):
         return
     there = ((member < count) & (group < G))[:, None] & (d < HD)[None, :]
@@ -77,8 +78,6 @@ def attend(
         mixed = tl.dot(weights, value, mixed * fade)
         total = tl.dot(weights, ones, total * fade)
         most = higher
-    if PDL:
-        gdc_launch_dependents()
     if num_chunks == 1:
         result = mixed / tl.max(total, 1)[:, None]
         tl.store(out + where, result.to(out.dtype.element_ty), mask=there)

@@ -9,7 +9,7 @@ token is then drawn at once, and the second launch has nothing to do for the seq
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
@@ -78,30 +78,31 @@ def _load_segments(maxima, sums, is_there, V: tl.constexpr, SEGMENTS: tl.constex
 
 
 @triton.jit
-def _chance(
+def _gather(
     row,
     threshold,
     rate,
     maxima,
-    best,
-    mass,
+    sums,
     token,
     value,
     greedy,
     V: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """(likeliest token, probability of a token) of a row.
+    """(largest logit, total weight, likeliest token, probability of a token) of a row.
 
-    maxima: (SEGMENTS,); best, mass: of the row; value: the logit of that token.
+    maxima, sums: (SEGMENTS,); value: the logit of that token.
     """
+    best = tl.max(maxima, axis=0)
+    mass = tl.sum(segment_sums(maxima, sums, best, rate), axis=0)
     value = tl.where(value < threshold, float("-inf"), value)
     chance = tl.div_rn(power(value, best, rate), mass)
     top = 0
     if greedy:
         top = likeliest(row, maxima, best, threshold, V, SEGMENTS)
         chance = (top == token).to(tl.float32)
-    return top, chance
+    return best, mass, top, chance
 
 
 @triton.jit
@@ -154,15 +155,13 @@ def ratio_kernel(
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     EAGER: tl.constexpr,  # whether to ask for rows before it is known that they count
     TRUNCATED: tl.constexpr,
-    PDL: tl.constexpr,  # whether launches may begin while those before them end
+    PDL: tl.constexpr,  # whether the next launch may begin while this one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
     pid = tl.program_id(0)
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     index = pid // TILES // num_sequences
-    if PDL:
-        gdc_wait()
     length = tl.load(lengths + sequence)
     temperature = tl.load(temperatures + sequence)
     seed = tl.load(seeds + sequence)
@@ -223,21 +222,12 @@ def ratio_kernel(
                 draft_largest, draft_total = _load_segments(
                     draft_maxima + start, draft_sums + start, has_law, V, SEGMENTS
                 )
-            if POINT:
-                best = tl.max(largest, axis=0)
-                mass = tl.sum(segment_sums(largest, total, best, rate), axis=0)
-            else:  # both rows in one reduction, each in the order that it has alone
-                best, draft_best = tl.split(tl.max(tl.join(largest, draft_largest), axis=0))
-                weights = segment_sums(largest, total, best, rate)
-                drawn = segment_sums(draft_largest, draft_total, draft_best, rate)
-                mass, draft_mass = tl.split(tl.sum(tl.join(weights, drawn), axis=0))
-            top, chance = _chance(
+            best, mass, top, chance = _gather(
                 row,
                 threshold,
                 rate,
                 largest,
-                best,
-                mass,
+                total,
                 token,
                 value,
                 greedy,
@@ -247,13 +237,12 @@ def ratio_kernel(
             fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
             if not POINT and has_law:
-                _, draft_chance = _chance(
+                draft_best, draft_mass, _, draft_chance = _gather(
                     draft_row,
                     draft_threshold,
                     rate,
                     draft_largest,
-                    draft_best,
-                    draft_mass,
+                    draft_total,
                     token,
                     draft_value,
                     greedy,

@@ -8,7 +8,7 @@ coins of `block`, for which the sums are the Z of its slots, and draws the extra
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from forerun.gpu.kernels.arithmetic import (
     ACCEPT,
@@ -148,16 +148,15 @@ def residual_kernel(
     column = pid // TILES // num_sequences  # of `owed`
     first = sequence * num_rows
     slots = tl.arange(0, ROWS)
-    length = tl.load(lengths + sequence, cache_modifier=".cg")  # not of the launch before this one
-    seed = tl.load(seeds + sequence, cache_modifier=".cg")
-    position = tl.load(positions + sequence, cache_modifier=".cg")
-    temperature = tl.load(temperatures + sequence, cache_modifier=".cg")
+    length = tl.load(lengths + sequence)
+    seed = tl.load(seeds + sequence)
+    position = tl.load(positions + sequence)
+    temperature = tl.load(temperatures + sequence)
     rate = inverse(temperature)
     coins = unit(seed, position, 2 * slots - 1 if BLOCKWISE else slots, ACCEPT)
     number = unit(seed, position, 0, RESIDUAL)
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     num_summed = 1
     if BLOCKWISE:
         plan = tl.load(planned + sequence)
