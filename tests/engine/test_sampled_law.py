@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun import Sampling, verification
+from forerun import Sampling, counter_noise
 from forerun.certification.broken_addresses import BlockAtOneAddress
 from forerun.drafters import Model, forks
 from forerun.models import TableModel
@@ -92,7 +92,7 @@ def test_coins_at_one_address_show() -> None:
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Every (purpose, position, slot) that rules and drafters ask the generator for."""
     asked: list[tuple[int, ...]] = []
-    for module in (verification, forks):
+    for module in (counter_noise, forks):
 
         def coin(*address: Any, inner: Any = module.coin) -> Any:
             _, _, positions, slots, purpose, *_ = address
