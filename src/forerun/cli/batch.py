@@ -148,11 +148,11 @@ class _Teller:
         self._count = 0
 
     def __call__(self, number: int, reason: str) -> None:
+        from tqdm import tqdm
+
         self._count += 1
         if self._count <= MOST_TOLD:
             told = reason if reason.startswith("Line ") else f"Line {number}: {reason}"
-            from tqdm import tqdm
-
             tqdm.write(f"failed: {told}", file=sys.stderr)  # above the bar, not within its line
 
     def end(self) -> None:

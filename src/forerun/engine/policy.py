@@ -29,9 +29,9 @@ PROBE_LENGTH = 2  # tokens in a draft that tries whether drafting has come to pa
 FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
 OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
 LONGEST_WAIT = 256  # rounds after which a round without drafts is timed again
-BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on: some of its cost, what
-# is told and copied, is not seen, because it is there in rounds without a guess too
-FREE = 0.004  # of a plain round's time; what costs no more is always asked
+BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the hundredth stands for
+# work after the pass that a silent drafter causes, which is timed as part of a plain round
+FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
 ALLOWANCE = 0.005  # plain rounds that trials may lose per round from then on
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
@@ -318,8 +318,8 @@ class PayingPolicy:
         return self.known.num_plain >= NUM_TIMED and not self._pays(num_rows)
 
     def _pays(self, num_rows: int) -> bool:
-        """Whether rounds with drafts make as many tokens a second as rounds without.  What costs
-        next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
+        """Whether rounds with drafts make enough more tokens a second than rounds without.  What
+        costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
         known, plain = self.known, self.known.passes(num_rows)
         if 0 in known.drafting.counts and known.drafting(0) <= FREE * plain:
             return True

@@ -153,10 +153,8 @@ async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        message, code = (
-            f"{request.method} is not possible here. Use {allowed}.",
-            "method_not_allowed",
-        )
+        message = f"{request.method} is not possible here. Use {allowed}."
+        code = "method_not_allowed"
     else:
         message = "There is nothing at this address. GET /openapi.json lists what there is."
         code = "not_found"

@@ -166,9 +166,9 @@ class Desk:
         missing = self.num_open + num_choices - places
         share = max(1, places // len({*self._open, owner}))
         if missing > 0 and self._open[owner] + num_choices > share:
-            seconds = self._times.until_free(self.num_open, missing)
+            seconds = ceil(self._times.until_free(self.num_open, missing))
             raise ApiError(
-                f"Too many requests are waiting; try again in {max(1, ceil(seconds))} s.",
+                f"Too many requests are waiting; try again in {seconds} s.",
                 status=429,
                 kind="rate_limit_error",
                 code="queue_full",
