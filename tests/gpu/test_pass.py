@@ -113,30 +113,6 @@ def test_the_probe_finds_no_difference(dtype: Any) -> None:
         assert probe.agrees_on_trees_with(target.start(2))
 
 
-def test_chunks_of_attention_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 keys in place of 128: a text of three, and a node of a tree past two."""
-    monkeypatch.setattr(forward, "CHUNK", 16)
-    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
-    text = [(7 * place * place + 3) % 40 for place in range(36)]
-    rows = TARGET.start(1, 64)
-    assert is_near(TARGET.score(rows, [0], [text], [4])[0], REFERENCE.logits(text)[-4:])
-    TARGET.commit(rows, [0], [34])
-    nodes = TARGET.score(rows, [0], [[5, 6, 7]], [3], [[-1, -1, 1]])[0]
-    assert is_near(nodes[:1], REFERENCE.logits([*text[:34], 5])[-1:])
-    assert is_near(nodes[1:], REFERENCE.logits([*text[:34], 6, 7])[-2:])
-
-
-@pytest.mark.slow
-def test_a_long_text_is_cut_into_passes_and_chunks() -> None:
-    text = [(7 * place * place + 3) % 40 for place in range(300)]
-    rows = TARGET.start(1, 320)
-    logits = TARGET.score(rows, [0], [text], [70])[0]  # more than one pass gives
-    assert is_near(logits, REFERENCE.logits(text)[-70:])
-    TARGET.commit(rows, [0], [255])
-    assert is_near(TARGET.score(rows, [0], [[1, 2]], [2])[0],
-                   REFERENCE.logits([*text[:255], 1, 2])[-2:])  # fmt: skip
-
-
 def test_rows_begin_as_copies_and_are_cut_short() -> None:
     rows = TARGET.start(3, 64)
     TARGET.score(rows, [0], [TEXT], [1])
