@@ -180,6 +180,26 @@ def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.M
     assert (memory.keys == LOWEST_KEY).all()
 
 
+@pytest.mark.parametrize("length", [4, 16])
+def test_ratio_of_few_rows(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch hears where sequences end, if a number has room for all of their slots.
+    Some keep all of their guesses, some a few or none, some are greedy; twice on one scratch."""
+    monkeypatch.setattr(decide, "AT_ONCE", 2**23)
+    monkeypatch.setattr(decide, "FEW", 0)
+    made = example(6, 8, length, 600, temperatures=(1.0, 0.7, 0.0, 1.0), near=0.4)
+    memory = Scratch.allocate(8, length + 1, 600, "cpu")
+    expected = made.reference("ratio")
+    ends = zip(expected[0], made.lengths, strict=True)
+    assert {(count > 0) + (count == whole) for count, whole in ends} == {0, 1, 2}
+    for _ in range(2):
+        on_device = made.round(torch.float32, "cpu", law=True)
+        assert decided(launch("ratio", on_device, memory)) == expected
+    assert memory.laws is not None
+    assert not memory.laws.news.any()
+    assert not memory.finished.any()
+    assert not memory.counts.any()
+
+
 @pytest.mark.parametrize("piece", [RACE, SIFT])
 def test_a_token_whose_bound_is_tight_is_timed(
     piece: RacePiece, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.kernels.ratios import ratio_kernel
 from forerun.gpu.kernels.residuals import residual_kernel
 from forerun.gpu.kernels.sifting import bar_kernel, sift_kernel
-from forerun.gpu.pieces import LawPiece, law_piece, num_tiles, race_piece
+from forerun.gpu.pieces import FEW, LawPiece, law_piece, num_tiles, race_piece
 from forerun.gpu.scratch import (
     HALF_BLOCK,
     LawScratch,
@@ -32,6 +32,8 @@ LAW_WARPS = 4
 AT_ONCE = 2**23
 """Tokens of target rows, 65 of 128,256.  Of so many `ratio` and `block` ask for all before they
 know what counts; of more, `ratio` looks for a refusal before it reads."""
+MOST_NEWS = 15
+"""Target rows of a sequence of which a number of 32 bits says how they ended."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
@@ -193,6 +195,7 @@ def launch_laws(
         laws.scales,
         laws.tested,
         laws.planned,
+        laws.news,
         out.reached,
         out.accepted,
         out.extra,
@@ -212,6 +215,8 @@ def launch_laws(
         SKIP=is_large,
         EAGER=not is_large and piece.steps == 1,
         TRUNCATED=made.thresholds is not None,
+        NEWS=_tells_news(rule, made),
+        LOOKS=made.logits.numel() > FEW,
         PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
         **OPTIONS,
@@ -249,6 +254,7 @@ def _launch_residuals(
         laws.scales,
         laws.tested,
         laws.planned,
+        laws.news,
         scratch.limits,
         scratch.finished,
         out.reached,
@@ -267,10 +273,17 @@ def _launch_residuals(
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
+        NEWS=_tells_news(rule, made),
         num_warps=LAW_WARPS,
         **dependent_launch(made.logits.device),
         **OPTIONS,
     )
+
+
+def _tells_news(rule: int, made: Round) -> bool:
+    """Whether the launches of `ratio` run beside each other, the second one as it hears of slots:
+    where rows are few.  Where they are many there is always something to read."""
+    return rule == RATIO and made.logits.numel() <= AT_ONCE and made.logits.shape[1] <= MOST_NEWS
 
 
 def _law_piece(rule: int, made: Round) -> LawPiece:

@@ -3,7 +3,8 @@
 Such a kernel calls `gdc_wait` before it reads anything that the one before it wrote; that one calls
 `gdc_launch_dependents` when the next may come, and not before its own `gdc_wait` has returned.  So
 what was written before it began may be read without waiting (past the first-level cache, `.cg`),
-and so may weights.
+and so may weights.  `ratio` goes by what single programs tell, and waits only before it ends
+(kernels/news.py).
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ each segment of 512 tokens.  Whoever finishes a slot last knows both normalisers
 of the drafted token.  For `ratio` the second launch throws the coins.  For the others whoever
 finishes a sequence last does.  Where all guesses are kept (and at temperature 0 always) the extra
 token is then drawn at once, and the second launch has nothing to do for the sequence.
+
+If NEWS, the second launch runs beside the last programs of this one: whoever finishes a slot of
+`ratio` throws its coin and tells how that ended, and rows past a known refusal are not read.
 """
 
 import triton
@@ -16,21 +19,14 @@ from forerun.gpu.kernels.arithmetic import (
     SEGMENT,
     arrive,
     at_slot,
-    finite,
     inverse,
     limit_now,
-    load_values,
     unit,
 )
-from forerun.gpu.kernels.drawing import (
-    draw_law,
-    likeliest,
-    power,
-    segment_sums,
-    summarise,
-    tokens_of,
-)
+from forerun.gpu.kernels.drawing import draw_law, summarise, tokens_of
 from forerun.gpu.kernels.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
+from forerun.gpu.kernels.news import is_past_refusal, tell
+from forerun.gpu.kernels.normalisers import gather, is_fine, load_segments
 
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)
@@ -49,66 +45,36 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
 
 
 @triton.jit
+def _load_once(row, tokens, inside, threshold):
+    """As `load_values`, with a hint for the cache."""
+    values = tl.load(
+        row + tokens, mask=inside, other=float("-inf"), eviction_policy="evict_first"
+    ).to(tl.float32)
+    return tl.where(values < threshold, float("-inf"), values)
+
+
+@triton.jit
 def _load_rows(
     row,
     draft_row,
     columns,
+    is_open,
     has_law,
     threshold,
     draft_threshold,
     V: tl.constexpr,
     POINT: tl.constexpr,
 ):
-    """Logits of the target's and the draft's row; both are asked for before either is used."""
-    inside = columns < V
-    values = load_values(row, columns, inside, threshold)
+    """Logits of the target's and the draft's row; both are asked for before either is used.
+
+    is_open: whether they count; if not, nothing is read.
+    """
+    inside = (columns < V) & is_open
+    values = _load_once(row, columns, inside, threshold)
     guessed = values
     if not POINT:
-        guessed = load_values(draft_row, columns, inside & has_law, draft_threshold)
+        guessed = _load_once(draft_row, columns, inside & has_law, draft_threshold)
     return values, guessed
-
-
-@triton.jit
-def _load_segments(maxima, sums, is_there, V: tl.constexpr, SEGMENTS: tl.constexpr):
-    """Maxima and sums (SEGMENTS,) that other programs wrote."""
-    segments = tl.arange(0, SEGMENTS)
-    inside = (segments * SEGMENT < V) & is_there
-    largest = tl.load(maxima + segments, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    return largest, tl.load(sums + segments, mask=inside, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def _gather(
-    row,
-    threshold,
-    rate,
-    maxima,
-    sums,
-    token,
-    value,
-    greedy,
-    V: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-):
-    """(largest logit, total weight, likeliest token, probability of a token) of a row.
-
-    maxima, sums: (SEGMENTS,); value: the logit of that token.
-    """
-    best = tl.max(maxima, axis=0)
-    mass = tl.sum(segment_sums(maxima, sums, best, rate), axis=0)
-    value = tl.where(value < threshold, float("-inf"), value)
-    chance = tl.div_rn(power(value, best, rate), mass)
-    top = 0
-    if greedy:
-        top = likeliest(row, maxima, best, threshold, V, SEGMENTS)
-        chance = (top == token).to(tl.float32)
-    return best, mass, top, chance
-
-
-@triton.jit
-def _is_fine(best, mass):
-    """Whether a row has a finite largest logit and no NaN, which would be in its mass."""
-    return finite(best) & finite(mass)
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_rows", "slot"])
@@ -136,6 +102,7 @@ def ratio_kernel(
     scales,  # (B, N) float32: what the target's row is multiplied by in the residual
     tested,  # (B, N) int32: slots whose second coin the next launch throws
     planned,  # (B,) int32: the slot to end at if no such coin falls well; -1: nothing is left to do
+    news,  # (B,) int32, zero before: how slots ended, if NEWS
     out_reached,  # (B,) int32
     out_accepted,  # (B,) int32
     out_extra,  # (B,) int64
@@ -155,6 +122,8 @@ def ratio_kernel(
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     EAGER: tl.constexpr,  # whether to ask for rows before it is known that they count
     TRUNCATED: tl.constexpr,
+    NEWS: tl.constexpr,  # whether the next launch looks at the news instead of waiting
+    LOOKS: tl.constexpr,  # whether to look at the news before reading
     PDL: tl.constexpr,  # whether the next launch may begin while this one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
@@ -162,6 +131,8 @@ def ratio_kernel(
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     index = pid // TILES // num_sequences
+    if PDL and NEWS:
+        gdc_launch_dependents()
     length = tl.load(lengths + sequence)
     temperature = tl.load(temperatures + sequence)
     seed = tl.load(seeds + sequence)
@@ -176,10 +147,14 @@ def ratio_kernel(
     if TRUNCATED:
         threshold = tl.load(thresholds + place)
         draft_threshold = tl.load(draft_thresholds + drafted, mask=has_draft, other=0.0)
+    is_open = True
+    if NEWS and LOOKS:  # each warp for itself, so this may decide about loads and not about ways
+        heard = tl.load(news + sequence, mask=index > 1, other=0, cache_modifier=".cg")
+        is_open = is_past_refusal(heard, index) == 0
     if EAGER:
         columns = tokens_of(tile * TILE + tl.arange(0, TILE))
         values, guessed = _load_rows(
-            row, draft_row, columns, has_draft, threshold, draft_threshold, V, POINT
+            row, draft_row, columns, is_open, has_draft, threshold, draft_threshold, V, POINT
         )
     rate = inverse(temperature)
     greedy = temperature == 0.0
@@ -204,6 +179,7 @@ def ratio_kernel(
                     row,
                     draft_row,
                     tokens_of(segments),
+                    is_open,
                     has_law,
                     threshold,
                     draft_threshold,
@@ -213,16 +189,16 @@ def ratio_kernel(
             _write_tile(values, rate, maxima + start, sums + start, segments, V)
             if not POINT and has_law:
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
-    if PDL:
+    if PDL and not NEWS:
         gdc_launch_dependents()
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
-            largest, total = _load_segments(maxima + start, sums + start, True, V, SEGMENTS)
+            largest, total = load_segments(maxima + start, sums + start, True, V, SEGMENTS)
             if not POINT:  # both rows are asked for before either is reduced
-                draft_largest, draft_total = _load_segments(
+                draft_largest, draft_total = load_segments(
                     draft_maxima + start, draft_sums + start, has_law, V, SEGMENTS
                 )
-            best, mass, top, chance = _gather(
+            best, mass, top, chance = gather(
                 row,
                 threshold,
                 rate,
@@ -234,10 +210,10 @@ def ratio_kernel(
                 V,
                 SEGMENTS,
             )
-            fault = tl.where(_is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
+            fault = tl.where(is_fine(best, mass), 0, fault_at(index, TARGET_ROW))
             ratio = chance
             if not POINT and has_law:
-                draft_best, draft_mass, _, draft_chance = _gather(
+                draft_best, draft_mass, _, draft_chance = gather(
                     draft_row,
                     draft_threshold,
                     rate,
@@ -251,7 +227,7 @@ def ratio_kernel(
                 )
                 if (fault == 0) & ((draft_chance > 0.0) == 0):
                     fault = fault_at(index, IMPOSSIBLE)
-                if _is_fine(draft_best, draft_mass) == 0:
+                if is_fine(draft_best, draft_mass) == 0:
                     fault = fault_at(index, DRAFT_ROW)
                 ratio = tl.div_rn(chance, tl.where(draft_chance > 0.0, draft_chance, 1.0))
                 tl.store(laws + place * 4 + 2, draft_best)
@@ -261,11 +237,13 @@ def ratio_kernel(
             tl.store(likeliests + place, top)
             tl.store(ratios + place, ratio)
             tl.store(faults + place, fault)
-            if SKIP and RULE == RATIO:
-                is_kept = unit(seed, position, index, ACCEPT) < tl.minimum(ratio, 1.0).to(
-                    tl.float64
-                )
-                if (index == length) | (fault != 0) | (is_kept == 0):
+            if (SKIP or NEWS) and RULE == RATIO:
+                share = tl.minimum(ratio, 1.0).to(tl.float64)
+                is_kept = (fault == 0) & (unit(seed, position, index, ACCEPT) < share)
+                is_kept = is_kept & (index < length)
+                if NEWS:
+                    tell(news + sequence, index, is_kept)
+                elif is_kept == 0:
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if RULE == RATIO:
             tl.store(counts + place, 0)
@@ -283,7 +261,7 @@ def ratio_kernel(
                 )
                 last = first + length  # the row of the draw, which is made where all is kept
                 best = tl.load(laws + last * 4, cache_modifier=".cg")
-                largest, total = _load_segments(
+                largest, total = load_segments(
                     maxima + last * SEGMENTS, sums + last * SEGMENTS, True, V, SEGMENTS
                 )
                 if TRUNCATED:
