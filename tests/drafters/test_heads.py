@@ -50,13 +50,15 @@ def plain():
 
 
 @pytest.fixture(params=["plain", "lean"])
-def target(request, plain):
+def target(request, plain, monkeypatch):
     """The model under either pass, each with a runner of its own kind."""
     if request.param == "plain":
         return plain
     pytest.importorskip("numba")
+    from forerun.lean import storage
     from forerun.lean.model import LeanModel
 
+    monkeypatch.setattr(storage, "BLOCKS_PAY", False)  # floats: products of bytes are coarse
     return LeanModel(model("lean"))
 
 

@@ -18,6 +18,7 @@ from forerun.drafters.heads.network import Network
 from forerun.drafters.heads.torch_runner import TorchRunner
 from forerun.lean.formats import Format
 from forerun.lean.plan import MOST_TOKENS
+from forerun.lean.shape import HAS_DOT_PRODUCTS
 
 VOCAB_SIZE = 61
 SIZES: dict[str, Any] = {
@@ -47,6 +48,8 @@ def lean_runner(net: Network, num_threads: int | None = None) -> LeanRunner:
 class Both:
     """Two runners that are asked the same and must say the same."""
 
+    tolerance = 1e-4
+
     def __init__(self, net: Network, num_rows: int, num_threads: int = 2) -> None:
         table = embedding(net.design.hidden_size)
         self.runners = lean_runner(net, num_threads), TorchRunner(net, table)
@@ -72,7 +75,7 @@ class Both:
             for runner, state in zip(self.runners, self.states, strict=True)
         )
         assert ours.shape == theirs.shape
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        np.testing.assert_allclose(ours, theirs, atol=self.tolerance)
         return ours
 
 
@@ -143,5 +146,7 @@ def test_a_saved_drafter_stays_in_8_bits() -> None:
     lean = lean_runner(net)
     assert set(lean.weights.matrices.format) == {Format.BLOCK8}
     both, generator = Both(net, num_rows=1), random.Random(3)
-    both.extend([0], [9], generator)
+    both.tolerance = 0.15 if HAS_DOT_PRODUCTS else both.tolerance  # inputs have one limb
+    logits = both.extend([0], [9], generator)
+    assert np.std(logits) > 0.8, "the tolerance says something"
     both.step([0, 0], [-1, -1], [1, 2])

@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from test_heads_lean_runner import VOCAB_SIZE, lean_runner, network
 
 from forerun.drafters.base import Turn
-from forerun.lean.line import MOST_RACERS, REACH, exponential, racers
+from forerun.lean.line import GOES_ON, MOST_RACERS, REACH, exponential, racers
 from forerun.lean.plan import MOST_TOKENS
 from forerun.noise import exponentials, seed_key
 from forerun.sampling import Sampling
@@ -87,6 +87,8 @@ def test_lines_are_what_levels_give(first: int, worth: float, num_threads: int) 
                     break
                 wanted.append(token)
                 chances.append(chance)
+                if chance < GOES_ON * worth:
+                    break
                 own = lean.step(other, [row], [level - 1], [token])[0]
             assert lines[row][0] == wanted
             assert lines[row][1] == pytest.approx(chances, rel=1e-4)

@@ -538,11 +538,16 @@ def test_models_that_store_nothing_share_passes_all_the_same() -> None:
 
 def test_drafting_goes_on_while_prompts_are_read(still_clock: StillClock) -> None:
     """Rounds that cannot be timed neither switch drafting off nor count as time passed."""
-    knowing = Counting(TARGET)
+
+    class Slow(Counting):
+        def score(self, *arguments: Any) -> Any:
+            still_clock.pass_by(1e-3)
+            return super().score(*arguments)
+
+    knowing = Slow(TARGET)
     engine = engine_of(knowing, Model(MODEL), num_rows=2, is_paced=True, draft_length="auto")
     engine.submit(request_of(knowing, [1, 2], 1, max_new_tokens=400))
     for _ in range(30):
-        still_clock.pass_by(1e-3)
         engine.step()
     engine._schedule.learn = lambda plan, seconds: None  # type: ignore[method-assign]
     engine._schedule._pacing.num_tokens = lambda *_: 1  # type: ignore[union-attr, method-assign]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_row_keeps_to_its_own_limit_and_counts_in_the_price_of_a_pass() -> Non
     tariff = policy.choose(range(3), requests, [8] * 3).tariff
     assert tariff is not None
     passes = Curve(((1, 1.0), (2, 1.01), (3, 1.02), (4, 9.0), (20, 99.0)))
-    steep = replace(tariff, token=0.5, passes=passes, may_try=False)
+    steep = replace(tariff, token=0.5, passes=passes, tries=inf)
     drafts = [Proposal([0, 0]), Proposal([0, 0])]
     assert [len(draft.tokens) for draft in steep.among([1, 2]).trim(drafts)[0]] == [0, 0]
     alone = replace(steep, survivals=steep.survivals[1:])
@@ -374,7 +375,7 @@ def test_the_pass_takes_what_pays_at_the_price_of_its_size() -> None:
         )  # fmt: skip
         if number > 100:
             assert lengths[0] <= 3
-    assert step(policy, [8], stating([0.5], 1), passes=lambda _: 10.0)[0] == [1]  # costs nothing
+    assert step(policy, [8], stating([0.8], 1), passes=lambda _: 10.0)[0] == [1]  # costs nothing
 
 
 def test_guesses_without_values_are_judged_by_their_slots() -> None:

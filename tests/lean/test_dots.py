@@ -23,7 +23,7 @@ from forerun.lean.dots import DOTS, KINDS, MADD_256, MADD_512, SDOT, VNNI_256, V
 from forerun.lean.formats import BLOCK, BLOCKS, Format
 from forerun.lean.jit import counted
 from forerun.lean.limb_tile import multiply_limbs_by
-from forerun.lean.limbs import cut_block_for, cut_bytes
+from forerun.lean.limbs import Cut, cut_block_by
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 from forerun.lean.storage import layout_for
 
@@ -38,13 +38,10 @@ Product = Callable[[Any, Any, int], Any]
 
 
 @cache
-def product_by(format: Format, dots: Dots) -> Product:
+def product_by(format: Format, dots: Dots, num_limbs: int = 3) -> Product:
     """A function that multiplies matrices (LANES, inputs) with the first tokens of x."""
-    multiply, cut_block, size = (
-        multiply_limbs_by(format, dots),
-        cut_block_for(dots),
-        cut_bytes(dots),
-    )
+    cut = Cut(dots, num_limbs)
+    multiply, cut_block, size = multiply_limbs_by(format, cut), cut_block_by(cut), cut.num_bytes
 
     @counted
     def run(panels: Any, x: Any, count: int, y: Any) -> None:
@@ -112,6 +109,22 @@ def test_all_processors_give_the_same_bits(format: Format) -> None:
             assert (y[count:] == 7).all(), dots.name  # nothing past the tokens asked for
 
 
+@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
+def test_one_limb_is_coarse_and_the_same_everywhere(format: Format) -> None:
+    matrix = example(format, 3)
+    x = np.random.default_rng(9).normal(size=(TOKENS, 3 * BLOCK)).astype(np.float32)
+    x[:, 7], x[:, 40] = 3.9999, -4.0  # rounds to 128 of 128, and just does not
+    exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
+    largest = np.abs(x).reshape(TOKENS, 3, BLOCK).max(2).repeat(BLOCK, 1)
+    expected = product_by(format, plain(SDOT), 1)(matrix, x, TOKENS)
+    assert (np.abs(expected - exact) < 2.0**-7 * largest @ np.abs(matrix).T).all()
+    for dots in kinds_for(format):
+        for count in range(1, TOKENS + 1):
+            y = product_by(format, dots, 1)(matrix, x, count)
+            assert (y[:count] == expected[:count]).all(), dots.name
+            assert (y[count:] == 7).all(), dots.name
+
+
 @pytest.mark.parametrize("number", [0x3E7F80, -0x3F8080, 0x3F7F7F, -0x400000])
 @pytest.mark.parametrize("format", PLAYED)
 def test_no_limbs_overflow_a_sum(format: Format, number: int) -> None:
@@ -149,7 +162,9 @@ def test_what_is_not_finite_stays_so(format: Format) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Dots) else "",
 )
+@pytest.mark.parametrize("num_limbs", [3, 1])
 def test_32_inputs_take_so_many_instructions(
+    num_limbs: int,
     format: Format,
     dots: Dots,
     machine: str,
@@ -160,6 +175,8 @@ def test_32_inputs_take_so_many_instructions(
     """Eight for each limb, and those that join: compiled for that processor, not run."""
     if dots.is_narrow and format < Format.BLOCK4:
         pytest.skip("these are multiplied as floats there")
+    if num_limbs == 1 and format not in (Format.BLOCK8, Format.BLOCK4):
+        pytest.skip("these meet three limbs only")
     monkeypatch.setattr(limb_tile, "MOST_TOKENS", 1)
     monkeypatch.setattr(limb_tile, "LANES", dots.sums)
     binding.initialize_all_targets()
@@ -170,11 +187,11 @@ def test_32_inputs_take_so_many_instructions(
         target = binding.Target.from_triple(module.triple)
     except RuntimeError:
         pytest.skip("this LLVM does not compile for that processor")
-    limb_tile.define(module, format, dots).linkage = "external"
+    limb_tile.define(module, format, Cut(dots, num_limbs)).linkage = "external"
     compiled = binding.parse_assembly(str(module))
     text = target.create_target_machine(cpu=processor, opt=3).emit_assembly(compiled)
     for name, count in instructions.items():
-        assert len(re.findall(rf"\b{name}\b", text)) == count
+        assert len(re.findall(rf"\b{name}\b", text)) == count * num_limbs // 3
 
 
 HASWELL = "+sse4.2,+avx,+avx2,+fma,+f16c"

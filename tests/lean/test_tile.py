@@ -16,13 +16,14 @@ from forerun.lean import linear, storage
 from forerun.lean.dots import LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCKS, Format
 from forerun.lean.jit import compiled, counted
-from forerun.lean.limbs import CUT_BYTES
+from forerun.lean.limbs import FINE
 from forerun.lean.linear import Matrices, alternate
 from forerun.lean.scalar import exp, largest, normalise, total
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS, is_arm
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
 
 DEPTH = 3 * BLOCK
+CUT_BYTES = FINE.num_bytes
 
 
 @counted
@@ -86,6 +87,7 @@ def matrices(stored: Stored, depth: int) -> Matrices:
         takes_limbs=np.array([takes_limbs(stored.format)]),
         output_at=np.zeros(1, np.int64),
         has_k_quants=True,  # so that one panel is compiled; without them: test_limbs
+        is_coarse=None,
     )
 
 

@@ -272,17 +272,20 @@ class Mixed:
         """The outcome for one drafter: its own part of the accepted path."""
         row, path, drafted = outcome.row, [], 0
         share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
-        record = state.records(row)[who]
+        record, expected = state.records(row)[who], 0.0
         if share is not None and share.guess.tokens:
             known = takewhile(share.nodes.__contains__, outcome.path)
             path, drafted = [share.nodes[node] for node in known], len(share.nodes)
             if outcome.num_scored is not None:
                 drafted = min(drafted, outcome.num_scored)  # the engine may have cut it
+            expected = float(len(path))
+            if share.guess.values is not None:
+                expected = sum(record.values(share.guess)[:drafted])
             promised = share.guess.values or [float(len(path))]
             record.learn(len(path), sum(promised))
         seconds = state.asked.get(row, {}).get(who)
         if seconds is not None and state.prices is not None:
-            tokens = gained(len(path), drafted, min(seconds, record.seconds), state.prices)
+            tokens = gained(expected, drafted, min(seconds, record.seconds), state.prices)
             state.gains[row][who].learn(tokens)
             record.gain.learn(tokens)
         return Outcome(

@@ -112,9 +112,11 @@ class Record:
         return chances
 
 
-def gained(accepted: int, drafted: int, seconds: float, prices: Prices) -> float:
-    """Tokens saved by one ask, less the seconds it took, converted to tokens."""
-    return accepted - (drafted * prices.slot + seconds) / prices.token
+def gained(expected: float, drafted: int, seconds: float, prices: Prices) -> float:
+    """Tokens saved by one ask, by the chances of its guesses where they are stated, less the
+    seconds it took, converted to tokens.  Chances tell sooner than luck what to expect of the next
+    ask, and a record corrects them."""
+    return expected - (drafted * prices.slot + seconds) / prices.token
 
 
 def parents_of(guess: Guess) -> list[int]:

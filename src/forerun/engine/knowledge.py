@@ -19,6 +19,8 @@ NUM_TIMED = 3  # timings before a price is relied on
 STEP = 0.08  # share of its difference by which a timing moves the price of its size
 SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
+FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
+SPEED_TRUST = 16  # plain rounds that this counts like
 CALIBRATION_STEP = 0.05  # by which one verified guess moves the calibration of stated values
 
 
@@ -95,12 +97,15 @@ class Knowledge:
     # by the requests they have room for: by draft length
     acceptance: list[Ratio] = field(default_factory=lambda: slots(HALF_LIFE))
     pace: Ratio = field(default_factory=Ratio)  # with drafts: tokens per row over plain rounds
+    promised: Ratio = field(default_factory=Ratio)  # the same by what the drafter stated
     shift: float | None = None  # of the log-odds of stated values; None: none were stated
     rounds: int = 0
     num_plain: int = 0
     last_plain: int = 0  # the latest round without a draft
     num_silent: int = 0  # latest rounds in which the drafter was asked and no guess was scored
-    debt: float = 0.0  # plain rounds that trials have lost, less their allowance
+    debt: float = 0.0  # plain rounds that drafts have lost, less their allowance
+    lost: float = 0.0  # the same by tokens that were kept, whatever the drafter stated
+    is_resting: bool = False  # nothing is drafted until the debt is paid
     has_drafted: bool = False
     seeds: set[int] = field(default_factory=set)  # whose coins it has learned from
 
@@ -114,6 +119,11 @@ class Knowledge:
         for node, value in enumerate(values):
             self.shift += CALIBRATION_STEP * ((node in path) - self.chance(value))
 
+    @property
+    def speed(self) -> float:
+        """Of rounds with drafts against those without, as can be expected."""
+        return self.promised.within(FIRST_SPEED, SPEED_TRUST)
+
     def prices(self, num_rows: int) -> Prices:
-        plain, pace = self.passes(num_rows), self.pace.within(1.0, trust=1e-9)
-        return Prices(plain / num_rows / max(1.0, pace), self.passes.curve.slope(num_rows))
+        plain = self.passes(num_rows)
+        return Prices(plain / num_rows / max(1.0, self.speed), self.passes.curve.slope(num_rows))

@@ -18,7 +18,7 @@ from weakref import ref
 
 from forerun.drafters.base import Prices
 from forerun.engine.account import Price
-from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
+from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge, Ratio
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.tariff import Tariff, lowest_paying
@@ -33,7 +33,9 @@ BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the 
 # work after the pass that a silent drafter causes, which is timed as part of a plain round
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
-ALLOWANCE = 0.005  # plain rounds that trials may lose per round from then on
+MOST_LOST = 8.0  # that drafts may lose against what the drafter states
+ALLOWANCE = 0.005  # plain rounds that may be lost per round from then on
+NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
 LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
@@ -155,6 +157,7 @@ class PayingPolicy:
             return Choice([min(FIRST_LENGTH, limit) for limit in _most(requests, rooms)])
         self.known.rounds += 1
         self.known.debt = max(0.0, self.known.debt - ALLOWANCE)
+        self.known.lost = max(0.0, self.known.lost - ALLOWANCE)
         if self._is_off(len(rows), is_timed):
             return Choice([0] * len(rows))
         most = _most(requests, rooms)
@@ -178,6 +181,7 @@ class PayingPolicy:
         if self._repeated:
             return
         num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
+        expected = self._expected(drafts)
         num_read = 0
         if depth is not None:
             num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
@@ -205,8 +209,13 @@ class PayingPolicy:
         took = (known.passes(num_rows + num_drafted) + known.drafting(depth)) / plain
         tokens = sum(len(path) + 1 for path in paths) / num_rows
         known.pace.learn(tokens, took)
+        known.lost = max(0.0, known.lost + took - tokens)
+        expected = tokens if expected is None else expected
+        known.promised.learn(expected, took)
         if drafted.is_trial:
             known.debt = max(0.0, known.debt + took + extra / plain - tokens)
+        elif self._is_stated:
+            known.debt = max(0.0, known.debt + took - expected)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         return self.known.passes(num_rows) if self.known.num_plain >= NUM_TIMED else None
@@ -223,6 +232,15 @@ class PayingPolicy:
         """Of rounds with drafts against those without."""
         pace = self.known.pace
         return pace.within(0.0, 0.0) if pace.count >= NUM_TIMED else None
+
+    def _expected(self, drafts: Sequence[Proposal]) -> float | None:
+        """Tokens per row by what the drafter states, None where it states nothing.  Luck evens out
+        over hundreds of rounds, and an answer may have fewer."""
+        known = self.known
+        if known.shift is None or self._has_coins:
+            return None
+        chances = [known.chance(value) for draft in drafts for value in draft.values or ()]
+        return 1 + sum(chances) / len(drafts)
 
     def _learn_row(self, row: int, request: Request, draft: Proposal, path: Sequence[int]) -> int:
         """What one request kept of its draft; gives the tokens that the drafter had to read."""
@@ -249,7 +267,7 @@ class PayingPolicy:
         plain, debt = self.plain_seconds(len(rooms)), known.debt
         if plain is None:
             return limits
-        pace, reading = known.pace.within(1.0, trust=1e-9), known.reading(1)
+        pace, reading = known.speed, known.reading(1)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
             cost = reading * request.num_shown / max(plain, 1e-9)
             if request.num_shown <= LONG or cost < 0.1 or not limits[index]:
@@ -279,7 +297,7 @@ class PayingPolicy:
         if not self._is_tree:
             chances = list(map(self._survivals, requests, limits))
         if self._is_stated:
-            lengths, pays = limits, self._pays(num_rows)
+            lengths, pays = limits, True  # or it would be off
         else:
             curves = known.passes.curve, known.drafting.curve
             bar = lowest_paying(chances, num_rows, prices.token, *curves)
@@ -298,8 +316,10 @@ class PayingPolicy:
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
         tariff = None
         if not self._has_coins:
-            may_try = is_timed and (not pays or known.debt == 0)
-            tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, may_try)
+            tries = inf
+            if is_timed and (not pays or known.debt == 0):
+                tries = 0.0 if is_bar_off else NEAR
+            tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
         return Choice(lengths, worth, prices, tariff, not pays)
 
     @property
@@ -312,18 +332,23 @@ class PayingPolicy:
         return is_timed and self.known.debt < MOST_DEBT
 
     def _is_off(self, num_rows: int, is_timed: bool) -> bool:
-        """Whether nothing is drafted, as can be told without looking at the requests."""
-        if self._may_lose(is_timed) or not self._is_stated:
+        """Whether nothing is drafted, as can be told without looking at the requests.  When what
+        was lost has been made up for, drafting gets a fresh start."""
+        known = self.known
+        if not self._is_stated or known.num_plain < NUM_TIMED or self._is_free(num_rows):
             return False
-        return self.known.num_plain >= NUM_TIMED and not self._pays(num_rows)
+        if not is_timed and (self._speed() or 0.0) < BREAK_EVEN:
+            return True  # a round that cannot be timed would not teach better
+        is_hopeless = known.lost >= MOST_LOST
+        if known.is_resting and known.debt == 0 and not is_hopeless and is_timed:
+            known.is_resting, known.promised = False, Ratio()
+        known.is_resting = known.is_resting or is_hopeless or known.speed < BREAK_EVEN
+        return known.is_resting
 
-    def _pays(self, num_rows: int) -> bool:
-        """Whether rounds with drafts make enough more tokens a second than rounds without.  What
-        costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
+    def _is_free(self, num_rows: int) -> bool:
+        """What costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
         known, plain = self.known, self.known.passes(num_rows)
-        if 0 in known.drafting.counts and known.drafting(0) <= FREE * plain:
-            return True
-        return (self._speed() or 0.0) >= BREAK_EVEN
+        return 0 in known.drafting.counts and known.drafting(0) <= FREE * plain
 
     def _survivals(self, request: Experience, length: int) -> list[float]:
         """The chance that each slot of a chain is accepted with all before it."""

@@ -48,7 +48,8 @@ class Tariff:
     shift: float  # of the log-odds of stated values
     survivals: Sequence[Sequence[float]]  # (R,): by slot of a chain, the chance to be kept;
     # empty where slots are not counted, as in trees
-    may_try: bool  # where no guess pays, the best may still be scored to learn from it
+    tries: float  # where no guess pays, the best is scored to learn from it if it pays for this
+    # share of its slot; inf: never
     num_others: int = 0  # rows in the pass that nothing is drafted for
 
     def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
@@ -58,8 +59,11 @@ class Tariff:
         num_rows = len(drafts) + self.num_others
         size = num_rows + sum(len(draft.tokens) for draft in drafts) - num_judged
         bar, is_trial = lowest_paying(chances, size, self.token, self.passes), False
-        if num_judged and bar == inf and self.may_try:
-            bar, is_trial = max(max(row, default=0.0) for row in chances), True
+        if num_judged and bar == inf:
+            best = max(max(row, default=0.0) for row in chances)
+            slot = self.passes(size + 1) - self.passes(size)
+            if best * self.token >= self.tries * slot:
+                bar, is_trial = best, True
         pairs = zip(drafts, chances, strict=True)
         return [worthwhile(draft, bar, row) if row else draft for draft, row in pairs], is_trial
 

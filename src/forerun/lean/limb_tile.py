@@ -21,7 +21,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from forerun.lean.dots import DOTS, FOUR, Dots, dot, finished, nothing_yet
+from forerun.lean.dots import FOUR, dot, finished, nothing_yet
 from forerun.lean.formats import (
     BLOCK,
     BLOCKS,
@@ -37,12 +37,12 @@ from forerun.lean.formats import (
     fetch,
 )
 from forerun.lean.jit import intrinsic
-from forerun.lean.limbs import LIMBS, constant, cut_bytes, same, starts_at
+from forerun.lean.limbs import COARSE, FINE, Cut, constant, same
 from forerun.lean.shape import LANES
 from forerun.lean.tile import AHEAD, address, repeat
 
 MOST_TOKENS = 8  # in a tile: with more, sums leave the registers
-# How many limbs share a sum of 32 bits, the highest first.  Of 4-bit weights all do:
+# How many of three limbs share a sum of 32 bits, the highest first.  Of 4-bit weights all do:
 # 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for all blocks of BLOCK6K but those of
 # q that are all 32 or -32, and `recovery` makes 1 and -1 of these.  Others would overflow.
 LIMBS_PER_SUM = {
@@ -54,7 +54,7 @@ LIMBS_PER_SUM = {
 }
 
 
-def multiply_limbs_by(format: Format, dots: Dots = DOTS) -> Callable[..., Any]:
+def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
     """The loop over a panel of one block format, for compiled code."""
 
     @intrinsic
@@ -81,7 +81,7 @@ def multiply_limbs_by(format: Format, dots: Dots = DOTS) -> Callable[..., Any]:
             x = address(context, builder, kinds[0], x, x_at)
             w = address(context, builder, kinds[3], w, w_at)
             y = address(context, builder, kinds[6], y, y_at)
-            function = define(builder.module, format, dots)
+            function = define(builder.module, format, cut)
             builder.call(function, [x, x_stride, w, num_blocks, y, y_stride, count])
             return context.get_dummy_value()
 
@@ -95,11 +95,14 @@ multiply_limbs_block6k = multiply_limbs_by(Format.BLOCK6K)
 multiply_limbs_block5k = multiply_limbs_by(Format.BLOCK5K)
 multiply_limbs_block4 = multiply_limbs_by(Format.BLOCK4)
 multiply_limbs_block4k = multiply_limbs_by(Format.BLOCK4K)
+multiply_coarse_block8 = multiply_limbs_by(Format.BLOCK8, COARSE)
+multiply_coarse_block4 = multiply_limbs_by(Format.BLOCK4, COARSE)
 
 
-def define(module: Any, format: Format, dots: Dots) -> Any:
+def define(module: Any, format: Format, cut: Cut) -> Any:
     """The function itself, once per module however often it is called."""
-    name = f"forerun_multiply_limbs_{format.name.lower()}_{dots.name}_{MOST_TOKENS}"
+    dots = cut.dots
+    name = f"forerun_multiply_{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{MOST_TOKENS}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -120,7 +123,7 @@ def define(module: Any, format: Format, dots: Dots) -> Any:
         builder.position_at_end(block)
         rows = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
-        _Tile(builder, format, dots).panel(rows, w, num_blocks, places)
+        _Tile(builder, format, cut).panel(rows, w, num_blocks, places)
         builder.branch(end)
     builder.position_at_end(end)
     builder.ret_void()
@@ -130,8 +133,10 @@ def define(module: Any, format: Format, dots: Dots) -> Any:
 class _Tile:
     """Writes the loops for a fixed number of tokens."""
 
-    def __init__(self, builder: Any, format: Format, dots: Dots) -> None:
-        self.builder, self.format, self.dots = builder, format, dots
+    def __init__(self, builder: Any, format: Format, cut: Cut) -> None:
+        self.builder, self.format, self.cut = builder, format, cut
+        self.dots = dots = cut.dots
+        self.limbs_per_sum = LIMBS_PER_SUM[format] if cut.limbs > 1 else (1,)
         self.words, self.floats, self.halves = (
             ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
         )
@@ -161,7 +166,7 @@ class _Tile:
             size = self.num_parts * self.block_bytes
             place = builder.gep(w, [builder.mul(index, I64(size))])
             fetch(builder, place, AHEAD, size)
-            at = builder.mul(index, I64(cut_bytes(self.dots)))
+            at = builder.mul(index, I64(self.cut.num_bytes))
             xs = [builder.gep(row, [at]) for row in rows]
             for part in range(self.num_parts):
                 begin = builder.gep(place, [I64(part * self.block_bytes)])
@@ -214,7 +219,7 @@ class _Tile:
     def _limb_by_limb(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
         """The tokens abreast: a lower limb is added onto what the higher ones gave."""
         limb, words = 0, []
-        for size in LIMBS_PER_SUM[self.format]:
+        for size in self.limbs_per_sum:
             sums = [nothing_yet(self.dots)] * len(xs)
             for number in range(size):
                 if number:
@@ -226,13 +231,13 @@ class _Tile:
 
     def _limbs_abreast(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
         """The limbs abreast too: more sums, and some additions to join them."""
-        places = [self._limb(x, limb, part) for x in xs for limb in range(LIMBS)]
+        places = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
         starts = [start for x in xs for start in self._starts(x, part)]
         sums = iter(self._dot(digits, places, starts))
         products = []
         for _ in xs:
             words = []
-            for size in LIMBS_PER_SUM[self.format]:
+            for size in self.limbs_per_sum:
                 word = next(sums)
                 for _ in range(size - 1):
                     word = self.builder.add(self._raise(word), next(sums))
@@ -243,10 +248,12 @@ class _Tile:
     def _starts(self, x: Any, part: int) -> list[Any]:
         """What the sums of a token's limbs begin with: what an offset of the weights adds to the
         highest limbs, and to the lower ones, taken away."""
-        starts = [nothing_yet(self.dots)] * LIMBS
+        starts = [nothing_yet(self.dots)] * self.cut.limbs
         if self.format in SIGNED and self.dots.is_offset:
-            begin = starts_at(0 if self.num_parts == 1 else 1 + part)
-            starts[0], starts[-1] = (self._everywhere(I32, x, begin + 4 * i) for i in (0, 1))
+            begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
+            if self.cut.limbs > 1:
+                starts[-1] = self._everywhere(I32, x, begin + 4)
+            starts[0] = self._everywhere(I32, x, begin)
         return starts
 
     def _limb(self, x: Any, limb: int, part: int) -> Any:
@@ -284,16 +291,17 @@ class _Tile:
     def _as_float(self, words: Sequence[Any]) -> Any:
         """The words of a sum joined."""
         total, *rest = (self.builder.sitofp(word, self.floats) for word in words)
-        for size, word in zip(LIMBS_PER_SUM[self.format][1:], rest, strict=True):
+        for size, word in zip(self.limbs_per_sum[1:], rest, strict=True):
             total = self._fused(total, constant(self.floats, float(1 << 8 * size)), word)
         return total
 
     def _add_block(self, header: list[Any], x: Any, product: Any, total: Any) -> Any:
         """`total` and what one block adds to it for one token."""
+        at = self.cut.scale_at
         if self.dots.words_read == 1:
-            scale, sum_of_x = (self._everywhere(F32, x, LIMBS * BLOCK + 4 * i) for i in (0, 1))
+            scale, sum_of_x = (self._everywhere(F32, x, at + 4 * i) for i in (0, 1))
         else:
-            numbers = self._read(ir.VectorType(F32, 2), x, LIMBS * BLOCK)
+            numbers = self._read(ir.VectorType(F32, 2), x, at)
             scale, sum_of_x = (same(self.builder, numbers, i, self.dots.sums) for i in (0, 1))
         product = self.builder.fmul(product, header[0])
         if len(header) > 1:

@@ -5,19 +5,22 @@ one scale, a power of two.  The largest of a block keeps 22 bits; a float32 has 
 limbs and few-bit weights are whole numbers, and so is their sum over a block: it is exact in any
 order.  Only what joins the blocks is rounded, and that happens in one order (`limb_tile`).
 
-A cut block is CUT_BYTES: 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest, then
-two float32, the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has
-the scale NaN, so that every output it reaches is NaN.
+A drafter only guesses, and is asked before every pass: its numbers have one limb and take a third
+of the products.
+
+A cut block is 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest, then two float32,
+the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has the scale NaN,
+so that every output it reaches is NaN.
 
 Where signed weights are kept OFFSET higher, six int32 follow: -OFFSET times the sum of the highest
-limbs, and of what the lower two make, for all 32 inputs, the first 16 and the last 16.  Sums that
+limbs, and of what the lower ones make, for all 32 inputs, the first 16 and the last 16.  Sums that
 begin with these are those of the weights proper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -27,11 +30,6 @@ from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, declare
 from forerun.lean.jit import intrinsic
 from forerun.lean.tile import address
 
-LIMBS = 3  # bytes of an activation
-BITS = 8 * LIMBS - 2  # a whole number is at most 2**BITS
-LOW_BITS = 8 * (LIMBS - 1)  # those of the lower limbs
-
-MIDDLE = sum(128 << 8 * limb for limb in range(LIMBS - 1))  # makes the lower limbs positive
 ROUND = 1.5 * 2.0**23  # added to a float32, it leaves no room for a fraction
 ROUND_BITS = 0x4B400000  # of that float32
 NAN_BITS = 0x7FC00000
@@ -40,13 +38,47 @@ NOT_FINITE = 255  # the exponent of NaN and infinity
 FLOATS, WORDS, BYTES = (ir.VectorType(number, BLOCK) for number in (F32, I32, I8))
 
 
-def cut_bytes(dots: Dots) -> int:
-    """The size of a cut block."""
-    return LIMBS * BLOCK + (32 if dots.is_offset else 8)
+class Cut(NamedTuple):
+    """How activations are cut for one kind of instruction, and where the parts lie."""
+
+    dots: Dots = DOTS
+    limbs: int = 3  # bytes of an activation
+
+    @property
+    def bits(self) -> int:
+        """A whole number is at most 2**bits.  Nothing is carried into an only limb, so it has one
+        bit more; the 128 that may come of rounding is made 127."""
+        return 7 if self.limbs == 1 else 8 * self.limbs - 2
+
+    @property
+    def low_bits(self) -> int:
+        """Those of the lower limbs."""
+        return 8 * (self.limbs - 1)
+
+    @property
+    def middle(self) -> int:
+        """What makes the lower limbs positive."""
+        return sum(128 << 8 * limb for limb in range(self.limbs - 1))
+
+    @property
+    def scale_at(self) -> int:
+        return self.limbs * BLOCK
+
+    def starts_at(self, number: int) -> int:
+        """Where sums find what they begin with: 0 for those of all inputs, 1 and 2 for halves."""
+        return self.scale_at + 8 + 8 * number
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of a cut block."""
+        return self.starts_at(3) if self.dots.is_offset else self.starts_at(0)
 
 
-def cut_block_for(dots: Dots) -> Callable[..., Any]:
-    """What cuts activations for one kind of instruction, for compiled code."""
+FINE, COARSE = Cut(), Cut(limbs=1)
+
+
+def cut_block_by(cut: Cut) -> Callable[..., Any]:
+    """What cuts a block of activations, for compiled code."""
 
     @intrinsic
     def cut_block(context: Any, x: Any, x_at: Any, limbs: Any, limbs_at: Any) -> Any:
@@ -57,7 +89,7 @@ def cut_block_for(dots: Dots) -> Callable[..., Any]:
             x = address(context, builder, signature.args[0], values[0], values[1])
             out = address(context, builder, signature.args[2], values[2], values[3])
             x = builder.load(builder.bitcast(x, FLOATS.as_pointer()), align=4)
-            _cut(builder, dots, x, out)
+            _cut(builder, cut, x, out)
             return context.get_dummy_value()
 
         return signature, generate
@@ -65,40 +97,38 @@ def cut_block_for(dots: Dots) -> Callable[..., Any]:
     return cut_block
 
 
-CUT_BYTES = cut_bytes(DOTS)
-cut_block = cut_block_for(DOTS)
+cut_block_fine = cut_block_by(FINE)
+cut_block_coarse = cut_block_by(COARSE)
 
 
-def _cut(builder: Any, dots: Dots, x: Any, out: Any) -> None:
-    up, scale = _powers(builder, x)
-    numbers = _whole_numbers(builder, x, up)
-    for limb in range(LIMBS):
+def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
+    up, scale = _powers(builder, cut.bits, x)
+    numbers = _whole_numbers(builder, cut.middle, x, up)
+    if cut.limbs == 1:
+        least = declare(builder, WORDS, [WORDS] * 2, f"llvm.smin.v{BLOCK}i32")
+        numbers = builder.call(least, [numbers, constant(WORDS, 127)])
+    for limb in range(cut.limbs):
         part = builder.trunc(builder.lshr(numbers, constant(WORDS, 8 * limb)), BYTES)
-        if limb < LIMBS - 1:
-            part = builder.xor(part, constant(BYTES, 128))  # takes MIDDLE away again
-        _write(builder, part, out, (LIMBS - 1 - limb) * BLOCK)
-    total = _total(builder, numbers)
-    _write(builder, scale, out, LIMBS * BLOCK)
-    _write(builder, builder.sitofp(total, F32), out, LIMBS * BLOCK + 4)
-    if dots.is_offset:
-        whole = _high_and_low(builder, numbers)
-        first = _high_and_low(builder, _first_half(builder, numbers))
+        if limb < cut.limbs - 1:
+            part = builder.xor(part, constant(BYTES, 128))  # takes the middle away again
+        _write(builder, part, out, (cut.limbs - 1 - limb) * BLOCK)
+    _write(builder, scale, out, cut.scale_at)
+    _write(builder, builder.sitofp(_total(builder, cut, numbers), F32), out, cut.scale_at + 4)
+    if cut.dots.is_offset:
+        whole = _high_and_low(builder, cut, numbers)
+        first = _high_and_low(builder, cut, _first_half(builder, numbers))
         last = [builder.sub(a, b) for a, b in zip(whole, first, strict=True)]
         for number, part in enumerate((whole, first, last)):
             for word, total in enumerate(part):
                 start = builder.mul(total, I32(-OFFSET))
-                _write(builder, start, out, starts_at(number) + 4 * word)
+                _write(builder, start, out, cut.starts_at(number) + 4 * word)
 
 
-def starts_at(number: int) -> int:
-    """Where sums find what they begin with: 0 for those of all inputs, 1 and 2 for halves."""
-    return LIMBS * BLOCK + 8 + 8 * number
-
-
-def _high_and_low(builder: Any, numbers: Any) -> list[Any]:
+def _high_and_low(builder: Any, cut: Cut, numbers: Any) -> list[Any]:
     """The sum of the highest limbs, and that of what the lower ones make."""
-    high = _sum(builder, builder.ashr(numbers, constant(numbers.type, LOW_BITS)))
-    return [high, builder.sub(_total(builder, numbers), builder.shl(high, I32(LOW_BITS)))]
+    high = _sum(builder, builder.ashr(numbers, constant(numbers.type, cut.low_bits)))
+    low = builder.sub(_total(builder, cut, numbers), builder.shl(high, I32(cut.low_bits)))
+    return [high, low]
 
 
 def _first_half(builder: Any, numbers: Any) -> Any:
@@ -106,9 +136,9 @@ def _first_half(builder: Any, numbers: Any) -> Any:
     return builder.shuffle_vector(numbers, ir.Constant(numbers.type, ir.Undefined), lanes)
 
 
-def _total(builder: Any, numbers: Any) -> Any:
-    """The sum of numbers less MIDDLE."""
-    return builder.sub(_sum(builder, numbers), I32(numbers.type.count * MIDDLE))
+def _total(builder: Any, cut: Cut, numbers: Any) -> Any:
+    """The sum of numbers less the middle of each."""
+    return builder.sub(_sum(builder, numbers), I32(numbers.type.count * cut.middle))
 
 
 def _sum(builder: Any, numbers: Any) -> Any:
@@ -116,28 +146,28 @@ def _sum(builder: Any, numbers: Any) -> Any:
     return builder.call(declare(builder, I32, [numbers.type], name), [numbers])
 
 
-def _powers(builder: Any, x: Any) -> tuple[Any, Any]:
-    """The power of two that lifts the largest of a block below 2**BITS, and its inverse."""
+def _powers(builder: Any, bits: int, x: Any) -> tuple[Any, Any]:
+    """The power of two that lifts the largest of a block below 2**bits, and its inverse."""
     sizes = builder.and_(builder.bitcast(x, WORDS), constant(WORDS, 0x7FFFFFFF))
     maximum = declare(builder, I32, [WORDS], f"llvm.vector.reduce.umax.v{BLOCK}i32")
     exponent = builder.lshr(builder.call(maximum, [sizes]), I32(23))
     # Far below any activation both powers are held where a float32 can be one.
-    is_low = builder.icmp_unsigned("<", exponent, I32(BITS))
-    exponent = builder.select(is_low, I32(BITS), exponent)
-    up = builder.shl(builder.sub(I32(253 + BITS), exponent), I32(23))
-    down = builder.shl(builder.sub(exponent, I32(BITS - 1)), I32(23))
+    is_low = builder.icmp_unsigned("<", exponent, I32(bits))
+    exponent = builder.select(is_low, I32(bits), exponent)
+    up = builder.shl(builder.sub(I32(253 + bits), exponent), I32(23))
+    down = builder.shl(builder.sub(exponent, I32(bits - 1)), I32(23))
     is_finite = builder.icmp_unsigned("<", exponent, I32(NOT_FINITE))
     down = builder.select(is_finite, down, I32(NAN_BITS))
     return builder.bitcast(up, F32), builder.bitcast(down, F32)
 
 
-def _whole_numbers(builder: Any, x: Any, up: Any) -> Any:
-    """The nearest whole numbers to x * up, plus MIDDLE."""
+def _whole_numbers(builder: Any, middle: int, x: Any, up: Any) -> Any:
+    """The nearest whole numbers to x * up, plus the middle."""
     nothing = ir.Constant(FLOATS, ir.Undefined)
     first = builder.insert_element(nothing, up, I32(0))
     x = builder.fmul(x, same(builder, first, 0, BLOCK))
     x = builder.fadd(x, constant(FLOATS, ROUND))
-    return builder.sub(builder.bitcast(x, WORDS), constant(WORDS, ROUND_BITS - MIDDLE))
+    return builder.sub(builder.bitcast(x, WORDS), constant(WORDS, ROUND_BITS - middle))
 
 
 def constant(kind: Any, value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 A greedy line takes the likeliest token.  A sampled one lets the likeliest few race with the noise
 that the target will meet at that position: the compiled twin of `noise.exponentials`.  Either way
-the chance that a guess is kept is estimated, and a line ends where that is not worth a slot.
+the chance that a guess is kept is estimated, and a line ends where that is not worth a slot, or so
+nearly that the next would not be.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from forerun.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 Doubles = NDArray[np.float64]
 
 MOST_RACERS = 128
+GOES_ON = 1.5  # times what a guess must be worth: after one that hardly pays, none does
 REACH = 9.0  # tokens less likely than the likeliest by a factor of e**9 do not race
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
@@ -75,7 +77,8 @@ def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
     line.tokens[row, level] = line.ids[column]
     line.values[row, level] = value
     line.counts[row] = level + 1
-    line.is_open[row] = level + 1 < line.limits[row]
+    is_likely = value >= GOES_ON * line.worths[row]
+    line.is_open[row] = is_likely and level + 1 < line.limits[row]
 
 
 @compiled

@@ -17,8 +17,14 @@ from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
 from forerun.lean.k_panels import K_FORMATS, multiply_k, multiply_limbs_k, unpack_k
-from forerun.lean.limb_tile import MOST_TOKENS, multiply_limbs_block4, multiply_limbs_block8
-from forerun.lean.limbs import CUT_BYTES, cut_block
+from forerun.lean.limb_tile import (
+    MOST_TOKENS,
+    multiply_coarse_block4,
+    multiply_coarse_block8,
+    multiply_limbs_block4,
+    multiply_limbs_block8,
+)
+from forerun.lean.limbs import COARSE, FINE, cut_block_coarse, cut_block_fine
 from forerun.lean.scalar import exp
 from forerun.lean.shape import LANES, TOKENS
 from forerun.lean.storage import Stored, padded, store
@@ -43,6 +49,7 @@ FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Form
 BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
 FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # from it on formats meet limbs, if any do
 BEST_TOKENS = DOTS.best_tokens
+FINE_BYTES, COARSE_BYTES = FINE.num_bytes, COARSE.num_bytes
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -59,6 +66,7 @@ class Matrices(NamedTuple):
     takes_limbs: NDArray[np.bool_]  # (matrices,): whether some of its panels do
     output_at: NDArray[np.int64]  # (matrices,): where its biases begin
     has_k_quants: Any  # True, or None: see `k_panels`
+    is_coarse: Any  # True: inputs are cut into one limb; or None, likewise
 
 
 class Gate(NamedTuple):
@@ -79,7 +87,7 @@ class Work(NamedTuple):
     sums: Floats  # (tokens, LANES)
     gates: Floats  # the same
     flat: Floats  # (CHUNK * LANES,): weights written out
-    limbs: Bytes  # (tokens, CUT_BYTES * blocks)
+    limbs: Bytes  # (tokens, bytes of a cut block * blocks)
 
 
 @counted
@@ -96,7 +104,8 @@ def make_work(num_tokens: int, limbs: Bytes) -> Work:
 def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
     """Room for the limbs of so many tokens' inputs of any of the matrices."""
     blocks = int(m.depth.max()) // BLOCK if LIMBS_4 else 0
-    return np.empty((num_tokens, blocks * CUT_BYTES), np.uint8)
+    cut = FINE if m.is_coarse is None else COARSE
+    return np.empty((num_tokens, blocks * cut.num_bytes), np.uint8)
 
 
 @inner
@@ -104,7 +113,10 @@ def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
     """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
     if LIMBS_4 and m.takes_limbs[index]:
         for block in range(x.size // BLOCK):
-            cut_block(x, block * BLOCK, limbs, block * CUT_BYTES)
+            if m.is_coarse is None:
+                cut_block_fine(x, block * BLOCK, limbs, block * FINE_BYTES)
+            else:
+                cut_block_coarse(x, block * BLOCK, limbs, block * COARSE_BYTES)
 
 
 def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
@@ -118,11 +130,12 @@ def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     return np.stack(blocks, axis=1).reshape(-1, *first.shape[1:])
 
 
-def join(parts: Iterable[tuple[Sequence[Floats], Floats]]) -> Matrices:
+def join(parts: Iterable[tuple[Sequence[Floats], Floats]], *, is_coarse: bool = False) -> Matrices:
     """Matrices and biases (out,) in one piece of memory.
 
     A matrix is given as pieces (outputs, in), all but the last of whole panels; each piece is kept
     in a format of its own.
+    is_coarse: inputs may be cut into one limb, which is done unless there are K-quants.
     """
     stored: list[Stored] = []
     biases, depth, takes_limbs = [], [], []
@@ -134,6 +147,7 @@ def join(parts: Iterable[tuple[Sequence[Floats], Floats]]) -> Matrices:
         takes_limbs.append(any(piece.format >= FIRST_OF_LIMBS for piece in of_matrix))
     counts = [len(piece.panels) for piece in stored]
     sizes = np.repeat([piece.panels.shape[1] for piece in stored], counts)
+    has_k_quants = any(piece.format in K_FORMATS for piece in stored)
     return Matrices(
         panels=np.concatenate([piece.panels.reshape(-1) for piece in stored]),
         biases=np.concatenate(biases),
@@ -142,7 +156,8 @@ def join(parts: Iterable[tuple[Sequence[Floats], Floats]]) -> Matrices:
         depth=np.array(depth, np.int64),
         takes_limbs=np.array(takes_limbs),
         output_at=np.cumsum([0, *map(len, biases[:-1])]),
-        has_k_quants=True if any(piece.format in K_FORMATS for piece in stored) else None,
+        has_k_quants=True if has_k_quants else None,
+        is_coarse=True if is_coarse and not has_k_quants else None,
     )
 
 
@@ -189,7 +204,12 @@ def panel_of_limbs(
     for tile in range(tiles):
         first, last = num_tokens * tile // tiles, num_tokens * (tile + 1) // tiles
         x_at, y_at, count = first * stride, first * LANES, last - first
-        if LIMBS_8 and format == BLOCK8:
+        if m.is_coarse is not None:
+            if LIMBS_8 and format == BLOCK8:
+                multiply_coarse_block8(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+            else:
+                multiply_coarse_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+        elif LIMBS_8 and format == BLOCK8:
             multiply_limbs_block8(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
         elif format == BLOCK4:
             multiply_limbs_block4(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)

@@ -8,6 +8,7 @@ a tree sees the slots before the tree, and then only its ancestors and itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -84,6 +85,19 @@ def passes(
     num_queries, num_keys: heads.
     logits_only: leave out the queries of tokens without logits.
     """
+    if len(lots) == 1 and len(lots[0].slots) <= MOST_TOKENS and not len(lots[0].branch):
+        lot = lots[0]
+        has_logits = lot.places >= 0
+        about = lot.row, len(lot.slots), has_logits.tobytes()
+        plan = _of_one_row(*about, num_queries // num_keys, num_keys, logits_only)
+        yield plan._replace(
+            ids=np.array(lot.ids, np.int64),
+            positions=lot.positions,
+            slots=lot.slots,
+            before=lot.before,
+            places=lot.places[has_logits],
+        )
+        return
     rows = np.repeat([lot.row for lot in lots], [len(lot.slots) for lot in lots])
     branch_at = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(_joined([lot.num_branch for lot in lots]), out=branch_at[1:])
@@ -114,6 +128,27 @@ def passes(
             places=places[span][logit_tokens],
             logit_of=logit_of,
         )
+
+
+@lru_cache(64)
+def _of_one_row(
+    row: int, count: int, has_logits: bytes, group: int, num_keys: int, logits_only: bool
+) -> Plan:
+    """What passes over so many tokens of one text have in common: most passes are such, and making
+    it anew would take as long as some layers of a small model."""
+    order, rows = np.arange(count), np.full(count, row)
+    logit_tokens = np.flatnonzero(np.frombuffer(has_logits, np.bool_))
+    logit_of = np.full(count, -1)
+    logit_of[logit_tokens] = np.arange(len(logit_tokens))
+    queried = logit_tokens if logits_only else order
+    return no_plan()._replace(
+        order=order,
+        rows=rows,
+        branch_at=np.zeros(count + 1, np.int64),
+        tiles=_tiles(rows, order, queried, group, num_keys),
+        logit_tokens=logit_tokens,
+        logit_of=logit_of,
+    )
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:

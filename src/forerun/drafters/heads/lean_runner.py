@@ -25,6 +25,7 @@ from forerun.lean.storage import padded
 from forerun.models.feed import Feed
 from forerun.philox import MASK
 
+LONGEST = 8  # guesses that a line has room for, at least
 NO_STATES = np.empty((0, 0), np.float32)
 NO_LINE, NO_PLAN = no_line(), no_plan()
 
@@ -39,6 +40,9 @@ class LeanHeadsRows:
         self.outputs: list[list[Any]] = [[] for _ in range(num_rows)]  # of the last entry and nodes
         self.pages = Pages(1, num_rows, weights.heads, runner.angles)
         self.scratch = _scratch(weights, TOKENS)
+        self.later = Level(NO_PLAN, NO_STATES, NO_STATES, NO_STATES)  # of the last line's rows
+        self.line = NO_LINE  # the last one, and what it was made for
+        self.turns: Sequence[Turn] = []
 
 
 class LeanRunner:
@@ -80,7 +84,10 @@ class LeanRunner:
         """The same, and a line of guesses after each row: tokens, and the chance of each to be
         kept.  The row does not remember them."""
         starts = [state.lengths[row] + len(fed) for row, fed in zip(rows, tokens, strict=True)]
-        line = _line(turns, starts, ids)
+        if state.line.ids is not ids or not _serves(state.line, state.turns, turns):
+            state.line, state.turns = _line(turns, ids), turns
+        line = state.line
+        _begin(line, turns, starts)
         logits = self._extend(state, rows, features, tokens, line)
         drawn = zip(line.tokens.tolist(), line.values.tolist(), line.counts.tolist(), strict=True)
         return logits, [(guesses[:count], values[:count]) for guesses, values, count in drawn]
@@ -142,12 +149,12 @@ class LeanRunner:
         tokens: Sequence[Sequence[int]],
         line: Line,
     ) -> Logits:
-        lots = []
-        for index, (row, fed) in enumerate(zip(rows, tokens, strict=True)):
-            places = np.full(len(fed), -1)
-            places[-1] = index
-            lots.append(Lot.of(row, state.lengths[row], Feed(fed), 0, places))
-        hidden = np.concatenate([np.asarray(part, np.float32) for part in features])
+        lots = [
+            Lot.of(row, state.lengths[row], Feed(fed), 0, _last(len(fed), index))
+            for index, (row, fed) in enumerate(zip(rows, tokens, strict=True))
+        ]
+        parts = [np.asarray(part, np.float32) for part in features]
+        hidden = parts[0] if len(parts) == 1 else np.concatenate(parts)
         outputs, logits = self._run(state, lots, hidden, None, line)
         for row, fed, output in zip(rows, tokens, outputs, strict=True):
             state.lengths[row] += len(fed)
@@ -186,19 +193,24 @@ class LeanRunner:
         return outputs, logits
 
     def _draft(self, state: LeanHeadsRows, first: Level, line: Line) -> None:
-        later = first
-        if count := len(line.limits):
-            rows = zip(line.rows.tolist(), line.starts.tolist(), strict=True)
-            lots = [
-                Lot.of(row, start, Feed([0]), 0, np.array([index]))
-                for index, (row, start) in enumerate(rows)
-            ]
-            (plan,) = self._passes(lots)
-            later = Level(plan, NO_STATES, *self._results(count))
+        later = self._later(state, line) if len(line.limits) else first
         num_stages = NUM_STAGES * max(1, line.tokens.shape[1])
         self._crew.run(
             num_stages, draft, self.weights, state.pages.cache, state.scratch, first, later, line
         )
+
+    def _later(self, state: LeanHeadsRows, line: Line) -> Level:
+        """The level of a line's guesses after the first; rows that are asked again and again keep
+        theirs, because making one takes as long as some of its products."""
+        plan = state.later.plan
+        if not np.array_equal(plan.rows, line.rows):
+            rows = enumerate(line.rows.tolist())
+            lots = [Lot.of(row, 0, Feed([0]), 0, np.array([index])) for index, row in rows]
+            (plan,) = self._passes(lots)
+            state.later = Level(plan, NO_STATES, *self._results(len(lots)))
+        plan.slots[:] = plan.positions[:] = line.starts
+        plan.before[:] = line.starts + 1
+        return state.later
 
     def _results(self, count: int) -> tuple[Floats, Logits]:
         """Room for so many outputs and logits."""
@@ -212,28 +224,55 @@ class LeanRunner:
         return passes(lots, heads.queries, heads.keys, logits_only=True)
 
 
-def _line(turns: Sequence[Turn], starts: Sequence[int], ids: Ints) -> Line:
-    """Lines for these turns, still empty; the first guesses go into the slots `starts`."""
-    samplings = [turn.sampling for turn in turns]
-    limits = np.array([turn.height for turn in turns])
-    size = len(turns), int(limits.max())
+def _last(count: int, place: int) -> Ints:
+    """Places where only the last of so many tokens has logits."""
+    places = np.full(count, -1)
+    places[-1] = place
+    return places
+
+
+def _line(turns: Sequence[Turn], ids: Ints) -> Line:
+    """Lines for such turns; see `_begin`."""
+    samplings, whole = [turn.sampling for turn in turns], np.zeros((4, len(turns)), np.int64)
+    size = len(turns), max(LONGEST, *(turn.height for turn in turns))
     return Line(
         ids=ids,
         rows=np.array([turn.row for turn in turns]),
-        starts=np.array(starts),
-        limits=limits,
-        worths=np.array([float(turn.worth) for turn in turns]),
+        starts=whole[0],
+        limits=whole[1],
+        worths=np.zeros(len(turns)),
         temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
         top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
         top_p=np.array([float(sampling.top_p) for sampling in samplings]),
         min_p=np.array([float(sampling.min_p) for sampling in samplings]),
         seeds=np.array([(turn.seed & MASK, turn.seed >> 32) for turn in turns], np.uint64),
-        positions=np.array([turn.position for turn in turns]),
-        is_open=limits > 0,
+        positions=whole[2],
+        is_open=np.zeros(len(turns), np.bool_),
         tokens=np.zeros(size, np.int64),
         values=np.zeros(size),
-        counts=np.zeros(len(turns), np.int64),
+        counts=whole[3],
     )
+
+
+def _serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
+    """Whether lines made for the first turns serve others: in one text they do."""
+    return len(first) == len(turns) and all(
+        old.row == new.row
+        and old.sampling is new.sampling
+        and old.seed == new.seed
+        and new.height <= line.tokens.shape[1]
+        for old, new in zip(first, turns, strict=True)
+    )
+
+
+def _begin(line: Line, turns: Sequence[Turn], starts: Sequence[int]) -> None:
+    """Empty lines; the first guesses go into the slots `starts`."""
+    line.starts[:] = starts
+    line.limits[:] = [turn.height for turn in turns]
+    line.worths[:] = [turn.worth for turn in turns]
+    line.positions[:] = [turn.position for turn in turns]
+    line.counts[:] = 0
+    np.greater(line.limits, 0, line.is_open)
 
 
 def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
@@ -248,8 +287,9 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
         part["head"],
     ]
     norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
+    parts = (([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices)
     return HeadsWeights(
-        matrices=join(([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices),
+        matrices=join(parts, is_coarse=True),
         embedding=embedding,
         layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
         norms=np.stack([part[norm] for norm in norms]),
