@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from clocks import StillClock
 from forerun.clock import ErraticClock, timed_by
-from forerun.engine.policy import POLICIES
+from forerun.engine.draft_policy import POLICIES
 from libraries import NAMES, Library, load
 
 # Kernels run in Triton's interpreter, on the CPU, unless a run for a device says otherwise

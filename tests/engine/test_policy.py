@@ -19,9 +19,10 @@ from forerun import rules
 from forerun.drafters import Guess
 from forerun.engine import policy as policy_module
 from forerun.engine.curve import Curve
+from forerun.engine.draft_policy import POLICIES, Choice, policy_key
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
-from forerun.engine.policy import POLICIES, Choice, PayingPolicy, policy_key
+from forerun.engine.policy import PayingPolicy
 from forerun.engine.proposal import Drafted, Proposal
 
 PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}

@@ -30,8 +30,9 @@ from forerun.drafters import (
     Turn,
 )  # fmt: skip
 from forerun.engine import drafting
+from forerun.engine.draft_policy import Choice
 from forerun.engine.drafting import Drafting
-from forerun.engine.policy import Choice, PayingPolicy
+from forerun.engine.policy import PayingPolicy
 from forerun.engine.request import Request
 from forerun.testing import Witness
 

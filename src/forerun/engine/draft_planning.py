@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.engine.account import why_few
+from forerun.engine.draft_policy import POLICIES, Choice, DraftPolicy, policy_key
 from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder, LadderPolicy
 from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
-from forerun.engine.policy import POLICIES, Choice, DraftPolicy, PayingPolicy, policy_key
+from forerun.engine.policy import PayingPolicy
 from forerun.engine.proposal import Drafted, cut
 from forerun.engine.request import Request
 from forerun.errors import InputError, UnsupportedError, explain

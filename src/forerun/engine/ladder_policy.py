@@ -12,8 +12,9 @@ from math import exp
 from typing import NamedTuple
 
 from forerun.engine.account import Price
+from forerun.engine.draft_policy import Choice
 from forerun.engine.knowledge import NUM_TIMED, Experience, Timings
-from forerun.engine.policy import LONGEST_WAIT, Choice, PayingPolicy
+from forerun.engine.policy import LONGEST_WAIT, PayingPolicy
 from forerun.engine.proposal import Drafted
 from forerun.engine.request import Request
 

@@ -4,25 +4,23 @@ A round with a draft emits one token per request and, for each drafted slot, the
 slots up to it are accepted.  It costs the draft and a longer pass.  `PayingPolicy` learns what both
 cost on this machine and how often guesses are kept, and asks for the lengths that make the most
 tokens per second.  Of the guesses that come, it leaves out those that buy fewer tokens than their
-slots in the pass cost.  Drafting that does not pay is switched off and tried again on a budget.
+slots in the pass cost.  Drafting that does not pay is switched off, and tried again when
+what it lost has been made up for.
 
 The policy reads no clock: the engine passes the seconds of each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple, Protocol
-from weakref import ref
 
-from forerun.drafters.base import Prices
 from forerun.engine.account import Price
+from forerun.engine.draft_policy import Choice
 from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge, Ratio
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.tariff import Tariff, lowest_paying
-from forerun.shelf import Shelf
 
 FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
 PROBE_LENGTH = 2  # tokens in a draft that tries whether drafting has come to pay
@@ -33,81 +31,12 @@ BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the 
 # work after the pass that a silent drafter causes, which is timed as part of a plain round
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
-MOST_LOST = 8.0  # that drafts may lose against what the drafter states
-ALLOWANCE = 0.005  # plain rounds that may be lost per round from then on
+MOST_LOST = 8.0  # plain rounds that drafts may lose in spite of what the drafter states
+ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
 NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
 LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
-
-
-class Choice(NamedTuple):
-    """What is asked of a drafter in a round, and what decides which guesses are scored."""
-
-    lengths: list[int]  # (R,)
-    worth: float = 0.0  # leave out guesses whose stated value is below this
-    prices: Prices | None = None  # None: nothing is known yet
-    tariff: Tariff | None = None  # None: all guesses are scored
-    is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
-
-
-class DraftPolicy(Protocol):
-    """Decides how far to draft for the rows of an engine; an idle one serves the next engine."""
-
-    def enter(self, row: int, request: Request) -> None:
-        """A request enters a row."""
-        ...
-
-    def choose(
-        self,
-        rows: Sequence[int],
-        requests: Sequence[Request],
-        rooms: Sequence[int],
-        *,
-        is_timed: bool = True,
-    ) -> Choice:
-        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,).
-
-        is_timed: the round can be compared with others; not one that reads part of a prompt.
-        """
-        ...
-
-    def learn(
-        self,
-        rows: Sequence[int],
-        requests: Sequence[Request],
-        drafted: Drafted,
-        paths: Sequence[Sequence[int]],
-        spent: Sequence[float] | None,
-    ) -> None:
-        """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
-        None where they say nothing because the pass also read part of a prompt."""
-        ...
-
-    def plain_seconds(self, num_rows: int) -> float | None:
-        """What a round without drafts takes; None if not known."""
-        ...
-
-    def price(self, num_rows: int) -> Price | None:
-        """What guesses cost and bring in rounds of so many requests; None if not known."""
-        ...
-
-    def leave(self, row: int) -> None:
-        """The request of a row is over."""
-        ...
-
-
-POLICIES: Shelf[DraftPolicy] = Shelf()
-"""Policies of engines that are done, by target and `policy_key`."""
-
-
-def policy_key(drafter: Any, num_rows: int, is_tree: bool, coin_rule: str | None) -> Hashable:
-    """What a policy was learned for.  A drafter known by its identity is referred to weakly: a
-    policy must not keep a draft model alive."""
-    drafter = getattr(drafter, "steered_as", drafter)
-    hashing: Any = type(drafter).__hash__
-    known_as = ref(drafter) if hashing is object.__hash__ else drafter
-    return known_as, num_rows, is_tree, coin_rule
 
 
 class PayingPolicy:
