@@ -376,7 +376,7 @@ def test_the_pass_takes_what_pays_at_the_price_of_its_size() -> None:
         )  # fmt: skip
         if number > 100:
             assert lengths[0] <= 3
-    assert step(policy, [8], stating([0.8], 1), passes=lambda _: 10.0)[0] == [1]  # costs nothing
+    assert step(policy, [8], stating([0.9], 1), passes=lambda _: 10.0)[0] == [1]  # costs nothing
 
 
 def test_guesses_without_values_are_judged_by_their_slots() -> None:

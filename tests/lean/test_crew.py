@@ -48,6 +48,22 @@ def test_a_helper_that_comes_late_finds_nothing_to_do() -> None:
     assert (counts == -1).all()
 
 
+def test_a_pass_that_is_over_is_closed() -> None:
+    """Its last stages may never have been begun: what tells so is overwritten by the next pass,
+    and a helper that was stopped on its way must not begin them then."""
+    boards: list[Any] = []
+
+    def begin(board: Any, counts: Any) -> None:
+        boards.append(board)
+        add_up(board, counts[:1], counts[:1])
+
+    counts = np.zeros((20, 50), np.int64)
+    Crew(1).run(20, begin, counts)
+    add_up(boards[0], counts, counts)
+    assert (counts[0] == 1).all()
+    assert (counts[1:] == 0).all()
+
+
 def keep_busy(release: threading.Event) -> None:
     """The only helper of a crew of two waits until it is released."""
     caller, came = threading.current_thread(), threading.Event()

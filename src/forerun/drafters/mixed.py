@@ -13,11 +13,10 @@ under such a rule a seed does not repeat its text; under `match` it does.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
-from statistics import median
 from typing import Any
 
 from forerun.clock import working
@@ -35,10 +34,9 @@ from forerun.drafters.growing import GrowingTree
 from forerun.drafters.owners import ByOwner
 from forerun.drafters.track_record import (
     LONG,
-    NUM_TIMINGS,
-    OWN_GAIN_FADE,
-    Gain,
+    MOST_LOST,
     Record,
+    Usual,
     gained,
     parents_of,
 )
@@ -68,14 +66,13 @@ class Panel:
     states: list[Any]
     together: ByOwner[list[Record]]  # under `match`
     apart: list[list[Record]]  # of each row, under the other rules
-    gains: list[list[Gain]]  # of each row
     shares: dict[int, list[Share]] = field(default_factory=dict)
     asked: dict[int, dict[int, float]] = field(default_factory=dict)  # row -> who -> seconds
     prices: Prices | None = None  # of this round
     num_turns: list[int] = field(default_factory=list)
     unread: list[list[int]] = field(default_factory=list)  # tokens of each row, by who
     by_match: bool = True
-    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    round: Usual = field(default_factory=Usual)  # seconds of one, without those of the drafters
     asked_at: float | None = None
 
     def records(self, row: int) -> list[Record]:
@@ -84,11 +81,6 @@ class Panel:
     def reads(self, turn: Turn, who: int) -> bool:
         """Whether a drafter would have much to read before its guess."""
         return self.unread[turn.row][who] > LONG
-
-    @property
-    def round_seconds(self) -> float:
-        """Median seconds of a round without the time in the drafters."""
-        return median(self.timings) if self.timings else 0.0
 
 
 class Mixed:
@@ -118,7 +110,6 @@ class Mixed:
             states,
             ByOwner(self._records, self._shelf.take(target)),
             apart=[self._records() for _ in range(num_rows)],
-            gains=[self._gains() for _ in range(num_rows)],
             num_turns=[0] * num_rows,
             unread=[[0] * len(self.drafters) for _ in range(num_rows)],
         )
@@ -146,7 +137,7 @@ class Mixed:
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
         if state.asked_at is not None:
-            state.timings.append(self.clock() - state.asked_at)
+            state.round.learn(self.clock() - state.asked_at)
             state.asked_at = None
         for outcome in outcomes:
             state.unread[outcome.row] = [n + len(outcome.tokens) for n in state.unread[outcome.row]]
@@ -158,7 +149,7 @@ class Mixed:
     def release(self, state: Panel, row: int) -> None:
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.release(inner, row)
-        state.apart[row], state.gains[row] = self._records(), self._gains()
+        state.apart[row] = self._records()
         state.num_turns[row] = 0
         state.together.release(row)
         state.shares.pop(row, None)
@@ -172,9 +163,6 @@ class Mixed:
     def _records(self) -> list[Record]:
         return [Record() for _ in self.drafters]
 
-    def _gains(self) -> list[Gain]:
-        return [Gain(OWN_GAIN_FADE) for _ in self.drafters]
-
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
         guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
@@ -182,10 +170,10 @@ class Mixed:
         num_unread = sum(state.unread[turn.row][who] for turn in turns if state.reads(turn, who))
         for turn in turns:
             record = state.records(turn.row)[who]
-            if not num_unread or not record.timings:
-                record.timings.append(seconds / len(turns))
+            if not num_unread or not record.turn.timings:
+                record.turn.learn(seconds / len(turns))
             elif state.reads(turn, who):
-                extra = max(0.0, seconds - len(turns) * record.seconds)
+                extra = max(0.0, seconds - len(turns) * record.turn.seconds)
                 record.reading.timings.append(extra / num_unread)
             record.num_asked += 1
             state.asked[turn.row][who] = seconds / len(turns)
@@ -240,14 +228,10 @@ class Mixed:
         row, records = turn.row, state.records(turn.row)
         everyone = [*range(len(self.drafters))]
         if state.by_match:
-            gains = [
-                own.within(record.gain)
-                for own, record in zip(state.gains[row], records, strict=True)
-            ]
-            everyone = [who for who in everyone if self._can_read(state, turn, who, gains[who])]
-            order = sorted(everyone, key=lambda who: records[who].seconds)
+            everyone = [who for who in everyone if self._can_read(state, turn, who)]
+            order = sorted(everyone, key=lambda who: records[who].turn.seconds)
             if turn.prices is not None:
-                order = [who for who in order if gains[who] > 0]
+                order = [who for who in order if records[who].gain.mean > -MOST_LOST]
         else:
             rates = [self._rate(state, record, record.expected) for record in records]
             order = sorted(everyone, key=lambda who: -rates[who])
@@ -257,16 +241,16 @@ class Mixed:
             order = [rare, *(who for who in order if who != rare)]
         return order
 
-    def _can_read(self, state: Panel, turn: Turn, who: int, gain: float) -> bool:
+    def _can_read(self, state: Panel, turn: Turn, who: int) -> bool:
         """Whether a drafter may be asked that would have to read the text first."""
         if turn.prices is None or turn.room is None or not state.reads(turn, who):
             return True
-        reading, num_unread = state.records(turn.row)[who].reading, state.unread[turn.row][who]
-        return reading.pays(num_unread, turn.room, gain, turn.prices.token)
+        record, num_unread = state.records(turn.row)[who], state.unread[turn.row][who]
+        return record.reading.pays(num_unread, turn.room, record.gain.mean, turn.prices.token)
 
     def _rate(self, state: Panel, record: Record, accepted: float) -> float:
         """Tokens per second of a round with so many accepted."""
-        return (1 + accepted) / (1e-9 + state.round_seconds + record.seconds)
+        return (1 + accepted) / (1e-9 + state.round.seconds + record.turn.seconds)
 
     def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
         """The outcome for one drafter: its own part of the accepted path."""
@@ -285,9 +269,11 @@ class Mixed:
             record.learn(len(path), sum(promised))
         seconds = state.asked.get(row, {}).get(who)
         if seconds is not None and state.prices is not None:
-            tokens = gained(expected, drafted, min(seconds, record.seconds), state.prices)
-            state.gains[row][who].learn(tokens)
-            record.gain.learn(tokens)
+            seconds = min(seconds, record.turn.seconds)
+            record.gain.learn(gained(expected, drafted, seconds, state.prices))
+        states = self._states_of(who, outcome.states)
+        if states is outcome.states and not outcome.path:
+            return outcome
         return Outcome(
             row,
             len(path),
@@ -295,7 +281,7 @@ class Mixed:
             path,
             outcome.successors,
             outcome.num_scored,
-            self._states_of(who, outcome.states),
+            states,
             outcome.num_processed,
         )
 

@@ -10,10 +10,9 @@ from forerun.drafters.base import Guess, Prices
 from forerun.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
-GAIN_FADE = 0.99  # what an ask does, over all requests
+GAIN_FADE = 0.99  # what an ask does
 PRIOR_TOKENS, PRIOR_ASKS = 4.0, 8.0  # of that: one poor guess in the first rounds says little
-OWN_GAIN_FADE = 0.95  # and within one
-OWN_TRUST = 12.0  # asks of its own after which a request is judged half by them
+MOST_LOST = 0.05  # tokens an ask; a drafter that costs more than it saves by this is hardly asked
 NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
 NUM_READ = 2  # timings of reading before they are relied on, the quickest of them
 LONG = 32  # unread tokens; fewer are read without a check that reading pays
@@ -21,27 +20,36 @@ ALLOWANCE = 0.005  # tokens that reading may lose per turn in which it does not 
 
 
 @dataclass
-class Gain:
-    """Mean tokens saved per ask, less its cost in tokens; starts with a small positive prior.
+class Usual:
+    """The median of the latest timings; 0 before the first."""
 
-    The prior is what a drafter may lose before it is no longer asked.
+    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    seconds: float = 0.0
+
+    def learn(self, seconds: float) -> None:
+        self.timings.append(seconds)
+        self.seconds = median(self.timings)
+
+
+@dataclass
+class Gain:
+    """Mean tokens saved per ask, less its cost in tokens.
+
+    It starts with a positive prior, which is what a drafter may lose before it is hardly asked any
+    more.  Requests have none of their own: what one of them keeps says less of its next guess than
+    the chance that is stated with it.
     """
 
-    fade: float
-    tokens: float = 0.5
-    asks: float = 1.0
+    tokens: float = PRIOR_TOKENS
+    asks: float = PRIOR_ASKS
 
     @property
     def mean(self) -> float:
         return self.tokens / self.asks
 
     def learn(self, tokens: float) -> None:
-        self.tokens = self.fade * self.tokens + tokens
-        self.asks = self.fade * self.asks + 1
-
-    def within(self, wider: Gain) -> float:
-        """This mean, shrunk towards that of all requests while it rests on few asks."""
-        return (self.tokens + OWN_TRUST * wider.mean) / (self.asks + OWN_TRUST)
+        self.tokens = GAIN_FADE * self.tokens + tokens
+        self.asks = GAIN_FADE * self.asks + 1
 
 
 @dataclass
@@ -77,19 +85,14 @@ class Record:
     accepted: float = 3.0
     promised: float = 3.0
     num_asked: int = 0
-    gain: Gain = field(default_factory=lambda: Gain(GAIN_FADE, PRIOR_TOKENS, PRIOR_ASKS))
-    timings: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMINGS))
+    gain: Gain = field(default_factory=Gain)
+    turn: Usual = field(default_factory=Usual)  # seconds of one
     reading: Reading = field(default_factory=Reading)
 
     @property
     def expected(self) -> float:
         """Accepted tokens per guess."""
         return self.accepted / self.turns
-
-    @property
-    def seconds(self) -> float:
-        """Median seconds per turn."""
-        return median(self.timings) if self.timings else 0.0
 
     def learn(self, accepted: int, promised: float) -> None:
         self.turns = FADE * self.turns + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 
@@ -11,6 +11,7 @@ class Curve:
     """A line between known sizes; level below them, in proportion at most above them."""
 
     points: tuple[tuple[int, float], ...] = ()  # sizes, seconds; both rise
+    _slopes: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, size: int) -> float:
         if not self.points:
@@ -30,6 +31,8 @@ class Curve:
 
     def slope(self, start: int) -> float:
         """Seconds that one more unit of size costs above `start`."""
-        base = self(start)
-        slopes = [(took - base) / (size - start) for size, took in self.points if size > start]
-        return median(slopes) if slopes else self(start + 1) - base
+        if start not in self._slopes:
+            base = self(start)
+            slopes = [(took - base) / (size - start) for size, took in self.points if size > start]
+            self._slopes[start] = median(slopes) if slopes else self(start + 1) - base
+        return self._slopes[start]

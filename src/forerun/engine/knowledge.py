@@ -14,13 +14,17 @@ from forerun.engine.curve import Curve
 from forerun.engine.tariff import calibrated
 
 LONGEST = 8  # tokens in the longest draft that is considered
-HALF_LIFE, OWN_HALF_LIFE = 200, 32  # drafts after which one counts half: of all requests, of one
+FADE, OWN_FADE = 0.5 ** (1 / 200), 0.5 ** (1 / 32)  # what a draft counts one draft later, and
+# within one request: half after 200, and after 32
 NUM_TIMED = 3  # timings before a price is relied on
+NUM_STALE = 4  # timings after which a curve is drawn anew; one timing hardly changes it
 STEP = 0.08  # share of its difference by which a timing moves the price of its size
 SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
-SPEED_TRUST = 16  # plain rounds that this counts like
+FIRST_TRUST = 256  # plain rounds that this counts like
+SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
+LONG_FADE = 0.5 ** (1 / 2000)  # what a round counts one round later for the speed of all requests
 CALIBRATION_STEP = 0.05  # by which one verified guess moves the calibration of stated values
 
 
@@ -31,17 +35,22 @@ class Timings:
     logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
     counts: dict[int, int] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
+    num_new: int = 0  # timings since the curve was drawn
 
     def learn(self, size: int, seconds: float) -> None:
         """At first the fastest timing counts, then a moving average of clipped ones."""
         new, count = log(max(seconds, 1e-9)), self.counts.get(size, 0)
         self.counts[size] = count + 1
+        self.num_new += 1
         if count < NUM_TIMED:
             self.logs[size] = min(new, self.logs.get(size, new))
         else:
             step = STEP * min(new - self.logs[size], MOST_SLOWER)
             for other in self.logs:
                 self.logs[other] += step if other == size else SHARED * step
+            if self.num_new < NUM_STALE:
+                return
+        self.num_new = 0
         points: list[tuple[int, float]] = []
         most = inf
         for other in sorted(self.logs, reverse=True):  # what is larger does not take less
@@ -52,19 +61,24 @@ class Timings:
     def __call__(self, size: int) -> float:
         return self.curve(size)
 
+    def usual(self, size: int) -> float:
+        """Seconds of a size that was timed, as they are: larger ones may take less, as of several
+        drafters the quickest may have the longest guesses."""
+        return exp(self.logs[size])
+
 
 @dataclass
 class Ratio:
     """One sum over another; the recent past counts more."""
 
-    half_life: float = HALF_LIFE
+    fade: float = FADE
     above: float = 0.0
     below: float = 0.0
     count: int = 0
 
     def learn(self, above: float, below: float) -> None:
-        fade = 0.5 ** (1 / self.half_life)
-        self.above, self.below = fade * self.above + above, fade * self.below + below
+        self.above = self.fade * self.above + above
+        self.below = self.fade * self.below + below
         self.count += 1
 
     def within(self, belief: float, trust: float) -> float:
@@ -72,16 +86,16 @@ class Ratio:
         return (self.above + trust * belief) / (self.below + trust)
 
 
-def slots(half_life: float) -> list[Ratio]:
+def slots(fade: float) -> list[Ratio]:
     """Acceptance of each slot of a draft where it was reached."""
-    return [Ratio(half_life) for _ in range(LONGEST)]
+    return [Ratio(fade) for _ in range(LONGEST)]
 
 
 @dataclass
 class Experience:
     """What is known of one request."""
 
-    acceptance: list[Ratio] = field(default_factory=lambda: slots(OWN_HALF_LIFE))
+    acceptance: list[Ratio] = field(default_factory=lambda: slots(OWN_FADE))
     num_read: int = 0  # tokens of its text when the drafter was last asked
     num_shown: int = 0  # tokens that the drafter is shown for the first time in this round
 
@@ -95,9 +109,10 @@ class Knowledge:
     reading: Timings = field(default_factory=Timings)  # of one unread token
     whole: dict[int, Timings] = field(default_factory=dict)  # rounds that are captured as a whole,
     # by the requests they have room for: by draft length
-    acceptance: list[Ratio] = field(default_factory=lambda: slots(HALF_LIFE))
+    acceptance: list[Ratio] = field(default_factory=lambda: slots(FADE))
     pace: Ratio = field(default_factory=Ratio)  # with drafts: tokens per row over plain rounds
-    promised: Ratio = field(default_factory=Ratio)  # the same by what the drafter stated
+    promised: Ratio = field(default_factory=Ratio)  # the same by what the drafter stated, lately
+    promised_ever: Ratio = field(default_factory=lambda: Ratio(LONG_FADE))
     shift: float | None = None  # of the log-odds of stated values; None: none were stated
     rounds: int = 0
     num_plain: int = 0
@@ -120,9 +135,18 @@ class Knowledge:
             self.shift += CALIBRATION_STEP * ((node in path) - self.chance(value))
 
     @property
+    def usual_speed(self) -> float:
+        """Of rounds with drafts against those without, over all requests so far."""
+        return self.promised_ever.within(FIRST_SPEED, FIRST_TRUST)
+
+    @property
     def speed(self) -> float:
-        """Of rounds with drafts against those without, as can be expected."""
-        return self.promised.within(FIRST_SPEED, SPEED_TRUST)
+        """The same as can be expected of the requests at hand."""
+        return self.promised.within(self.usual_speed, SPEED_TRUST)
+
+    def start_afresh(self) -> None:
+        """Draft again, with the speed of all requests to expect."""
+        self.is_resting, self.promised = False, Ratio()
 
     def prices(self, num_rows: int) -> Prices:
         plain = self.passes(num_rows)

@@ -4,8 +4,8 @@ A round with a draft emits one token per request and, for each drafted slot, the
 slots up to it are accepted.  It costs the draft and a longer pass.  `PayingPolicy` learns what both
 cost on this machine and how often guesses are kept, and asks for the lengths that make the most
 tokens per second.  Of the guesses that come, it leaves out those that buy fewer tokens than their
-slots in the pass cost.  Drafting that does not pay is switched off, and tried again when
-what it lost has been made up for.
+slots in the pass cost.  Drafting that does not pay is switched off.  It is tried again with
+another request where it usually pays, and else when what it lost has been made up for.
 
 The policy reads no clock: the engine passes the seconds of each stage.
 """
@@ -17,7 +17,7 @@ from math import inf
 
 from forerun.engine.account import Price
 from forerun.engine.draft_policy import Choice
-from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge, Ratio
+from forerun.engine.knowledge import LONGEST, NUM_TIMED, Experience, Knowledge
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.tariff import Tariff, lowest_paying
@@ -31,7 +31,7 @@ BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the 
 # work after the pass that a silent drafter causes, which is timed as part of a plain round
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
-MOST_LOST = 8.0  # plain rounds that drafts may lose in spite of what the drafter states
+MOST_LOST = 16.0  # plain rounds that drafts may lose in spite of what the drafter states
 ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
 NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
@@ -68,6 +68,8 @@ class PayingPolicy:
             self.known.seeds.add(request.seed)
             self._seeds[row] = request.seed
         self._requests[row] = Experience()
+        if self.known.is_resting and self.known.usual_speed >= BREAK_EVEN:
+            self.known.start_afresh()  # another request may be another matter
 
     def leave(self, row: int) -> None:
         self._requests.pop(row, None)
@@ -135,12 +137,13 @@ class PayingPolicy:
         known.num_silent = 0 if num_drafted else known.num_silent + 1
         known.drafting.learn(depth, draft_seconds - extra)
         plain = known.passes(num_rows)
-        took = (known.passes(num_rows + num_drafted) + known.drafting(depth)) / plain
+        took = (known.passes(num_rows + num_drafted) + known.drafting.usual(depth)) / plain
         tokens = sum(len(path) + 1 for path in paths) / num_rows
         known.pace.learn(tokens, took)
         known.lost = max(0.0, known.lost + took - tokens)
         expected = tokens if expected is None else expected
-        known.promised.learn(expected, took)
+        for promised in (known.promised, known.promised_ever):
+            promised.learn(expected, took)
         if drafted.is_trial:
             known.debt = max(0.0, known.debt + took + extra / plain - tokens)
         elif self._is_stated:
@@ -174,12 +177,13 @@ class PayingPolicy:
     def _learn_row(self, row: int, request: Request, draft: Proposal, path: Sequence[int]) -> int:
         """What one request kept of its draft; gives the tokens that the drafter had to read."""
         experience, num_drafted = self._requests[row], len(draft.tokens)
-        if num_drafted and not self._is_tree:
+        is_stated = draft.values is not None and not self._has_coins
+        if num_drafted and not is_stated and not self._is_tree:
             num_reached = min(num_drafted, len(path) + 1)
             for acceptance in (experience.acceptance, self.known.acceptance):
                 for slot, ratio in enumerate(acceptance):
                     ratio.learn(slot < min(len(path), num_reached), slot < num_reached)
-        if draft.values is not None and not self._has_coins:
+        if is_stated and draft.values:
             self.known.calibrate(draft.values, path)
         num_shown, experience.num_shown = experience.num_shown, 0
         if not num_shown or (request.stats.rounds == 1 and not num_drafted):
@@ -194,7 +198,7 @@ class PayingPolicy:
         drafts can save in the rest of the answer, which is half of the room on average."""
         known, limits = self.known, list(most)
         plain, debt = self.plain_seconds(len(rooms)), known.debt
-        if plain is None:
+        if plain is None or all(request.num_shown <= LONG for request in requests):
             return limits
         pace, reading = known.speed, known.reading(1)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
@@ -222,8 +226,8 @@ class PayingPolicy:
             self._is_long_due = True
             return nothing
         prices = known.prices(num_rows)
-        chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted
-        if not self._is_tree:
+        chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
+        if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances
             chances = list(map(self._survivals, requests, limits))
         if self._is_stated:
             lengths, pays = limits, True  # or it would be off
@@ -270,14 +274,14 @@ class PayingPolicy:
             return True  # a round that cannot be timed would not teach better
         is_hopeless = known.lost >= MOST_LOST
         if known.is_resting and known.debt == 0 and not is_hopeless and is_timed:
-            known.is_resting, known.promised = False, Ratio()
+            known.start_afresh()
         known.is_resting = known.is_resting or is_hopeless or known.speed < BREAK_EVEN
         return known.is_resting
 
     def _is_free(self, num_rows: int) -> bool:
         """What costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
         known, plain = self.known, self.known.passes(num_rows)
-        return 0 in known.drafting.counts and known.drafting(0) <= FREE * plain
+        return 0 in known.drafting.counts and known.drafting.usual(0) <= FREE * plain
 
     def _survivals(self, request: Experience, length: int) -> list[float]:
         """The chance that each slot of a chain is accepted with all before it."""

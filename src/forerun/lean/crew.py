@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from forerun.lean.threads import usual_threads
 
 CLAIMED, FINISHED = 0, 1
 LINE = 8  # counters per stage: one cache line, of which two are used
+CLOSED = 2**62  # claimed and finished, more than a stage has
 MOST_CLAIMED = 8  # items at once
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
@@ -56,22 +58,50 @@ class Crew:
     def run(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> None:
         """`work(board, *arguments)` on every thread; returns when the last item is finished.
 
-        Each pass has its own board, so a helper that arrives after the end finds nothing to claim.
-        One that has not begun by then is called off, to be free for the next pass.
+        Each pass has its own board, which is closed at the end: a helper that arrives later, or
+        was stopped on its way, finds nothing to claim.  One that has not begun by then is called
+        off, to be free for the next pass.
         """
-        board, calls = np.zeros((num_stages, LINE), np.int64), []
+        board: Board = np.zeros((num_stages, LINE), np.int64)
+        call: list[Any] = [work]
         if self.size > 1:
-            helpers = _helpers(os.getpid(), self.size - 1)
-            calls = [helpers.submit(work, board, *arguments) for _ in range(self.size - 1)]
+            call += board, *arguments
+            calls = _helpers(os.getpid(), self.size - 1)
+            for _ in range(self.size - 1):
+                calls.put(call)
         work(board, *arguments)
-        for call in calls:
-            call.cancel()
+        call.clear()
+        board.fill(CLOSED)
+
+
+Calls = SimpleQueue[list[Any]]
+"""Functions with their arguments; an empty one was called off."""
 
 
 @cache
-def _helpers(process: int, count: int) -> ThreadPoolExecutor:
-    """The helpers of this process: a fork inherits the object without its threads."""
-    return ThreadPoolExecutor(count, "forerun-lean")
+def _helpers(process: int, count: int) -> Calls:
+    """What the helpers of this process listen to: a fork inherits the object without its threads.
+
+    A pool of the standard library makes a future for each call, with locks: that takes five times
+    as long as all that is needed here.
+    """
+    calls: Calls = SimpleQueue()
+    for number in range(count):
+        threading.Thread(
+            target=_help, args=(calls,), name=f"forerun-lean-{number}", daemon=True
+        ).start()
+    return calls
+
+
+def _help(calls: Calls) -> None:
+    while True:
+        if call := tuple(calls.get()):
+            try:
+                call[0](*call[1:])
+            except Exception:  # the caller does without this helper
+                continue
+            finally:
+                del call  # its arrays may be large
 
 
 @compiled

@@ -17,6 +17,7 @@ from forerun.lean.attention import (
     weigh,
 )
 from forerun.lean.crew import Board, share
+from forerun.lean.held import Held
 from forerun.lean.jit import entry, inner, sources
 from forerun.lean.linear import (
     Bytes,
@@ -221,14 +222,15 @@ def run_stages(
 def build(revision: int) -> Callable[..., None]:
     @entry
     def forward(
-        board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
-        logits: Floats, split: Floats,
-    ) -> None:  # fmt: skip
+        board: Board, held: Held, plan: Plan, watched: Watched, logits: Floats, split: Floats
+    ) -> None:
         """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
 
+        held: `Weights`, `Cache` and `Scratch`.
         split: memory (tiles * QUERIES, score_columns), where threads are to share tiles of
         attention; (0, 0) where each takes whole tiles.
         """
+        w, cache, s = held.value
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)
         scores = make_scores(w.heads, cache)
         run_stages(board, w, plan, cache, s, watched, logits, split, work, scores)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from forerun.lean.attention import UNLIMITED, Cache, HeadShape, attend, make_scores, place
 from forerun.lean.crew import Board, share
+from forerun.lean.held import Held
 from forerun.lean.jit import entry, inner, sources
 from forerun.lean.line import Line, go_on
 from forerun.lean.linear import (
@@ -182,15 +183,14 @@ def run_levels(
 
 def build(revision: int) -> Callable[..., None]:
     @entry
-    def draft(
-        board: Board, w: HeadsWeights, cache: Cache, s: HeadsScratch, first: Level, later: Level,
-        line: Line,
-    ) -> None:  # fmt: skip
+    def draft(board: Board, held: Held) -> None:
         """The first level, and as many later ones as the line has guesses to run.
 
+        held: `HeadsWeights`, `Cache`, `HeadsScratch`, the first `Level`, the later one, `Line`.
         A later level has one token for each row of the line; its numbers are overwritten by the
         next.  Without a line there is only the first.
         """
+        w, cache, s, first, later, line = held.value
         work = make_work(max(len(first.plan.ids), len(later.plan.ids)) + 0 * revision, s.limbs)
         run_levels(board, w, cache, s, first, later, line, work, make_scores(w.heads, cache))
 

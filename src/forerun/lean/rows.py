@@ -11,6 +11,7 @@ from forerun.arrays import tensor_if_loaded
 from forerun.lean.attention import score_columns
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
+from forerun.lean.held import Holder
 from forerun.lean.linear import Floats, make_limbs
 from forerun.lean.page_tile import QUERIES
 from forerun.lean.pages import Page, Pages, Rotary
@@ -50,6 +51,7 @@ class LeanRows(PathRows):
         self._pages = Pages(len(weights.head_norms), num_rows, weights.heads, rotary)
         self._scratch = _scratch(weights, TOKENS)
         self._split = NO_SPLIT
+        self._holder = Holder()
 
     def score(
         self,
@@ -147,9 +149,13 @@ class LeanRows(PathRows):
         )
         self._crew.run(
             num_stages(len(weights.head_norms)),
-            forward, weights, plan, self._pages.cache, self._scratch, watched, logits,
+            forward,
+            self._holder(weights, self._pages.cache, self._scratch),
+            plan,
+            watched,
+            logits,
             self._split_for(plan),
-        )  # fmt: skip
+        )
         return watched.states
 
     def _split_for(self, plan: Plan) -> Floats:

@@ -12,22 +12,32 @@ import numpy as np
 
 from forerun.drafters.base import Turn
 from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.lean_weights import make_scratch, take
 from forerun.drafters.heads.runner import Logits
-from forerun.lean.attention import HeadShape
 from forerun.lean.crew import Crew
-from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
+from forerun.lean.heads_pass import NUM_STAGES, Level, draft
+from forerun.lean.held import Holder, hold
 from forerun.lean.line import Line, no_line
-from forerun.lean.linear import Floats, alternate, join, make_limbs
+from forerun.lean.linear import Floats
 from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
-from forerun.lean.storage import padded
 from forerun.models.feed import Feed
 from forerun.philox import MASK
 
+MOST_KEPT = TOKENS  # tokens of a pass that is kept for the next time
 LONGEST = 8  # guesses that a line has room for, at least
 NO_STATES = np.empty((0, 0), np.float32)
 NO_LINE, NO_PLAN = no_line(), no_plan()
+
+
+class Ask:
+    """A pass over so many tokens of one row with a line after it, run again and again: its arrays
+    are kept, and only the numbers in them change."""
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self.holder = Holder()
 
 
 class LeanHeadsRows:
@@ -39,10 +49,11 @@ class LeanHeadsRows:
         self.paths: list[list[list[int]]] = [[] for _ in range(num_rows)]  # to each node, itself
         self.outputs: list[list[Any]] = [[] for _ in range(num_rows)]  # of the last entry and nodes
         self.pages = Pages(1, num_rows, weights.heads, runner.angles)
-        self.scratch = _scratch(weights, TOKENS)
+        self.scratch = make_scratch(weights, TOKENS)
         self.later = Level(NO_PLAN, NO_STATES, NO_STATES, NO_STATES)  # of the last line's rows
         self.line = NO_LINE  # the last one, and what it was made for
         self.turns: Sequence[Turn] = []
+        self.asks: dict[tuple[int, int], Ask] = {}  # by row and number of tokens
 
 
 class LeanRunner:
@@ -82,15 +93,20 @@ class LeanRunner:
         ids: Ints,  # (Vd,): the target's, of the network's own tokens
     ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
         """The same, and a line of guesses after each row: tokens, and the chance of each to be
-        kept.  The row does not remember them."""
-        starts = [state.lengths[row] + len(fed) for row, fed in zip(rows, tokens, strict=True)]
+        kept.  The row does not remember them.  Its logits stay until it is extended again."""
         if state.line.ids is not ids or not _serves(state.line, state.turns, turns):
             state.line, state.turns = _line(turns, ids), turns
         line = state.line
-        _begin(line, turns, starts)
-        logits = self._extend(state, rows, features, tokens, line)
-        drawn = zip(line.tokens.tolist(), line.values.tolist(), line.counts.tolist(), strict=True)
-        return logits, [(guesses[:count], values[:count]) for guesses, values, count in drawn]
+        for index, (turn, fed) in enumerate(zip(turns, tokens, strict=True)):
+            _begin(line, index, turn, state.lengths[turn.row] + len(fed))
+        if len(rows) == 1 and len(tokens[0]) <= MOST_KEPT:
+            logits = self._ask(state, rows[0], features[0], tokens[0], line)
+        else:
+            logits = self._extend(state, rows, features, tokens, line)
+        return logits, [
+            (line.tokens[index, :count].tolist(), line.values[index, :count].tolist())
+            for index, count in enumerate(line.counts.tolist())
+        ]
 
     def step(
         self,
@@ -132,6 +148,7 @@ class LeanRunner:
     def release(self, state: LeanHeadsRows, row: int) -> None:
         state.lengths[row] = 0
         state.paths[row], state.outputs[row] = [], []
+        state.asks = {about: ask for about, ask in state.asks.items() if about[0] != row}
         state.pages.cut(row, 0)
 
     def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
@@ -161,6 +178,32 @@ class LeanRunner:
             state.paths[row], state.outputs[row] = [], [output]
         return logits
 
+    def _ask(
+        self, state: LeanHeadsRows, row: int, features: Any, tokens: Sequence[int], line: Line
+    ) -> Logits:
+        """What `_extend` does, for a few tokens of one row; the logits are kept until the next."""
+        count, start = len(tokens), state.lengths[row]
+        ask = state.asks.get((row, count))
+        if ask is None:
+            ask = state.asks[row, count] = self._new_ask(row, count)
+        plan, hidden, outputs, logits = ask.level
+        for index, token in enumerate(tokens):  # for so few, faster than whole arrays
+            plan.ids[index] = token
+            plan.slots[index], plan.before[index] = start + index, start + index + 1
+        hidden[:] = features
+        state.pages.reserve(row, start, start + count + line.tokens.shape[1])
+        later = self._later(state, line)
+        held = ask.holder(self.weights, state.pages.cache, state.scratch, ask.level, later, line)
+        self._crew.run(_num_stages(line), draft, held)
+        state.lengths[row] = start + count
+        state.paths[row], state.outputs[row] = [], [outputs[0]]
+        return logits
+
+    def _new_ask(self, row: int, count: int) -> Ask:
+        (plan,) = self._passes([Lot.of(row, 0, Feed([0] * count), 0, _last(count, 0))])
+        hidden = np.empty((count, self.weights.layer_norms.size), np.float32)
+        return Ask(Level(plan._replace(positions=plan.slots), hidden, *self._results(1)))
+
     def _run(
         self,
         state: LeanHeadsRows,
@@ -182,7 +225,7 @@ class LeanRunner:
         for plan in plans:
             end, ready = begin + len(plan.ids), done + len(plan.logit_tokens)
             if end - begin > len(state.scratch.features):
-                state.scratch = _scratch(self.weights, min(MOST_TOKENS, 2 * (end - begin)))
+                state.scratch = make_scratch(self.weights, min(MOST_TOKENS, 2 * (end - begin)))
             if features is not None:
                 state.scratch.features[: end - begin] = features[begin:end]
             level = Level(plan, hidden[begin:end], outputs[done:ready], logits)
@@ -194,20 +237,19 @@ class LeanRunner:
 
     def _draft(self, state: LeanHeadsRows, first: Level, line: Line) -> None:
         later = self._later(state, line) if len(line.limits) else first
-        num_stages = NUM_STAGES * max(1, line.tokens.shape[1])
-        self._crew.run(
-            num_stages, draft, self.weights, state.pages.cache, state.scratch, first, later, line
-        )
+        held = hold((self.weights, state.pages.cache, state.scratch, first, later, line))
+        self._crew.run(_num_stages(line), draft, held)
 
     def _later(self, state: LeanHeadsRows, line: Line) -> Level:
         """The level of a line's guesses after the first; rows that are asked again and again keep
         theirs, because making one takes as long as some of its products."""
-        plan = state.later.plan
-        if not np.array_equal(plan.rows, line.rows):
+        if state.later.plan.rows is not line.rows:
             rows = enumerate(line.rows.tolist())
             lots = [Lot.of(row, 0, Feed([0]), 0, np.array([index])) for index, row in rows]
             (plan,) = self._passes(lots)
+            plan = plan._replace(rows=line.rows)
             state.later = Level(plan, NO_STATES, *self._results(len(lots)))
+        plan = state.later.plan
         plan.slots[:] = plan.positions[:] = line.starts
         plan.before[:] = line.starts + 1
         return state.later
@@ -222,6 +264,10 @@ class LeanRunner:
     def _passes(self, lots: Sequence[Lot]) -> Iterator[Plan]:
         heads = self.weights.heads
         return passes(lots, heads.queries, heads.keys, logits_only=True)
+
+
+def _num_stages(line: Line) -> int:
+    return NUM_STAGES * max(1, int(line.tokens.shape[1]))
 
 
 def _last(count: int, place: int) -> Ints:
@@ -265,64 +311,11 @@ def _serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
     )
 
 
-def _begin(line: Line, turns: Sequence[Turn], starts: Sequence[int]) -> None:
-    """Empty lines; the first guesses go into the slots `starts`."""
-    line.starts[:] = starts
-    line.limits[:] = [turn.height for turn in turns]
-    line.worths[:] = [turn.worth for turn in turns]
-    line.positions[:] = [turn.position for turn in turns]
-    line.counts[:] = 0
-    np.greater(line.limits, 0, line.is_open)
-
-
-def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
-    """The weights, copied into panels of the fewest bits that keep them."""
-    part = {name.removesuffix(".weight"): values for name, values in weights.items()}
-    matrices = [
-        part["fuse"],
-        part["qkv"],
-        part["output"],
-        alternate(*np.split(part["gate_up"], 2)),
-        part["down"],
-        part["head"],
-    ]
-    norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
-    parts = (([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices)
-    return HeadsWeights(
-        matrices=join(parts, is_coarse=True),
-        embedding=embedding,
-        layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
-        norms=np.stack([part[norm] for norm in norms]),
-        head_norms=np.ones((2, design.head_size), np.float32),
-        heads=HeadShape(
-            queries=design.num_heads,
-            keys=design.num_kv_heads,
-            size=design.head_size,
-            wide=padded(design.head_size),
-            scale=np.float32(design.head_size**-0.5),
-            has_norms=False,
-            eps=np.float32(0),
-        ),
-        eps=np.float32(design.norm_eps),
-    )
-
-
-def _scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
-    heads, m = weights.heads, weights.matrices
-    hidden, inner = weights.embedding.shape[1], heads.queries * heads.size
-
-    def room(*shape: int) -> Floats:
-        return np.empty(shape, np.float32)
-
-    return HeadsScratch(
-        hidden=room(num_tokens, weights.layer_norms.size),
-        features=room(num_tokens, hidden),
-        joined=room(num_tokens, 2 * hidden),
-        qkv=room(num_tokens, inner + 2 * heads.keys * heads.size),
-        queries=room(heads.keys, num_tokens * (heads.queries // heads.keys), heads.size),
-        mixed=room(num_tokens, inner),
-        gathered=room(num_tokens, inner),
-        normed=room(num_tokens, hidden),
-        inner=room(num_tokens, int(m.depth[4])),
-        limbs=make_limbs(m, num_tokens),
-    )
+def _begin(line: Line, index: int, turn: Turn, start: int) -> None:
+    """Empty a line, whose first guess goes into the slot `start`."""
+    line.starts[index] = start
+    line.limits[index] = turn.height
+    line.worths[index] = turn.worth
+    line.positions[index] = turn.position
+    line.counts[index] = 0
+    line.is_open[index] = turn.height > 0

@@ -60,14 +60,17 @@ class Listening:
         first = heard.num_entries + 1
         following = self.texts[row].tokens[first : first + len(states)]
         if following:
-            heard.waiting.append((states[: len(following)], following))
+            if len(following) < len(states):
+                states = states[: len(following)]
+            heard.waiting.append((states, following))
             heard.num_entries += len(following)
 
     def begin(self, rows: Sequence[int]) -> Logits:
         """Start drafts at the end of the texts: logits (R, Vd) of the first guesses."""
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
-            self._keep(behind, self.runner.extend(self._rows, behind, *self._take(behind)))
+            logits = self.runner.extend(self._rows, behind, *self._take(behind))
+            self._keep(behind, logits.copy())
         for row in rows:
             self._heard[row].numbers = {ROOT: ROOT}
         return np.stack([self._heard[row].logits for row in rows])
@@ -118,4 +121,4 @@ class Listening:
         """Store the logits (R, Vd) of the entries that were run, which no longer wait."""
         for row, row_logits in zip(rows, logits, strict=True):
             heard = self._heard[row]
-            heard.waiting, heard.logits, heard.num_nodes = [], row_logits.copy(), 0
+            heard.waiting, heard.logits, heard.num_nodes = [], row_logits, 0
