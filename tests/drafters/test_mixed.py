@@ -257,8 +257,21 @@ def test_nothing_to_mix() -> None:
 
 def test_a_drafter_is_left_out_after_several_poor_guesses_and_not_after_one() -> None:
     gain, is_asked = Record().gain, []
-    for tokens in (-2.0, -1.0, -1.0, -1.0, -1.0):
+    for tokens in (-1.0, *[-0.2] * 60):
         gain.learn(tokens)
         is_asked.append(gain.mean > -MOST_LOST)
     assert is_asked[0]
     assert not is_asked[-1]
+
+
+def test_a_drafter_gets_another_chance_with_another_request_unless_it_never_pays() -> None:
+    gain = Record().gain
+    for _ in range(60):
+        gain.learn(-0.2)
+    assert gain.mean < -MOST_LOST
+    gain.start_afresh()
+    assert gain.mean > -MOST_LOST
+    for _ in range(400):
+        gain.learn(-0.2)
+    gain.start_afresh()
+    assert gain.mean < -MOST_LOST

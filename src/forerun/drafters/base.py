@@ -23,8 +23,14 @@ from forerun.types import Drawn
 class Prices(NamedTuple):
     """Seconds that things take at present, as measured."""
 
-    token: float  # of the text
-    slot: float  # what one more guess adds to the target's pass
+    token: float  # of the text, with drafts as they usually are
+    slot: float  # what one more guess adds to the target's pass, usually
+    added: tuple[float, ...] = ()  # what 1, 2, ... guesses add to it together, where that is known
+    plain: float | None = None  # of the text, without drafts; None: as with them
+
+    def scoring(self, count: int) -> float:
+        """What so many guesses add to the target's pass."""
+        return self.added[count - 1] if 0 < count <= len(self.added) else count * self.slot
 
 
 @dataclass(frozen=True)

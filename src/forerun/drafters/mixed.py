@@ -121,6 +121,8 @@ class Mixed:
 
     def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
         state.unread[row] = [len(tokens)] * len(self.drafters)
+        for record in state.together[row]:
+            record.gain.start_afresh()
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.enter(inner, row, tokens, num_prompt)
 

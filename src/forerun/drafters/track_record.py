@@ -10,9 +10,10 @@ from forerun.drafters.base import Guess, Prices
 from forerun.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
-GAIN_FADE = 0.99  # what an ask does
-PRIOR_TOKENS, PRIOR_ASKS = 4.0, 8.0  # of that: one poor guess in the first rounds says little
-MOST_LOST = 0.05  # tokens an ask; a drafter that costs more than it saves by this is hardly asked
+FADE_LATELY, FADE_EVER = 0.98, 0.999  # what an ask does, for the near and the far past
+FIRST_GAIN, FIRST_TRUST = 0.1, 64.0  # tokens saved per ask, before anything was seen: so many asks
+TRUST = 32.0  # asks that all of them count like for the latest
+MOST_LOST = 0.08  # tokens an ask; a drafter that costs more than it saves by this is hardly asked
 NUM_TIMINGS = 9  # the latest, of which the median counts: the first one may have compiled
 NUM_READ = 2  # timings of reading before they are relied on, the quickest of them
 LONG = 32  # unread tokens; fewer are read without a check that reading pays
@@ -33,23 +34,31 @@ class Usual:
 
 @dataclass
 class Gain:
-    """Mean tokens saved per ask, less its cost in tokens.
+    """Mean tokens saved per ask, less its cost in tokens: of late, drawn towards that of all asks.
 
-    It starts with a positive prior, which is what a drafter may lose before it is hardly asked any
+    Both begin with a positive prior, which is what a drafter may lose before it is hardly asked any
     more.  Requests have none of their own: what one of them keeps says less of its next guess than
-    the chance that is stated with it.
+    the chance that is stated with it.  But the next one may be another matter, and is judged by all
+    asks at first.
     """
 
-    tokens: float = PRIOR_TOKENS
-    asks: float = PRIOR_ASKS
+    tokens: float = 0.0
+    asks: float = 0.0
+    tokens_ever: float = FIRST_GAIN * FIRST_TRUST
+    asks_ever: float = FIRST_TRUST
 
     @property
     def mean(self) -> float:
-        return self.tokens / self.asks
+        usual = self.tokens_ever / self.asks_ever
+        return (self.tokens + TRUST * usual) / (self.asks + TRUST)
 
     def learn(self, tokens: float) -> None:
-        self.tokens = GAIN_FADE * self.tokens + tokens
-        self.asks = GAIN_FADE * self.asks + 1
+        self.tokens, self.asks = FADE_LATELY * self.tokens + tokens, FADE_LATELY * self.asks + 1
+        self.tokens_ever = FADE_EVER * self.tokens_ever + tokens
+        self.asks_ever = FADE_EVER * self.asks_ever + 1
+
+    def start_afresh(self) -> None:
+        self.tokens, self.asks = 0.0, 0.0
 
 
 @dataclass
@@ -116,10 +125,10 @@ class Record:
 
 
 def gained(expected: float, drafted: int, seconds: float, prices: Prices) -> float:
-    """Tokens saved by one ask, by the chances of its guesses where they are stated, less the
-    seconds it took, converted to tokens.  Chances tell sooner than luck what to expect of the next
-    ask, and a record corrects them."""
-    return expected - (drafted * prices.slot + seconds) / prices.token
+    """Tokens saved by one ask, by the chances of its guesses where they are stated, less those that
+    plain decoding would have made in the time.  Chances tell sooner than luck what to expect of the
+    next ask, and a record corrects them."""
+    return expected - (prices.scoring(drafted) + seconds) / (prices.plain or prices.token)
 
 
 def parents_of(guess: Guess) -> list[int]:

@@ -12,6 +12,7 @@ class Curve:
 
     points: tuple[tuple[int, float], ...] = ()  # sizes, seconds; both rise
     _slopes: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+    _added: dict[int, tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, size: int) -> float:
         if not self.points:
@@ -36,3 +37,10 @@ class Curve:
             slopes = [(took - base) / (size - start) for size, took in self.points if size > start]
             self._slopes[start] = median(slopes) if slopes else self(start + 1) - base
         return self._slopes[start]
+
+    def added(self, start: int, count: int) -> tuple[float, ...]:
+        """Seconds that 1, 2, ... `count` more units cost above `start`."""
+        if start not in self._added:
+            base = self(start)
+            self._added[start] = tuple(self(start + more) - base for more in range(1, count + 1))
+        return self._added[start]

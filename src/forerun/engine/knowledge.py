@@ -149,5 +149,6 @@ class Knowledge:
         self.is_resting, self.promised = False, Ratio()
 
     def prices(self, num_rows: int) -> Prices:
-        plain = self.passes(num_rows)
-        return Prices(plain / num_rows / max(1.0, self.speed), self.passes.curve.slope(num_rows))
+        curve = self.passes.curve
+        plain, added = curve(num_rows) / num_rows, curve.added(num_rows, LONGEST)
+        return Prices(plain / max(1.0, self.speed), curve.slope(num_rows), added, plain)
