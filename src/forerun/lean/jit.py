@@ -104,9 +104,22 @@ def exact_entry(function: Function) -> Function:
 def kept(function: Function, **options: Any) -> Function:
     """On disk beside this package or in the user's cache; nowhere, if neither can be written."""
     try:
-        return cast(Function, numba.njit(cache=True, **COMMON, **options)(function))
+        made = numba.njit(cache=True, **COMMON, **options)(function)
     except RuntimeError:
         return cast(Function, numba.njit(**COMMON, **options)(function))
+    files: Any = getattr(made._cache, "_cache_file", None)
+    if read := getattr(files, "_load_index", None):
+        files._load_index = lambda: _known(read)
+    return cast(Function, made)
+
+
+def _known(read: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+    """What an index on disk lists.  One of another version may name types that are gone, and Numba
+    looks for these before it sees that the version is another: it lists nothing."""
+    try:
+        return read()
+    except (ImportError, AttributeError):
+        return {}
 
 
 def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
