@@ -99,7 +99,7 @@ def test_one_that_costs_more_than_it_gives_is_all_but_left_out(seconds: float, p
             turn = Turn(0, 4, fr.Sampling(seed=1), 1, position, prices=prices)
             outcomes_of(mixed, state, turn, right=2)
         asked = dear.asked - before
-    assert silent.asked == 3 * 64
+    assert silent.asked > 0.9 * 3 * 64
     assert asked == 64 if pays else 0 < asked <= 8
 
 

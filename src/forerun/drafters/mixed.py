@@ -39,6 +39,7 @@ from forerun.drafters.track_record import (
     Usual,
     gained,
     parents_of,
+    worth_of,
 )
 from forerun.drafters.whole_texts import told_of_changes
 from forerun.errors import InputError, explain
@@ -97,6 +98,7 @@ class Mixed:
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
         self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
+        self._reads_all = [end - first in (0, len(self.layers)) for first, end in self._read]
         self._shelf: Shelf[dict[str, list[Record]]] = Shelf()
 
     @property
@@ -128,14 +130,15 @@ class Mixed:
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         state.by_match = shared_noise
-        state.shares = {turn.row: [] for turn in turns}
-        state.asked = {turn.row: {} for turn in turns}
+        state.shares, state.asked = {}, {turn.row: {} for turn in turns}
         state.prices = turns[0].prices if turns else None
         trees = [turn for turn in turns if shared_noise and not turn.is_chain]
-        chains = [turn for turn in turns if not shared_noise or turn.is_chain]
-        guesses = self._merged(state, trees) | self._picked(state, chains)
+        chains = [turn for turn in turns if not shared_noise or turn.is_chain] if trees else turns
+        guesses = self._picked(state, chains)
+        if trees:
+            guesses |= self._merged(state, trees)
         state.asked_at = self.clock()
-        return [guesses.get(turn.row, Guess()) for turn in turns]
+        return [guesses.get(turn.row) or Guess() for turn in turns]
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
         if state.asked_at is not None:
@@ -168,25 +171,23 @@ class Mixed:
     def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
         begin = self.clock()
         guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
-        seconds = self.clock() - begin
-        num_unread = sum(state.unread[turn.row][who] for turn in turns if state.reads(turn, who))
+        seconds = (self.clock() - begin) / len(turns)
+        num_unread = sum([state.unread[turn.row][who] for turn in turns if state.reads(turn, who)])
         for turn in turns:
             record = state.records(turn.row)[who]
             if not num_unread or not record.turn.timings:
-                record.turn.learn(seconds / len(turns))
+                record.turn.learn(seconds)
             elif state.reads(turn, who):
-                extra = max(0.0, seconds - len(turns) * record.turn.seconds)
-                record.reading.timings.append(extra / num_unread)
+                extra = max(0.0, seconds - record.turn.seconds)
+                record.reading.timings.append(extra * len(turns) / num_unread)
             record.num_asked += 1
-            state.asked[turn.row][who] = seconds / len(turns)
+            state.asked[turn.row][who] = seconds
         for turn in turns:
             state.unread[turn.row][who] = 0
         return guesses
 
     def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
         """The most promising nodes of all drafters' trees, for each row."""
-        if not turns:
-            return {}
         everyone = range(len(self.drafters))
         asked = [self._ask(state, who, turns) for who in everyone]
         merged = {}
@@ -201,7 +202,7 @@ class Mixed:
 
     def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
         """One drafter's guess for each row; the others are asked only if they may be better."""
-        best: dict[int, tuple[float, Share]] = {}
+        best: dict[int, tuple[float, Guess, Share]] = {}
         orders = {turn.row: (turn, self._order(state, turn)) for turn in turns}
         waiting = {row: (turn, order) for row, (turn, order) in orders.items() if order}
         while waiting:
@@ -212,18 +213,26 @@ class Mixed:
                 for turn, guess in zip(group, self._ask(state, who, group), strict=True):
                     row, order = turn.row, waiting[turn.row][1]
                     records = state.records(row)
-                    rate = self._rate(state, records[who], sum(records[who].values(guess)))
-                    if guess.tokens and rate > best.get(row, (0.0, None))[0]:
+                    chances = records[who].values(guess)
+                    worth = worth_of(chances, turn.prices)
+                    records[who].worth.learn(worth)
+                    if guess.tokens and (row not in best or worth > best[row][0]):
                         nodes = {node: node for node in range(len(guess.tokens))}
-                        best[row] = rate, Share(who, guess, nodes)
-                    rates = [self._rate(state, records[i], records[i].expected) for i in order]
-                    settled = bool(guess.tokens) and (
-                        not state.by_match or rate >= max(rates or [0])
-                    )
-                    if settled or not order:
+                        best[row] = worth, _restated(guess, chances), Share(who, guess, nodes)
+                    if not order or (
+                        row in best and self._is_settled(state, best[row][0], order, records)
+                    ):
                         del waiting[row]
-        state.shares |= {row: [share] for row, (_, share) in best.items()}
-        return {row: share.guess for row, (_, share) in best.items()}
+        state.shares |= {row: [share] for row, (_, _, share) in best.items()}
+        return {row: guess for row, (_, guess, _) in best.items()}
+
+    def _is_settled(
+        self, state: Panel, worth: float, order: Sequence[int], records: Sequence[Record]
+    ) -> bool:
+        """Whether a guess at hand, worth so many tokens, makes more of them per second than asking
+        another drafter usually does."""
+        rates = [self._rate(state, records[who], records[who].worth.mean) for who in order]
+        return not state.by_match or (1 + worth) / (1e-9 + state.round.seconds) >= max(rates)
 
     def _order(self, state: Panel, turn: Turn) -> list[int]:
         """The drafters to ask, in order; now and then the one asked least comes first."""
@@ -256,9 +265,9 @@ class Mixed:
 
     def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
         """The outcome for one drafter: its own part of the accepted path."""
-        row, path, drafted = outcome.row, [], 0
+        row, path, drafted, expected = outcome.row, [], 0, 0.0
         share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
-        record, expected = state.records(row)[who], 0.0
+        record = state.records(row)[who]
         if share is not None and share.guess.tokens:
             known = takewhile(share.nodes.__contains__, outcome.path)
             path, drafted = [share.nodes[node] for node in known], len(share.nodes)
@@ -267,14 +276,12 @@ class Mixed:
             expected = float(len(path))
             if share.guess.values is not None:
                 expected = sum(record.values(share.guess)[:drafted])
-            promised = share.guess.values or [float(len(path))]
-            record.learn(len(path), sum(promised))
+            record.learn(share.guess, [*share.nodes.values()][:drafted], path)
         seconds = state.asked.get(row, {}).get(who)
         if seconds is not None and state.prices is not None:
             seconds = min(seconds, record.turn.seconds)
             record.gain.learn(gained(expected, drafted, seconds, state.prices))
-        states = self._states_of(who, outcome.states)
-        if states is outcome.states and not outcome.path:
+        if not outcome.path and self._reads_all[who]:
             return outcome
         return Outcome(
             row,
@@ -283,7 +290,7 @@ class Mixed:
             path,
             outcome.successors,
             outcome.num_scored,
-            states,
+            self._states_of(who, outcome.states),
             outcome.num_processed,
         )
 
@@ -296,6 +303,13 @@ class Mixed:
             return states
         width = states.shape[1] // len(self.layers)
         return states[:, first * width : end * width]
+
+
+def _restated(guess: Guess, chances: list[float]) -> Guess:
+    """A guess with the chances that its drafter should have stated, if it stated any."""
+    if guess.values is None:
+        return guess
+    return Guess(guess.tokens, guess.drawn, guess.probs, guess.parents, chances)
 
 
 def merge(

@@ -155,14 +155,15 @@ class Suffix:
             for reader in row.readers:
                 reader.read_on(row.text)
                 known.append((reader.trie, reader.cursors))
-        starts = [start for trie, cursors in known for start in _starts(trie, cursors)]
+        worth = max(self.worth, turn.worth)
+        starts = [start for trie, cursors in known for start in _starts(trie, cursors, worth)]
         if not turn.is_chain:
-            return self._tree(starts, turn)
-        lines = [self._line(start, turn.height) for start in starts]
+            return self._tree(starts, turn, worth)
+        lines = [self._line(start, turn.height, worth) for start in starts]
         tokens, values = max(lines, key=lambda line: sum(line[1]), default=([], []))
         return Guess(tokens, values=values)
 
-    def _line(self, start: Start, length: int) -> tuple[list[int], list[float]]:
+    def _line(self, start: Start, length: int, worth: float) -> tuple[list[int], list[float]]:
         """The likeliest continuation of one match: tokens, and the chance that each survives."""
         tokens: list[int] = []
         values: list[float] = []
@@ -173,13 +174,13 @@ class Suffix:
                 break
             token, share, cursor = sequels[0]
             value *= share * trust(start.length + len(tokens))
-            if value < self.worth:
+            if value < worth:
                 break
             tokens.append(token)
             values.append(value)
         return tokens, values
 
-    def _tree(self, starts: Sequence[Start], turn: Turn) -> Guess:
+    def _tree(self, starts: Sequence[Start], turn: Turn, worth: float) -> Guess:
         """The likeliest nodes over all matches, best first, so a parent comes before its child."""
         tree, order = GrowingTree(), count()
         heap: list[tuple[float, int, int, int, Start]] = []  # value, order, parent, depth, at
@@ -187,7 +188,7 @@ class Suffix:
         def open_up(parent: int, depth: int, value: float, at: Start) -> None:
             for token, share, cursor in at.trie.sequels(at.cursor):
                 chance = value * share * trust(at.length)
-                if depth < turn.height and chance >= self.worth:
+                if depth < turn.height and chance >= worth:
                     after = Start(at.trie, cursor, at.length + 1, token)
                     heappush(heap, (-chance, next(order), parent, depth, after))
 
@@ -211,11 +212,13 @@ class Start:
     token: int = -1
 
 
-def _starts(trie: SuffixTrie, cursors: Sequence[Cursor]) -> Iterator[Start]:
-    """The longest matches with a continuation, at most NUM_STARTS."""
+def _starts(trie: SuffixTrie, cursors: Sequence[Cursor], worth: float) -> Iterator[Start]:
+    """The longest matches with a continuation that can be worth it, at most NUM_STARTS."""
     num_starts = 0
     for length in range(len(cursors), 0, -1):
-        if num_starts < NUM_STARTS and trie.sequels(cursors[length - 1]):
+        if num_starts == NUM_STARTS or trust(length) < worth:
+            return
+        if trie.sequels(cursors[length - 1]):
             num_starts += 1
             yield Start(trie, cursors[length - 1], length)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import accumulate
 
 from forerun.drafters.base import Guess, Prices
+from forerun.drafters.calibration import calibrated, corrected
 from forerun.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
@@ -29,7 +31,7 @@ class Usual:
 
     def learn(self, seconds: float) -> None:
         self.timings.append(seconds)
-        self.seconds = median(self.timings)
+        self.seconds = sorted(self.timings)[len(self.timings) // 2]
 
 
 @dataclass
@@ -59,6 +61,21 @@ class Gain:
 
     def start_afresh(self) -> None:
         self.tokens, self.asks = 0.0, 0.0
+
+
+@dataclass
+class Worth:
+    """Mean tokens that a guess promises, less its slots: of late, and much before the first."""
+
+    tokens: float = 2.0
+    asks: float = 2.0
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.asks
+
+    def learn(self, tokens: float) -> None:
+        self.tokens, self.asks = FADE * self.tokens + max(0.0, tokens), FADE * self.asks + 1
 
 
 @dataclass
@@ -92,9 +109,10 @@ class Record:
 
     turns: float = 2.0  # with a guess
     accepted: float = 3.0
-    promised: float = 3.0
+    shift: float = 0.0  # of the log-odds of stated chances
     num_asked: int = 0
     gain: Gain = field(default_factory=Gain)
+    worth: Worth = field(default_factory=Worth)
     turn: Usual = field(default_factory=Usual)  # seconds of one
     reading: Reading = field(default_factory=Reading)
 
@@ -103,25 +121,38 @@ class Record:
         """Accepted tokens per guess."""
         return self.accepted / self.turns
 
-    def learn(self, accepted: int, promised: float) -> None:
+    def learn(self, guess: Guess, scored: Sequence[int], path: Sequence[int]) -> None:
+        """What became of a guess: which of its nodes were scored, and which were kept."""
         self.turns = FADE * self.turns + 1
-        self.accepted = FADE * self.accepted + accepted
-        self.promised = FADE * self.promised + promised
+        self.accepted = FADE * self.accepted + len(path)
+        if guess.values is not None:
+            for node in scored:
+                self.shift = corrected(self.shift, guess.values[node], node in path)
 
     def values(self, guess: Guess) -> list[float]:
         """The chance of each node to be kept: the stated value, corrected, or one by depth."""
-        parents = parents_of(guess)
         if guess.values is not None:
-            trust = min(2.0, (self.accepted + 1) / (self.promised + 1))
-            chances = [min(1.0, trust * value) for value in guess.values]
+            chances = [calibrated(value, self.shift) for value in guess.values]
         else:
             step, chances = self.expected / (1 + self.expected), []
-            for parent in parents:
+            for parent in parents_of(guess):
                 chances.append(step * (1.0 if parent == ROOT else chances[parent]))
-        for node, parent in enumerate(parents):
+        for node, parent in enumerate(parents_of(guess) if len(chances) > 1 else ()):
             if parent != ROOT:
                 chances[node] = min(chances[node], chances[parent])
         return chances
+
+
+def worth_of(chances: Sequence[float], prices: Prices | None) -> float:
+    """Tokens that a chain promises, less those that could be made while its slots are scored; of
+    its best beginning."""
+    promised = [*accumulate(chances)]
+    if prices is None or not promised:
+        return sum(promised[-1:])
+    return max(
+        tokens - prices.scoring(count) / prices.token
+        for count, tokens in enumerate(promised, start=1)
+    )
 
 
 def gained(expected: float, drafted: int, seconds: float, prices: Prices) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from forerun.engine.account import why_few
@@ -117,7 +116,7 @@ class DraftPlanner:
         if tariff is not None and len(asked) < len(spans):
             tariff = tariff.among(asked)
         drafts = DraftPlan(by_span, choice.worth, choice.prices, tariff, choice.is_trial)
-        return replace(plan, drafts=drafts)
+        return RoundPlan(plan.spans, drafts, plan.changes)
 
     def learn(
         self,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import exp, inf, log
 
 from forerun.drafters.base import Prices
+from forerun.drafters.calibration import calibrated, corrected
 from forerun.engine.curve import Curve
-from forerun.engine.tariff import calibrated
 
 LONGEST = 8  # tokens in the longest draft that is considered
 FADE, OWN_FADE = 0.5 ** (1 / 200), 0.5 ** (1 / 32)  # what a draft counts one draft later, and
@@ -25,7 +25,6 @@ FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anythi
 FIRST_TRUST = 256  # plain rounds that this counts like
 SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
 LONG_FADE = 0.5 ** (1 / 2000)  # what a round counts one round later for the speed of all requests
-CALIBRATION_STEP = 0.05  # by which one verified guess moves the calibration of stated values
 
 
 @dataclass
@@ -132,7 +131,7 @@ class Knowledge:
         """Learn the shift from verified guesses; it starts above 0, as most values are too low."""
         self.shift = 0.7 if self.shift is None else self.shift
         for node, value in enumerate(values):
-            self.shift += CALIBRATION_STEP * ((node in path) - self.chance(value))
+            self.shift = corrected(self.shift, value, node in path)
 
     @property
     def usual_speed(self) -> float:

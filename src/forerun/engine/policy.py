@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 from forerun.engine.account import Price
 from forerun.engine.draft_policy import Choice
@@ -55,6 +56,7 @@ class PayingPolicy:
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
         self._is_long_due = False  # a draft of full length is to be tried
+        self._terms: tuple[Any, Choice] | None = None  # the latest, and what it was made of
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
@@ -197,8 +199,10 @@ class PayingPolicy:
         """The longest drafts to consider: 0 where reading the text first would cost more than
         drafts can save in the rest of the answer, which is half of the room on average."""
         known, limits = self.known, list(most)
+        if all(request.num_shown <= LONG for request in requests):
+            return limits
         plain, debt = self.plain_seconds(len(rooms)), known.debt
-        if plain is None or all(request.num_shown <= LONG for request in requests):
+        if plain is None:
             return limits
         pace, reading = known.speed, known.reading(1)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
@@ -225,7 +229,6 @@ class PayingPolicy:
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
-        prices = known.prices(num_rows)
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
         if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances
             chances = list(map(self._survivals, requests, limits))
@@ -233,7 +236,7 @@ class PayingPolicy:
             lengths, pays = limits, True  # or it would be off
         else:
             curves = known.passes.curve, known.drafting.curve
-            bar = lowest_paying(chances, num_rows, prices.token, *curves)
+            bar = lowest_paying(chances, num_rows, known.prices(num_rows).token, *curves)
             pays = bar < inf
             if pays and self._is_long_due and known.debt == 0 and is_timed:
                 self._is_long_due = False
@@ -244,16 +247,22 @@ class PayingPolicy:
                 lengths = [min(PROBE_LENGTH, limit) for limit in limits]
         if not pays and not self._may_lose(is_timed):
             return nothing
-        share = (prices.slot + known.drafting.curve.slope(0) / num_rows) / max(prices.token, 1e-9)
         is_bar_off = known.shift is None or (is_timed and known.num_silent % SILENT == SILENT - 1)
+        tries = inf
+        if is_timed and (not pays or known.debt == 0):
+            tries = 0.0 if is_bar_off else NEAR
+        about = known.passes.curve, num_rows, is_bar_off, tries
+        if not any(chances) and self._terms is not None and self._terms[0] == about:
+            return self._terms[1]._replace(lengths=lengths, is_trial=not pays)
+        prices = known.prices(num_rows)
+        share = NEAR * prices.scoring(1) / max(prices.token, 1e-9)
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
         tariff = None
         if not self._has_coins:
-            tries = inf
-            if is_timed and (not pays or known.debt == 0):
-                tries = 0.0 if is_bar_off else NEAR
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
-        return Choice(lengths, worth, prices, tariff, not pays)
+        choice = Choice(lengths, worth, prices, tariff, not pays)
+        self._terms = about, choice
+        return choice
 
     @property
     def _is_stated(self) -> bool:

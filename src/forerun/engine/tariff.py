@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf
+from math import inf
 
+from forerun.drafters.calibration import calibrated
 from forerun.engine.curve import Curve
 from forerun.engine.proposal import Proposal, worthwhile
-
-
-def calibrated(value: float, shift: float) -> float:
-    """A stated chance with its log-odds shifted."""
-    odds = exp(shift) * value / max(1e-6, 1 - value)
-    return odds / (1 + odds)
 
 
 def lowest_paying(
@@ -54,6 +49,8 @@ class Tariff:
 
     def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
         """The drafts (R,) without guesses that do not pay, and whether they are only a trial."""
+        if not any(draft.tokens for draft in drafts):
+            return [*drafts], False
         chances = [self._chances(*pair) for pair in zip(drafts, self.survivals, strict=True)]
         num_judged = sum(map(len, chances))
         num_rows = len(drafts) + self.num_others

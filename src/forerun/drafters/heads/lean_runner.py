@@ -249,9 +249,10 @@ class LeanRunner:
             (plan,) = self._passes(lots)
             plan = plan._replace(rows=line.rows)
             state.later = Level(plan, NO_STATES, *self._results(len(lots)))
-        plan = state.later.plan
-        plan.slots[:] = plan.positions[:] = line.starts
-        plan.before[:] = line.starts + 1
+        if len(line.rows) > 1:  # a row that ends before others still takes part in their levels
+            plan = state.later.plan
+            plan.slots[:] = plan.positions[:] = line.starts
+            plan.before[:] = line.starts + 1
         return state.later
 
     def _results(self, count: int) -> tuple[Floats, Logits]:

@@ -31,7 +31,7 @@ class Heard:
     num_entries: int = 0  # verified entries, waiting ones included
     waiting: list[tuple[Any, Sequence[int]]] = field(default_factory=list)
     """Entries not yet run: hidden states (N, F), and the token after each of them (N,)."""
-    logits: Any = None  # (Vd,): after the last entry that was run
+    logits: tuple[Any, int] | None = None  # of the last entry that was run: its row of these
     numbers: dict[int, int] = field(default_factory=dict)
     """The runner's number of each draft node it was given."""
     num_nodes: int = 0  # nodes given to the runner since its last entry
@@ -71,28 +71,34 @@ class Listening:
         if behind:
             logits = self.runner.extend(self._rows, behind, *self._take(behind))
             self._keep(behind, logits.copy())
+        found = []
         for row in rows:
-            self._heard[row].numbers = {ROOT: ROOT}
-        return np.stack([self._heard[row].logits for row in rows])
+            heard = self._heard[row]
+            heard.numbers = {ROOT: ROOT}
+            assert heard.logits is not None, "a row that has no entries cannot draft"
+            found.append(heard.logits[0][heard.logits[1]])
+        return np.stack(found)
 
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
         """Whole chains at once, drawn with the target's noise; None if that is not possible."""
         draw = getattr(self.runner, "extend_with_lines", None)
-        asked = [turn for turn in turns if turn.height and self.can_draft(turn.row)]
-        are_lines = all(
-            turn.is_chain and self._heard[turn.row].waiting and not is_about_tokens(turn.sampling)
-            for turn in asked
-        )
-        if draw is None or not are_lines or len(asked) > MOST_LINES:
+        asked, rows = [], []
+        for turn in turns:
+            heard = self._heard[turn.row]
+            if heard.num_entries and turn.height:
+                if not heard.waiting or not turn.is_chain or is_about_tokens(turn.sampling):
+                    return None
+                asked.append(turn)
+                rows.append(turn.row)
+        if draw is None or len(asked) > MOST_LINES:
             return None
         drawn: dict[int, Guess] = {}
         if asked:
-            rows = [turn.row for turn in asked]
             logits, drafts = draw(self._rows, rows, *self._take(rows), asked, ids)
             self._keep(rows, logits)
             for row, (tokens, values) in zip(rows, drafts, strict=True):
                 drawn[row] = Guess(tokens, Drawn.SHARED, values=values)
-        return [drawn.get(turn.row, Guess()) for turn in turns]
+        return [drawn.get(turn.row) or Guess() for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
         """Logits (N, Vd) after nodes whose parents the network was given before."""
@@ -119,6 +125,6 @@ class Listening:
 
     def _keep(self, rows: Sequence[int], logits: Logits) -> None:
         """Store the logits (R, Vd) of the entries that were run, which no longer wait."""
-        for row, row_logits in zip(rows, logits, strict=True):
+        for index, row in enumerate(rows):
             heard = self._heard[row]
-            heard.waiting, heard.logits, heard.num_nodes = [], row_logits, 0
+            heard.waiting, heard.logits, heard.num_nodes = [], (logits, index), 0
