@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,30 @@ def test_a_helper_that_has_not_begun_is_called_off() -> None:
     release.set()
     keep_busy(release)  # which comes after whatever was asked before
     assert callers == [threading.current_thread()]
+
+
+def test_a_pass_is_begun_by_helpers_and_finished_by_its_caller() -> None:
+    counts = np.zeros((20, 50), np.int64)
+    begun = Crew(2).begin(20, add_up, counts, np.zeros_like(counts))
+    for _ in range(1000):  # it needs the caller no more
+        if counts[-1].all():
+            break
+        time.sleep(0.01)
+    assert (counts == 1).all()
+    begun.finish()
+    assert (counts == 1).all()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pass_that_nobody_has_begun_is_its_caller_s(size: int) -> None:
+    release = threading.Event()
+    keep_busy(release)
+    counts = np.zeros((20, 50), np.int64)
+    begun = Crew(size).begin(20, add_up, counts, np.zeros_like(counts))
+    assert not counts.any()
+    begun.finish()
+    assert (counts == 1).all()
+    release.set()
 
 
 def test_several_threads_may_run_passes_at_once() -> None:

@@ -14,8 +14,10 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each 
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
 NUM_OFFERS = 2000  # after which it sleeps between looks
 SLEEP = 50  # microseconds
+LONGEST_START = 0.001  # seconds that a caller waits for its helpers to begin
 PAUSE: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
     "aarch64": ("llvm.aarch64.hint", [1]),
@@ -56,36 +59,72 @@ class Crew:
         self.size = size or min(usual_threads(), MOST_THREADS)
 
     def run(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> None:
-        """`work(board, *arguments)` on every thread; returns when the last item is finished.
+        """`work(board, *arguments)` on every thread; returns when the last item is finished."""
+        self.call(num_stages, work, *arguments).finish()
+
+    def begin(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
+        """The same, begun by the helpers while the caller does something else in Python.
+
+        They need Python's lock to begin, which the caller lets go of until one of them has.
+        """
+        started: SimpleQueue[None] = SimpleQueue()
+        begun = self.call(num_stages, work, *arguments, started=started)
+        if self.size > 1:
+            with suppress(Empty):  # the helpers are busy
+                started.get(timeout=LONGEST_START)
+        return begun
+
+    def call(
+        self,
+        num_stages: int,
+        work: Callable[..., None],
+        *arguments: Any,
+        started: SimpleQueue[None] | None = None,
+    ) -> Begun:
+        """Call the helpers, and go on: they begin when Python's lock is free."""
+        board: Board = np.zeros((num_stages, LINE), np.int64)
+        call: Call = []
+        if self.size > 1:
+            call += started, work, board, *arguments
+            calls = _helpers(os.getpid(), self.size - 1)
+            for _ in range(self.size - 1):
+                calls.put(call)
+        return Begun(board, call, work, arguments)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A pass that is under way, or will be."""
+
+    board: Board
+    call: Call  # what the helpers were asked for
+    work: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+    def finish(self) -> None:
+        """Take part; returns when the last item is finished.
 
         Each pass has its own board, which is closed at the end: a helper that arrives later, or
         was stopped on its way, finds nothing to claim.  One that has not begun by then is called
         off, to be free for the next pass.
         """
-        board: Board = np.zeros((num_stages, LINE), np.int64)
-        call: list[Any] = [work]
-        if self.size > 1:
-            call += board, *arguments
-            calls = _helpers(os.getpid(), self.size - 1)
-            for _ in range(self.size - 1):
-                calls.put(call)
-        work(board, *arguments)
-        call.clear()
-        board.fill(CLOSED)
+        self.work(self.board, *self.arguments)
+        self.call.clear()
+        self.board.fill(CLOSED)
 
 
-Calls = SimpleQueue[list[Any]]
-"""Functions with their arguments; an empty one was called off."""
+Call = list[Any]
+"""Where to tell that it has begun, or None; a function; its arguments.  Empty: called off."""
 
 
 @cache
-def _helpers(process: int, count: int) -> Calls:
+def _helpers(process: int, count: int) -> SimpleQueue[Call]:
     """What the helpers of this process listen to: a fork inherits the object without its threads.
 
     A pool of the standard library makes a future for each call, with locks: that takes five times
     as long as all that is needed here.
     """
-    calls: Calls = SimpleQueue()
+    calls: SimpleQueue[Call] = SimpleQueue()
     for number in range(count):
         threading.Thread(
             target=_help, args=(calls,), name=f"forerun-lean-{number}", daemon=True
@@ -93,15 +132,18 @@ def _helpers(process: int, count: int) -> Calls:
     return calls
 
 
-def _help(calls: Calls) -> None:
+def _help(calls: SimpleQueue[Call]) -> None:
     while True:
         if call := tuple(calls.get()):
+            started, work, *arguments = call
+            if started is not None:
+                started.put(None)
             try:
-                call[0](*call[1:])
+                work(*arguments)
             except Exception:  # the caller does without this helper
                 continue
             finally:
-                del call  # its arrays may be large
+                del call, arguments  # arrays may be large
 
 
 @compiled

@@ -77,6 +77,7 @@ class Heads:
         state.texts.observe(outcomes)
         for outcome in outcomes:
             state.hear(outcome)
+        state.look_ahead()
 
     def release(self, state: Listening, row: int) -> None:
         state.texts.release(row)

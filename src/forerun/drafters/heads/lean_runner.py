@@ -5,7 +5,7 @@ A whole line of guesses is one call too, which spares what Python costs between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from forerun.drafters.base import Turn
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.lean_weights import make_scratch, take
 from forerun.drafters.heads.runner import Logits
-from forerun.lean.crew import Crew
+from forerun.lean.crew import Begun, Crew
 from forerun.lean.heads_pass import NUM_STAGES, Level, draft
 from forerun.lean.held import Holder, hold
 from forerun.lean.line import Line, no_line
@@ -29,6 +29,7 @@ MOST_KEPT = TOKENS  # tokens of a pass that is kept for the next time
 LONGEST = 8  # guesses that a line has room for, at least
 NO_STATES = np.empty((0, 0), np.float32)
 NO_LINE, NO_PLAN = no_line(), no_plan()
+Begin = Callable[..., Begun]
 
 
 class Ask:
@@ -94,19 +95,36 @@ class LeanRunner:
     ) -> tuple[Logits, list[tuple[list[int], list[float]]]]:
         """The same, and a line of guesses after each row: tokens, and the chance of each to be
         kept.  The row does not remember them.  Its logits stay until it is extended again."""
-        if state.line.ids is not ids or not _serves(state.line, state.turns, turns):
-            state.line, state.turns = _line(turns, ids), turns
-        line = state.line
+        line = self._line_of(state, turns, ids)
         for index, (turn, fed) in enumerate(zip(turns, tokens, strict=True)):
-            _begin(line, index, turn, state.lengths[turn.row] + len(fed))
+            _begin(line, index, turn, turn.position, state.lengths[turn.row] + len(fed))
         if len(rows) == 1 and len(tokens[0]) <= MOST_KEPT:
-            logits = self._ask(state, rows[0], features[0], tokens[0], line)
+            logits, begun = self._ask(state, features[0], tokens[0], self._crew.call)
+            begun.finish()
         else:
             logits = self._extend(state, rows, features, tokens, line)
         return logits, [
             (line.tokens[index, :count].tolist(), line.values[index, :count].tolist())
             for index, count in enumerate(line.counts.tolist())
         ]
+
+    def begin_line(
+        self,
+        state: LeanHeadsRows,
+        turn: Turn,  # the last one of this row
+        position: int,  # of the next
+        features: Any,
+        tokens: Sequence[int],
+        ids: Ints,
+    ) -> tuple[Logits, Line, Begun] | None:
+        """What `extend_with_lines` does for one row, without waiting for it; None if there is no
+        other thread, or much to do before.  Nothing else may be done until it is finished."""
+        if self._crew.size == 1 or len(tokens) > MOST_KEPT:
+            return None
+        line = self._line_of(state, [turn], ids)
+        _begin(line, 0, turn, position, state.lengths[turn.row] + len(tokens))
+        logits, begun = self._ask(state, features, tokens, self._crew.begin)
+        return logits, line, begun
 
     def step(
         self,
@@ -179,10 +197,13 @@ class LeanRunner:
         return logits
 
     def _ask(
-        self, state: LeanHeadsRows, row: int, features: Any, tokens: Sequence[int], line: Line
-    ) -> Logits:
-        """What `_extend` does, for a few tokens of one row; the logits are kept until the next."""
-        count, start = len(tokens), state.lengths[row]
+        self, state: LeanHeadsRows, features: Any, tokens: Sequence[int], begin: Begin
+    ) -> tuple[Logits, Begun]:
+        """What `_extend` does, for a few tokens of the line's only row; the logits are kept until
+        the next."""
+        line = state.line
+        row, count = state.turns[0].row, len(tokens)
+        start = state.lengths[row]
         ask = state.asks.get((row, count))
         if ask is None:
             ask = state.asks[row, count] = self._new_ask(row, count)
@@ -194,10 +215,15 @@ class LeanRunner:
         state.pages.reserve(row, start, start + count + line.tokens.shape[1])
         later = self._later(state, line)
         held = ask.holder(self.weights, state.pages.cache, state.scratch, ask.level, later, line)
-        self._crew.run(_num_stages(line), draft, held)
         state.lengths[row] = start + count
         state.paths[row], state.outputs[row] = [], [outputs[0]]
-        return logits
+        return logits, begin(_num_stages(line), draft, held)
+
+    def _line_of(self, state: LeanHeadsRows, turns: Sequence[Turn], ids: Ints) -> Line:
+        """The lines of these turns, to be written anew."""
+        if state.line.ids is not ids or not _serves(state.line, state.turns, turns):
+            state.line, state.turns = _line(turns, ids), turns
+        return state.line
 
     def _new_ask(self, row: int, count: int) -> Ask:
         (plan,) = self._passes([Lot.of(row, 0, Feed([0] * count), 0, _last(count, 0))])
@@ -312,11 +338,11 @@ def _serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
     )
 
 
-def _begin(line: Line, index: int, turn: Turn, start: int) -> None:
+def _begin(line: Line, index: int, turn: Turn, position: int, start: int) -> None:
     """Empty a line, whose first guess goes into the slot `start`."""
     line.starts[index] = start
     line.limits[index] = turn.height
     line.worths[index] = turn.worth
-    line.positions[index] = turn.position
+    line.positions[index] = position
     line.counts[index] = 0
     line.is_open[index] = turn.height > 0

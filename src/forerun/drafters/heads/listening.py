@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,33 @@ class Heard:
     num_nodes: int = 0  # nodes given to the runner since its last entry
 
 
+class Ahead(NamedTuple):
+    """A line that is being drawn before it is asked for."""
+
+    turn: Turn  # the one before
+    position: int
+    line: Any
+    begun: Any
+
+    def serves(self, turn: Turn) -> bool:
+        last = self.turn
+        return (
+            turn.row == last.row
+            and turn.position == self.position
+            and turn.sampling is last.sampling
+            and turn.seed == last.seed
+            and turn.is_chain
+        )
+
+    def guess(self, turn: Turn) -> Guess:
+        """As much of it as a turn wants."""
+        count = min(int(self.line.counts[0]), turn.height)
+        values = self.line.values[0, :count].tolist()
+        while values and values[-1] < turn.worth:
+            values.pop()
+        return Guess(self.line.tokens[0, : len(values)].tolist(), Drawn.SHARED, values=values)
+
+
 class Listening:
     """The rows of one engine."""
 
@@ -46,6 +73,8 @@ class Listening:
         self.runner = runner
         self._rows = runner.start(num_rows, capacity)
         self._heard = [Heard() for _ in range(num_rows)]
+        self._last: tuple[Turn, Any] | None = None  # a line drawn for one row in this round
+        self._ahead: Ahead | None = None  # one that is being drawn for the next
 
     def can_draft(self, row: int) -> bool:
         return self._heard[row].num_entries > 0
@@ -65,8 +94,37 @@ class Listening:
             heard.waiting.append((states, following))
             heard.num_entries += len(following)
 
+    def look_ahead(self) -> None:
+        """Begin the line that will be asked for in the next round, if it is as in this one.
+
+        The host has other things to do until then, for about as long as the line takes.
+        """
+        if self._last is None:
+            return
+        (turn, ids), self._last = self._last, None
+        heard, begin = self._heard[turn.row], getattr(self.runner, "begin_line", None)
+        if begin is None or self._ahead is not None or not heard.waiting:
+            return
+        (features,), (tokens,) = self._take([turn.row])
+        position = turn.position + len(tokens)
+        if turn.room is not None and turn.room <= len(tokens) + 1:
+            return
+        begun = begin(self._rows, turn, position, features, tokens, ids)
+        if begun is not None:
+            logits, *under_way = begun
+            self._keep([turn.row], logits)
+            self._ahead = Ahead(turn, position, *under_way)
+
+    def settle(self) -> Ahead | None:
+        """Finish what was begun ahead, before anything else is computed."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.begun.finish()
+        return ahead
+
     def begin(self, rows: Sequence[int]) -> Logits:
         """Start drafts at the end of the texts: logits (R, Vd) of the first guesses."""
+        self.settle()
         behind = [row for row in rows if self._heard[row].waiting]
         if behind:
             logits = self.runner.extend(self._rows, behind, *self._take(behind))
@@ -82,6 +140,10 @@ class Listening:
     def lines(self, turns: Sequence[Turn], ids: Any) -> list[Guess] | None:
         """Whole chains at once, drawn with the target's noise; None if that is not possible."""
         draw = getattr(self.runner, "extend_with_lines", None)
+        ahead, self._last = self.settle(), None
+        if ahead is not None and len(turns) == 1 and ahead.serves(turns[0]):
+            self._last = turns[0], ids
+            return [ahead.guess(turns[0])]
         asked, rows = [], []
         for turn in turns:
             heard = self._heard[turn.row]
@@ -98,6 +160,7 @@ class Listening:
             self._keep(rows, logits)
             for row, (tokens, values) in zip(rows, drafts, strict=True):
                 drawn[row] = Guess(tokens, Drawn.SHARED, values=values)
+            self._last = (asked[0], ids) if len(asked) == 1 else None
         return [drawn.get(turn.row) or Guess() for turn in turns]
 
     def go_on(self, nodes: Sequence[Node]) -> Logits:
@@ -114,6 +177,7 @@ class Listening:
 
     def release(self, row: int) -> None:
         """Forget what was heard, but not the text."""
+        self.settle()
         self.runner.release(self._rows, row)
         self._heard[row] = Heard()
 
