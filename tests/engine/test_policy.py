@@ -515,3 +515,38 @@ def test_seeds_are_forgotten_with_all_that_was_learned_also_under_load(
         policy.known.rounds += 1
     policy.enter(1, SimpleNamespace(seed=-1, sampling=sampled))  # type: ignore[arg-type]
     assert policy._repeated == {0, 1}, "who is there is not forgotten"
+
+
+@pytest.mark.parametrize(("slower", "pays"), [(1.0, True), (1.4, False)])
+def test_drafts_are_compared_with_rounds_that_they_do_not_slow_down(
+    slower: float, pays: bool
+) -> None:
+    """A drafter's weights may push the target's out of the cache: every pass takes longer then,
+    those without a draft too, and drafts would seem to pay."""
+    policy, coins = entered(), random.Random(1)
+    rounds = since_asked = num_drafted = 0
+
+    def guess(_: int, length: int, worth: float) -> tuple[Proposal, int]:
+        nonlocal since_asked
+        since_asked = 0 if length else since_asked
+        return stating([0.75], coins.random() < 0.75)(0, length, worth)
+
+    def passes(size: int) -> float:
+        return (0.7 + 0.45 * (size - 1)) * (slower if since_asked < 3 else 1.0)
+
+    for rounds in range(4000):
+        since_asked += 1
+        lengths, _ = step(policy, [8], guess, draft=0.0, asking=0.05, passes=passes)
+        num_drafted += sum(lengths) * (rounds >= 2000)
+    assert num_drafted > 1600 if pays else num_drafted < 400
+
+
+def test_a_drafter_that_has_become_good_is_found_out_in_the_same_answer() -> None:
+    """It states what it is worth: little for long, then much."""
+    policy, drafted = entered(), []
+    for number in range(9000):
+        values = [0.9, 0.8] if number >= 3000 else [0.3]
+        guess = stating(values, right=len(values) if number >= 3000 else 0)
+        drafted.append(sum(step(policy, [8], guess, draft=0.0, asking=0.6)[0]))
+    assert sum(map(bool, drafted[1000:3000])) < 100
+    assert sum(map(bool, drafted[8000:])) > 900

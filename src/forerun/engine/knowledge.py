@@ -17,6 +17,8 @@ LONGEST = 8  # tokens in the longest draft that is considered
 FADE, OWN_FADE = 0.5 ** (1 / 200), 0.5 ** (1 / 32)  # what a draft counts one draft later, and
 # within one request: half after 200, and after 32
 NUM_TIMED = 3  # timings before a price is relied on
+NUM_DISTURBED = 2  # rounds after one with an ask that are not yet as if there had been none
+NUM_UNDISTURBED = 6  # rounds without an ask that are timed together, those included
 NUM_STALE = 4  # timings after which a curve is drawn anew; one timing hardly changes it
 STEP = 0.08  # share of its difference by which a timing moves the price of its size
 SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them
@@ -36,19 +38,31 @@ class Timings:
     curve: Curve = field(default_factory=Curve)
     num_new: int = 0  # timings since the curve was drawn
 
-    def learn(self, size: int, seconds: float) -> None:
-        """At first the fastest timing counts, then a moving average of clipped ones."""
+    def learn(self, size: int, seconds: float) -> float:
+        """At first the fastest timing counts, then a moving average of clipped ones.
+
+        Gives the logarithm by which everything has become slower, as this timing tells.
+        """
         new, count = log(max(seconds, 1e-9)), self.counts.get(size, 0)
         self.counts[size] = count + 1
-        self.num_new += 1
         if count < NUM_TIMED:
             self.logs[size] = min(new, self.logs.get(size, new))
-        else:
-            step = STEP * min(new - self.logs[size], MOST_SLOWER)
-            for other in self.logs:
-                self.logs[other] += step if other == size else SHARED * step
-            if self.num_new < NUM_STALE:
-                return
+            self._draw()
+            return 0.0
+        step = STEP * min(new - self.logs[size], MOST_SLOWER)
+        self.logs[size] += (1 - SHARED) * step
+        self.drift(SHARED * step)
+        return SHARED * step
+
+    def drift(self, step: float) -> None:
+        """Everything has become slower by so much, as a logarithm."""
+        for size in self.logs:
+            self.logs[size] += step
+        self.num_new += 1
+        if self.num_new >= NUM_STALE:
+            self._draw()
+
+    def _draw(self) -> None:
         self.num_new = 0
         points: list[tuple[int, float]] = []
         most = inf
@@ -80,6 +94,10 @@ class Ratio:
         self.below = self.fade * self.below + below
         self.count += 1
 
+    def forget(self) -> None:
+        """An observation less is relied on, without a new one."""
+        self.above, self.below = self.fade * self.above, self.fade * self.below
+
     def within(self, belief: float, trust: float) -> float:
         """The ratio, drawn towards a belief that weighs as much as `trust` observations."""
         return (self.above + trust * belief) / (self.below + trust)
@@ -104,6 +122,8 @@ class Knowledge:
     """What was learned about a target and a drafter."""
 
     passes: Timings = field(default_factory=Timings)  # by tokens in it; with verify and commit
+    undisturbed: Timings = field(default_factory=Timings)  # passes without drafts, by rows, where
+    # the drafter has not been asked for some rounds: it may push weights out of the cache
     drafting: Timings = field(default_factory=Timings)  # by the longest draft that came of it
     reading: Timings = field(default_factory=Timings)  # of one unread token
     whole: dict[int, Timings] = field(default_factory=dict)  # rounds that are captured as a whole,
@@ -116,6 +136,8 @@ class Knowledge:
     rounds: int = 0
     num_plain: int = 0
     last_plain: int = 0  # the latest round without a draft
+    num_unasked: int = 0  # latest rounds in which the drafter was not asked
+    last_undisturbed: int = 0  # the latest round after a run of such
     num_silent: int = 0  # latest rounds in which the drafter was asked and no guess was scored
     debt: float = 0.0  # plain rounds that drafts have lost, less their allowance
     lost: float = 0.0  # the same by tokens that were kept, whatever the drafter stated
@@ -147,7 +169,24 @@ class Knowledge:
         """Draft again, with the speed of all requests to expect."""
         self.is_resting, self.promised = False, Ratio()
 
+    def learn_pass(self, num_rows: int, num_drafted: int, seconds: float, was_asked: bool) -> None:
+        """The seconds of a round without those of the drafter."""
+        self.num_unasked = 0 if was_asked else self.num_unasked + 1
+        if self.num_unasked >= NUM_UNDISTURBED:
+            self.last_undisturbed = self.rounds
+        if self.num_unasked > NUM_DISTURBED and self.passes.counts.get(num_rows, 0) >= NUM_TIMED:
+            self.passes.drift(self.undisturbed.learn(num_rows, seconds))
+        else:
+            self.undisturbed.drift(self.passes.learn(num_rows + num_drafted, seconds))
+
+    def plain(self, num_rows: int) -> float:
+        """Seconds of a round if nothing were drafted, nor had been of late."""
+        seconds = self.passes(num_rows)
+        if self.undisturbed.counts.get(num_rows, 0) <= NUM_TIMED:
+            return seconds
+        return min(seconds, self.undisturbed.usual(num_rows))
+
     def prices(self, num_rows: int) -> Prices:
         curve = self.passes.curve
-        plain, added = curve(num_rows) / num_rows, curve.added(num_rows, LONGEST)
+        plain, added = self.plain(num_rows) / num_rows, curve.added(num_rows, LONGEST)
         return Prices(plain / max(1.0, self.speed), curve.slope(num_rows), added, plain)

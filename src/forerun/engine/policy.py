@@ -120,6 +120,7 @@ class PayingPolicy:
             num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
         if spent is None:
             known.last_plain += 1  # a round that cannot be timed brings no timing nearer
+            known.last_undisturbed += 1
             return
         if num_drafted and not known.has_drafted:
             known.has_drafted = True  # the first draft compiles and allocates
@@ -131,14 +132,14 @@ class PayingPolicy:
         if any(request.stats.rounds == 1 for request in requests):
             known.last_plain += 1  # a pass that reads a prompt says nothing about rounds to come
             return
-        known.passes.learn(num_rows + num_drafted, sum(spent[1:]))
+        known.learn_pass(num_rows, num_drafted, sum(spent[1:]), depth is not None)
         if not num_drafted:
             known.num_plain, known.last_plain = known.num_plain + 1, known.rounds
         if depth is None:
             return
         known.num_silent = 0 if num_drafted else known.num_silent + 1
         known.drafting.learn(depth, draft_seconds - extra)
-        plain = known.passes(num_rows)
+        plain = known.plain(num_rows)
         took = (known.passes(num_rows + num_drafted) + known.drafting.usual(depth)) / plain
         tokens = sum(len(path) + 1 for path in paths) / num_rows
         known.pace.learn(tokens, took)
@@ -152,7 +153,7 @@ class PayingPolicy:
             known.debt = max(0.0, known.debt + took - expected)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        return self.known.passes(num_rows) if self.known.num_plain >= NUM_TIMED else None
+        return self.known.plain(num_rows) if self.known.num_plain >= NUM_TIMED else None
 
     def price(self, num_rows: int) -> Price | None:
         known, plain = self.known, self.plain_seconds(num_rows)
@@ -229,6 +230,8 @@ class PayingPolicy:
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
+        if is_timed and known.rounds - known.last_undisturbed > LONGEST_WAIT:
+            return nothing
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
         if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances
             chances = list(map(self._survivals, requests, limits))
@@ -285,11 +288,13 @@ class PayingPolicy:
         if known.is_resting and known.debt == 0 and not is_hopeless and is_timed:
             known.start_afresh()
         known.is_resting = known.is_resting or is_hopeless or known.speed < BREAK_EVEN
+        if known.is_resting:
+            known.promised_ever.forget()  # or it would rest for good
         return known.is_resting
 
     def _is_free(self, num_rows: int) -> bool:
         """What costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
-        known, plain = self.known, self.known.passes(num_rows)
+        known, plain = self.known, self.known.plain(num_rows)
         return 0 in known.drafting.counts and known.drafting.usual(0) <= FREE * plain
 
     def _survivals(self, request: Experience, length: int) -> list[float]:
