@@ -532,7 +532,7 @@ def test_drafts_are_compared_with_rounds_that_they_do_not_slow_down(
         return stating([0.75], coins.random() < 0.75)(0, length, worth)
 
     def passes(size: int) -> float:
-        return (0.7 + 0.45 * (size - 1)) * (slower if since_asked < 3 else 1.0)
+        return (0.7 + 0.45 * (size - 1)) * (slower if since_asked < 5 else 1.0)
 
     for rounds in range(4000):
         since_asked += 1

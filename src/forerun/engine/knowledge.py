@@ -17,8 +17,8 @@ LONGEST = 8  # tokens in the longest draft that is considered
 FADE, OWN_FADE = 0.5 ** (1 / 200), 0.5 ** (1 / 32)  # what a draft counts one draft later, and
 # within one request: half after 200, and after 32
 NUM_TIMED = 3  # timings before a price is relied on
-NUM_DISTURBED = 2  # rounds after one with an ask that are not yet as if there had been none
-NUM_UNDISTURBED = 6  # rounds without an ask that are timed together, those included
+NUM_DISTURBED = 4  # rounds after one with an ask that are not yet as if there had been none
+NUM_UNDISTURBED = 8  # rounds without an ask that are timed together, those included
 NUM_STALE = 4  # timings after which a curve is drawn anew; one timing hardly changes it
 STEP = 0.08  # share of its difference by which a timing moves the price of its size
 SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them

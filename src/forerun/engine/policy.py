@@ -230,7 +230,7 @@ class PayingPolicy:
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
-        if is_timed and known.rounds - known.last_undisturbed > LONGEST_WAIT:
+        if is_timed and known.rounds - known.last_undisturbed > 2 * LONGEST_WAIT:
             return nothing
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
         if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances

@@ -14,10 +14,9 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from forerun.lean.jit import compiled, intrinsic
+from forerun.lean.jit import compiled, entry, intrinsic, sources
 from forerun.lean.threads import usual_threads
 
 CLAIMED, FINISHED = 0, 1
@@ -35,9 +34,8 @@ CLOSED = 2**62  # claimed and finished, more than a stage has
 MOST_CLAIMED = 8  # items at once
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
-NUM_OFFERS = 2000  # after which it sleeps between looks
+NUM_OFFERS = 2000  # after which it sleeps between looks, or does without helpers
 SLEEP = 50  # microseconds
-LONGEST_START = 0.001  # seconds that a caller waits for its helpers to begin
 PAUSE: dict[str, tuple[str, list[int]]] = {
     "x86_64": ("llvm.x86.sse2.pause", []),
     "aarch64": ("llvm.aarch64.hint", [1]),
@@ -65,27 +63,20 @@ class Crew:
     def begin(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
         """The same, begun by the helpers while the caller does something else in Python.
 
-        They need Python's lock to begin, which the caller lets go of until one of them has.
+        They need Python's lock to begin, so the caller lets go of it until one of them has.  It
+        spins meanwhile: the system would start a helper on the core of a caller that sleeps.
         """
-        started: SimpleQueue[None] = SimpleQueue()
-        begun = self.call(num_stages, work, *arguments, started=started)
+        begun = self.call(num_stages, work, *arguments)
         if self.size > 1:
-            with suppress(Empty):  # the helpers are busy
-                started.get(timeout=LONGEST_START)
+            wait_for_claim(begun.board)
         return begun
 
-    def call(
-        self,
-        num_stages: int,
-        work: Callable[..., None],
-        *arguments: Any,
-        started: SimpleQueue[None] | None = None,
-    ) -> Begun:
+    def call(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
         """Call the helpers, and go on: they begin when Python's lock is free."""
         board: Board = np.zeros((num_stages, LINE), np.int64)
         call: Call = []
         if self.size > 1:
-            call += started, work, board, *arguments
+            call += work, board, *arguments
             calls = _helpers(os.getpid(), self.size - 1)
             for _ in range(self.size - 1):
                 calls.put(call)
@@ -114,7 +105,7 @@ class Begun:
 
 
 Call = list[Any]
-"""Where to tell that it has begun, or None; a function; its arguments.  Empty: called off."""
+"""A function with its arguments; an empty one was called off."""
 
 
 @cache
@@ -135,15 +126,12 @@ def _helpers(process: int, count: int) -> SimpleQueue[Call]:
 def _help(calls: SimpleQueue[Call]) -> None:
     while True:
         if call := tuple(calls.get()):
-            started, work, *arguments = call
-            if started is not None:
-                started.put(None)
             try:
-                work(*arguments)
+                call[0](*call[1:])
             except Exception:  # the caller does without this helper
                 continue
             finally:
-                del call, arguments  # arrays may be large
+                del call  # its arrays may be large
 
 
 @compiled
@@ -231,3 +219,19 @@ def _counter(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     board, index = values[:2]
     array = context.make_array(signature.args[0])(context, builder, board)
     return builder.gep(array.data, [index])
+
+
+def build(revision: int) -> Callable[[Board], None]:
+    @entry
+    def wait_for_claim(board: Board) -> None:
+        """Until a helper has begun, or none has for about a millisecond."""
+        looks = 0 * revision
+        while look(board, CLAIMED) == 0 and looks < PATIENCE + NUM_OFFERS:
+            looks += 1
+            if looks > PATIENCE:
+                give_way()
+
+    return wait_for_claim
+
+
+wait_for_claim = build(sources())
