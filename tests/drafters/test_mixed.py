@@ -12,7 +12,7 @@ import forerun as fr
 from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
 from forerun.drafters.base import Prices
 from forerun.drafters.mixed import merge
-from forerun.drafters.track_record import MOST_LOST, Record
+from forerun.drafters.track_record import MOST_LOST, Record, worth_of
 from forerun.drafters.whole_texts import TextTurn
 from forerun.models import TableModel
 
@@ -275,3 +275,48 @@ def test_a_drafter_gets_another_chance_with_another_request_unless_it_never_pays
         gain.learn(-0.2)
     gain.start_afresh()
     assert gain.mean < -MOST_LOST
+
+
+class Stating(Teller):
+    """States the same chance for every guess."""
+
+    def __init__(self, name: str, right: int, value: float, clock: Clock) -> None:
+        super().__init__(name, right, 0.0, clock)
+        self.value = value
+
+    def guess(self, turn: TextTurn) -> Guess:
+        tokens = super().guess(turn).tokens[:1]
+        return Guess(tokens, values=[self.value] * len(tokens))
+
+
+def test_what_each_drafter_states_is_corrected_by_its_own_record() -> None:
+    """One is right half of the time and says 0.9, the other always and says 0.6."""
+    clock = Clock()
+    boaster, modest = Stating("boaster", 0, 0.9, clock), Stating("modest", 1, 0.6, clock)
+    mixed = Mixed(boaster, modest, clock=clock)
+    state = mixed.start(COUNT, 1, 2000)
+    mixed.enter(state, 0, [0], 1)
+    prices = Prices(token=1.0, slot=0.1)
+    chosen = []
+    for position in range(400):
+        turn = Turn(0, 4, fr.Sampling(seed=1), 1, position, prices=prices)
+        (guess,) = mixed.propose(state, [turn], shared_noise=True)
+        (share,) = state.shares[0]
+        chosen.append((share.who, guess.values))
+        path = [0] if share.who == 1 or position % 2 else []
+        mixed.observe(state, [Outcome(0, len(path), (), path, num_scored=1)])
+    assert chosen[0] == (0, [0.9]), "believed at first"
+    who, values = chosen[-1]
+    assert who == 1
+    assert values is not None
+    assert values[0] > 0.8
+    assert state.records(0)[0].shift < -1 < 0.8 < state.records(0)[1].shift
+
+
+def test_the_worth_of_a_chain_is_that_of_its_best_beginning() -> None:
+    prices = Prices(token=2.0, slot=9.0, added=(0.5, 1.5, 4.0))
+    assert worth_of([0.9, 0.6, 0.1], prices) == pytest.approx(0.9 + 0.6 - 0.75)
+    assert worth_of([0.9, 0.2, 0.1], prices) == pytest.approx(0.9 - 0.25)
+    assert worth_of([0.1], prices) == pytest.approx(0.1 - 0.25)
+    assert worth_of([0.9, 0.2], None) == pytest.approx(1.1)
+    assert worth_of([], prices) == 0

@@ -103,6 +103,18 @@ def test_a_chain_takes_the_likeliest_way_and_stops_in_time() -> None:
     assert len(guess.tokens) < 6
 
 
+@pytest.mark.parametrize("depth", [None, 6])
+def test_guesses_below_what_a_turn_calls_worth_it_are_left_out(depth: int | None) -> None:
+    """A match of four tokens is trusted with 4/6, and each further one a little more."""
+    drafter, text = Suffix(), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]
+    state = drafter.start(None, 1, 100)  # type: ignore[arg-type]
+    drafter.enter(state, 0, text, len(text))
+    for worth, count in [(0.3, 3), (0.4, 2), (0.6, 1), (0.7, 0)]:
+        turn = Turn(0, 8, fr.Sampling(), 0, 0, depth, worth=worth)
+        (guess,) = drafter.propose(state, [turn], shared_noise=True)
+        assert guess.tokens == [5, 6, 7, 8][:count]
+
+
 def test_a_tree_holds_both_ways() -> None:
     drafter = Suffix(worth=0.05)
     state = drafter.start(None, 1, 100)  # type: ignore[arg-type]
