@@ -56,7 +56,9 @@ class PayingPolicy:
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
         self._is_long_due = False  # a draft of full length is to be tried
-        self._terms: tuple[Any, Choice] | None = None  # the latest, and what it was made of
+        self._terms: tuple[Any, Choice] | None = (
+            None  # the latest where slots are not counted, and what it was made of
+        )
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
@@ -264,7 +266,7 @@ class PayingPolicy:
         if not self._has_coins:
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
         choice = Choice(lengths, worth, prices, tariff, not pays)
-        self._terms = about, choice
+        self._terms = None if any(chances) else (about, choice)
         return choice
 
     @property
