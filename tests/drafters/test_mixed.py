@@ -77,6 +77,13 @@ def test_the_one_with_most_tokens_per_second_is_asked(rule: str) -> None:
     assert rule == "match" or 0 < wrong.asked < 0.25 * answer.stats.rounds
 
 
+def entered(mixed: Mixed) -> Any:
+    """The state of an engine with one request."""
+    state = mixed.start(COUNT, 1, 2000)
+    mixed.enter(state, 0, [0], 1)
+    return state
+
+
 def outcomes_of(mixed: Mixed, state: Any, turn: Turn, right: int) -> None:
     """A round in which so many tokens of whatever is proposed are kept."""
     (guess,) = mixed.propose(state, [turn], shared_noise=True)
@@ -92,8 +99,7 @@ def test_one_that_costs_more_than_it_gives_is_all_but_left_out(seconds: float, p
     mixed = Mixed(silent, dear, clock=clock)
     prices = Prices(token=1.0, slot=0.1)
     for _ in range(3):  # what one call has learned serves the next
-        state = mixed.start(COUNT, 1, 200)
-        mixed.enter(state, 0, [0], 1)
+        state = entered(mixed)
         before = dear.asked
         for position in range(64):
             turn = Turn(0, 4, fr.Sampling(seed=1), 1, position, prices=prices)
@@ -111,8 +117,7 @@ def test_what_the_engine_cut_off_is_not_charged() -> None:
         mixed = Mixed(
             Teller("teller", 2, 0.0, clock), Teller("silent", -1, 0.0, clock), clock=clock
         )
-        state = mixed.start(COUNT, 1, 200)
-        mixed.enter(state, 0, [0], 1)
+        state = entered(mixed)
         turn = Turn(0, 4, fr.Sampling(seed=1), 1, 0, prices=prices)
         mixed.propose(state, [turn], shared_noise=True)
         mixed.observe(state, [Outcome(0, 2, (), [0, 1], num_scored=num_scored)])
@@ -175,8 +180,7 @@ def test_a_prompt_that_takes_long_does_not_make_drafting_look_cheap() -> None:
     clock = Clock()
     quick, dear = Teller("quick", 2, 0.0, clock), Teller("dear", 4, 2.0, clock)
     mixed = Mixed(quick, dear, clock=clock)
-    state = mixed.start(COUNT, 1, 200)
-    mixed.enter(state, 0, [0], 1)
+    state = entered(mixed)
     for position in range(40):
         turn = Turn(0, 4, fr.Sampling(seed=1), 1, position)
         mixed.propose(state, [turn], shared_noise=True)
@@ -294,8 +298,7 @@ def test_what_each_drafter_states_is_corrected_by_its_own_record() -> None:
     clock = Clock()
     boaster, modest = Stating("boaster", 0, 0.9, clock), Stating("modest", 1, 0.6, clock)
     mixed = Mixed(boaster, modest, clock=clock)
-    state = mixed.start(COUNT, 1, 2000)
-    mixed.enter(state, 0, [0], 1)
+    state = entered(mixed)
     prices = Prices(token=1.0, slot=0.1)
     chosen = []
     for position in range(400):

@@ -1,7 +1,7 @@
 """Combines several drafters: merges their trees, or takes the chain that pays best.
 
-For every drafter `Mixed` learns how many tokens of its guesses are kept, how that compares with
-what it promised, and how long it takes.  A tree takes the most promising nodes of all drafters.
+For every drafter `Mixed` learns how many tokens of its guesses are kept, how often those are whose
+chance it states, and how long it takes.  A tree takes the most promising nodes of all drafters.
 For a chain the cheapest is asked first.  The next one is asked if the guess at hand promises fewer
 tokens a second than the next one usually gives, and not at all if asking it has cost more tokens
 than it saved, at the prices of the engine.
@@ -172,7 +172,7 @@ class Mixed:
         begin = self.clock()
         guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
         seconds = (self.clock() - begin) / len(turns)
-        num_unread = sum([state.unread[turn.row][who] for turn in turns if state.reads(turn, who)])
+        num_unread = sum(state.unread[turn.row][who] for turn in turns if state.reads(turn, who))
         for turn in turns:
             record = state.records(turn.row)[who]
             if not num_unread or not record.turn.timings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from forerun.engine.account import why_few
@@ -116,7 +117,7 @@ class DraftPlanner:
         if tariff is not None and len(asked) < len(spans):
             tariff = tariff.among(asked)
         drafts = DraftPlan(by_span, choice.worth, choice.prices, tariff, choice.is_trial)
-        return RoundPlan(plan.spans, drafts, plan.changes)
+        return replace(plan, drafts=drafts)
 
     def learn(
         self,

@@ -146,13 +146,8 @@ class Drafting:
 
     def _enter(self, spans: Sequence[Span]) -> None:
         """Tell the drafter of texts that its state does not know yet, and may have to guess."""
-        new = [
-            span
-            for span in spans
-            if span.row not in self._told
-            and span.row not in self.abandoned
-            and span.request.is_drafted_for
-        ]
+        known = self._told | self.abandoned
+        new = [span for span in spans if span.row not in known and span.request.is_drafted_for]
         if self.drafter is None or not new:
             return
         try:

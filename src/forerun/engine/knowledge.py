@@ -95,7 +95,7 @@ class Ratio:
         self.count += 1
 
     def forget(self) -> None:
-        """An observation less is relied on, without a new one."""
+        """Rely a little less on what was observed."""
         self.above, self.below = self.fade * self.above, self.fade * self.below
 
     def within(self, belief: float, trust: float) -> float:

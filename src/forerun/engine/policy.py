@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from forerun.engine.account import Price
 from forerun.engine.draft_policy import Choice
@@ -29,7 +28,7 @@ FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
 OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
 LONGEST_WAIT = 256  # rounds after which a round without drafts is timed again
 BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the hundredth stands for
-# work after the pass that a silent drafter causes, which is timed as part of a plain round
+# choosing and learning, which are not timed
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
 MOST_LOST = 16.0  # plain rounds that drafts may lose in spite of what the drafter states
@@ -56,9 +55,6 @@ class PayingPolicy:
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
         self._is_long_due = False  # a draft of full length is to be tried
-        self._terms: tuple[Any, Choice] | None = (
-            None  # the latest where slots are not counted, and what it was made of
-        )
 
     def enter(self, row: int, request: Request) -> None:
         if self._has_coins and request.sampling.temperature > 0:
@@ -256,18 +252,13 @@ class PayingPolicy:
         tries = inf
         if is_timed and (not pays or known.debt == 0):
             tries = 0.0 if is_bar_off else NEAR
-        about = known.passes.curve, num_rows, is_bar_off, tries
-        if not any(chances) and self._terms is not None and self._terms[0] == about:
-            return self._terms[1]._replace(lengths=lengths, is_trial=not pays)
         prices = known.prices(num_rows)
         share = NEAR * prices.scoring(1) / max(prices.token, 1e-9)
         worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
         tariff = None
         if not self._has_coins:
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
-        choice = Choice(lengths, worth, prices, tariff, not pays)
-        self._terms = None if any(chances) else (about, choice)
-        return choice
+        return Choice(lengths, worth, prices, tariff, not pays)
 
     @property
     def _is_stated(self) -> bool:

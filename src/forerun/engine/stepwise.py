@@ -119,17 +119,14 @@ class Stepwise:
         outcomes: list[Outcome] = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
             path, draft = decision.paths[index], decision.drafts[index]
-            successors: Sequence[tuple[int, Sequence[int]]] = ()
-            if self._drafting.num_successors:
-                scored = [span.request.tokens[span.end - 1], *draft.tokens]
-                successors = self._successors(scored, decision.laws, index)
+            scored = [span.request.tokens[span.end - 1], *draft.tokens]
             outcomes.append(
                 Outcome(
                     span.row,
                     len(path),
                     decision.tokens(index)[:count],
                     draft.in_guess(path),
-                    successors,
+                    self._successors(scored, decision.laws, index),
                     len(draft.tokens),
                     *self._processed(span.row),
                 )
@@ -205,6 +202,8 @@ class Stepwise:
     ) -> Sequence[tuple[int, Sequence[int]]]:
         """Scored tokens and the likeliest ones after each, for a drafter that learns from them;
         logits may have to come from a device, so they are not read for others."""
+        if not self._drafting.num_successors:
+            return ()
         best = likeliest(laws.logits[index][: len(tokens)], self._drafting.num_successors)
         return list(zip(tokens, best.tolist(), strict=True))
 
