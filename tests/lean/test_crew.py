@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from forerun.lean.crew import LINE, Crew, share
+from forerun.lean.crew import Crew, new_board, share
 from forerun.lean.jit import compiled
 
 
@@ -38,7 +38,7 @@ def test_every_item_once_and_stage_after_stage(size: int, num_items: int) -> Non
 
 
 def test_a_helper_that_comes_late_finds_nothing_to_do() -> None:
-    board = np.zeros((20, LINE), np.int64)
+    board = new_board(20, 2)
     counts, sums = np.zeros((20, 50), np.int64), np.zeros((20, 50), np.int64)
     add_up(board, counts, sums)
     counts[:] = -1  # the next pass has begun to use its memory

@@ -3,8 +3,8 @@
 Keys and values lie in pages of PAGE slots, found by address.  Of each layer and head a page has the
 keys as panels of LANES slots, (PAGE / LANES, head size, LANES), and the values as panels of LANES
 numbers, (padded head size / LANES, PAGE, LANES).  So scores and averages are both the tile product;
-its rows are the queries of one text row that share a key head.  Nothing past a row's length is
-read, so forgetting tokens moves no data, and pages need not be cleared.
+its rows are the queries of one text row that share a key head.  Nothing past a row's length counts,
+so forgetting tokens moves no data.
 """
 
 from __future__ import annotations

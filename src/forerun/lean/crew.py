@@ -1,7 +1,7 @@
 """Threads that share the work of a pass, stage by stage.
 
-Each stage is a number of items.  A thread claims the next item until none is left, then waits for
-the ones others still hold.  Nobody waits for a thread that holds nothing: a helper that the
+Each stage is a number of items.  A thread claims a run of them until none is left, then waits for
+those that others still hold.  Nobody waits for a thread that holds nothing: a helper that the
 system starts late, or not at all, costs its share and no more, and a pass needs no pool that
 only one caller may use.  Waiting is spinning, because stages last microseconds.  Who has spun for
 long waits for a thread that the system has stopped in the middle of an item, and sleeps: an idle
@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from forerun.lean.jit import compiled, entry, intrinsic, sources
 from forerun.lean.threads import usual_threads
 
-CLAIMED, FINISHED = 0, 1
-LINE = 8  # counters per stage: one cache line, of which two are used
+CLAIMED, FINISHED, THREADS = 0, 1, 2  # runs, items; and in the first stage, whom it is meant for
+LINE = 8  # counters per stage: one cache line
 CLOSED = 2**62  # claimed and finished, more than a stage has
-MOST_CLAIMED = 8  # items at once
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
 NUM_OFFERS = 2000  # after which it sleeps between looks, or does without helpers
@@ -73,7 +72,7 @@ class Crew:
 
     def call(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
         """Call the helpers, and go on: they begin when Python's lock is free."""
-        board: Board = np.zeros((num_stages, LINE), np.int64)
+        board = new_board(num_stages, self.size)
         call: Call = []
         if self.size > 1:
             call += work, board, *arguments
@@ -101,7 +100,13 @@ class Begun:
         """
         self.work(self.board, *self.arguments)
         self.call.clear()
-        self.board.fill(CLOSED)
+        self.board[:, :THREADS] = CLOSED
+
+
+def new_board(num_stages: int, num_threads: int) -> Board:
+    board: Board = np.zeros((num_stages, LINE), np.int64)
+    board[0, THREADS] = num_threads
+    return board
 
 
 Call = list[Any]
@@ -138,17 +143,23 @@ def _help(calls: SimpleQueue[Call]) -> None:
 def share(board: Board, stage: int, count: int) -> Iterator[int]:
     """The items of a stage that fall to this thread; ends when all `count` are finished.
 
-    Items are claimed by the handful where there are many, so that claiming costs nothing and the
-    last handful is still short.
+    A run is half of a thread's part of what is left.  While an item is multiplied, what lies behind
+    it is fetched, and would be fetched for another thread if that took the next; the last runs
+    are short, so that nobody waits long.
     """
-    handful = max(1, min(MOST_CLAIMED, count // 32))
-    first = add(board, stage * LINE + CLAIMED, handful)
-    while first < count:
-        last = min(first + handful, count)
+    parts = 2 * board[0, THREADS]
+    number, first, last = 0, 0, 0
+    mine = add(board, stage * LINE + CLAIMED, 1)
+    while True:
+        while number <= mine and first < count:
+            first, last = last, last + (count - last + parts - 1) // parts
+            number += 1
+        if first >= count:
+            break
         for item in range(first, last):  # noqa: UP028 (Numba has no `yield from`)
             yield item
         add(board, stage * LINE + FINISHED, last - first)
-        first = add(board, stage * LINE + CLAIMED, handful)
+        mine = add(board, stage * LINE + CLAIMED, 1)
     looks = 0
     while look(board, stage * LINE + FINISHED) < count:
         looks += 1

@@ -5,9 +5,12 @@ is copied to make room, and released pages are reused.  Rows that begin with the
 pages; a shared page is copied when one of its rows is about to write to it.
 
 Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
-values, so that a long text is read from memory in long runs.  The system clears memory when it is
-first written to.  Rows that reach the end of a page in the same pass would wait for all of theirs,
-so the next chunk is cleared little by little in the passes before.
+values, so that a long text is read from memory in long runs.  Keys of slots that are not yet in use
+are multiplied with the others of their panel, and thrown away.  They are cleared before, because
+leftovers may be subnormal: products of such took most of attention's time on x86.  Rows that reach
+the end of a page in the same pass would wait for all of theirs, and for the system, which clears
+memory when it is first written to; so the next chunk is cleared little by little in the passes
+before.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ Rotary = Callable[[int, int], tuple[Floats, Floats]]
 
 LINE = 64  # bytes of a cache line
 FIRST_CHUNK, CHUNK = 2, 8  # pages that are allocated together, at first and at most
-CLEARED = 1024  # numbers that the system clears at once, at least
 ANGLES = 512  # positions by which the rotary table grows
 
 
@@ -41,6 +43,7 @@ class Page:
     numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
     num_holders: int = 0  # rows; one more for a page that was copied out
+    is_clear: bool = False  # or it was, before it was written to
 
     @property
     def keys(self) -> Floats:
@@ -145,6 +148,8 @@ class Pages:
             self._take_chunk()
         page = self._free.pop()
         page.num_holders = 1
+        if not page.is_clear:
+            page.keys[...], page.is_clear = 0, True
         return page
 
     def _take_chunk(self) -> None:
@@ -170,9 +175,11 @@ class Pages:
         memory: Floats = self._next[0].numbers.base.view(np.float32)  # type: ignore[union-attr]
         share = -(-memory.size * num_slots // (PAGE * min(num_rows, len(self._next))))
         end = self._num_cleared + share
-        memory[self._num_cleared : end : CLEARED] = 0
+        memory[self._num_cleared : end] = 0
         self._num_cleared = end
         if end >= memory.size:
+            for page in self._next:
+                page.is_clear = True
             self._take_chunk()
 
     def _drop(self, page: Page) -> None:

@@ -36,7 +36,7 @@ from forerun.lean.formats import (
 from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES, TOKENS
 
-AHEAD = 8192  # bytes from what is multiplied to what is fetched: hardware alone falls behind
+AHEAD = 2048  # bytes from what is multiplied to what is fetched: hardware alone falls behind
 
 
 def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
