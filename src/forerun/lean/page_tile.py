@@ -19,11 +19,8 @@ from forerun.lean.formats import (
     F32,
     I32,
     I64,
+    declare,
     fetch,
-    load,
-    multiply_add,
-    spread,
-    vector,
 )
 from forerun.lean.jit import intrinsic
 from forerun.lean.loops import repeat_from
@@ -33,8 +30,12 @@ from forerun.lean.tile import address
 STEP = 4 if is_arm() else 1
 """Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
 processors spread a number as they load it."""
-QUERIES = TOKENS - 1 if is_arm() else TOKENS
-"""Rows of a tile at most: on ARM the sums of one more would leave no registers for the inputs."""
+QUERIES = 8 if is_arm() else TOKENS
+"""Rows of a tile at most.  Two tokens of most models have six queries, and a page that is read for
+all of them at once is read once."""
+WHOLE = 5 if is_arm() else QUERIES
+"""Rows up to which a tile has whole panels: on ARM the sums of one more would leave no registers
+for the inputs.  With more it has one half of a panel after the other."""
 ROW = 4 * LANES  # bytes
 
 
@@ -115,10 +116,14 @@ def _panels(
     """Panel after panel, for a fixed number of tokens."""
     inputs = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
     whole_steps = builder.and_(num_rows, I64(-STEP))
+    lanes = LANES if tokens <= WHOLE else LANES // 2
+    kind = ir.VectorType(F32, lanes)
 
-    def panel(index: Any, _: list[Any]) -> list[Any]:
-        out = builder.gep(y, [builder.mul(index, I64(LANES))])
+    def part(index: Any, first: int) -> None:
+        """The sums of a panel from its lane `first` on."""
+        out = builder.gep(y, [builder.add(builder.mul(index, I64(LANES)), I64(first))])
         outs = [builder.gep(out, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
+        outs = [builder.bitcast(place, kind.as_pointer()) for place in outs]
         begin = builder.mul(index, panel_bytes)
 
         def rows(step: int) -> Callable[[Any, list[Any]], list[Any]]:
@@ -126,23 +131,29 @@ def _panels(
                 numbers = [_load_inputs(builder, row, k, step) for row in inputs]
                 for j in range(step):
                     at = builder.add(begin, builder.mul(builder.add(k, I64(j)), I64(ROW)))
-                    fetch(builder, builder.gep(later, [at]), 0, ROW)
-                    weights = load(builder, F32, builder.gep(w, [at]))
+                    if first == 0:
+                        fetch(builder, builder.gep(later, [at]), 0, ROW)
+                    place = builder.gep(w, [builder.add(at, I64(4 * first))])
+                    weights = builder.load(builder.bitcast(place, kind.as_pointer()), align=4)
                     sums = [
-                        multiply_add(builder, _lane(builder, number, j), weights, total)
+                        _multiply_add(builder, _lane(builder, number, j, lanes), weights, total)
                         for number, total in zip(numbers, sums, strict=True)
                     ]
                 return sums
 
             return body
 
-        zero = ir.Constant(vector(F32), [0.0] * LANES)
-        sums = [load(builder, F32, place) if onto else zero for place in outs]
+        zero = ir.Constant(kind, [0.0] * lanes)
+        sums = [builder.load(place, align=4) if onto else zero for place in outs]
         sums = repeat_from(builder, I64(0), whole_steps, STEP, sums, rows(STEP))
         if STEP > 1:
             sums = repeat_from(builder, whole_steps, num_rows, 1, sums, rows(1))
         for place, total in zip(outs, sums, strict=True):
-            builder.store(total, builder.bitcast(place, vector(F32).as_pointer()), align=4)
+            builder.store(total, place, align=4)
+
+    def panel(index: Any, _: list[Any]) -> list[Any]:
+        for first in range(0, LANES, lanes):
+            part(index, first)
         return []
 
     repeat_from(builder, I64(0), num_panels, 1, [], panel)
@@ -156,9 +167,16 @@ def _load_inputs(builder: Any, row: Any, k: Any, step: int) -> Any:
     return builder.load(builder.bitcast(place, ir.VectorType(F32, step).as_pointer()), align=4)
 
 
-def _lane(builder: Any, numbers: Any, index: int) -> Any:
+def _lane(builder: Any, numbers: Any, index: int, lanes: int) -> Any:
     """One of the numbers in all lanes of a vector."""
     if numbers.type == F32:
-        return spread(builder, numbers)
+        nothing = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
+        numbers, index = builder.insert_element(nothing, numbers, I32(0)), 0
     nothing = ir.Constant(numbers.type, ir.Undefined)
-    return builder.shuffle_vector(numbers, nothing, ir.Constant(vector(I32), [index] * LANES))
+    places = ir.Constant(ir.VectorType(I32, lanes), [index] * lanes)
+    return builder.shuffle_vector(numbers, nothing, places)
+
+
+def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    fused = declare(builder, a.type, [a.type] * 3, f"llvm.fmuladd.v{a.type.count}f32")
+    return builder.call(fused, [a, b, c])

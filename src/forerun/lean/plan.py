@@ -170,6 +170,8 @@ def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> 
     tiles = []
     for begin, end in runs:
         first, last = begin * group, (end + 1) * group
-        firsts = range(first, last, QUERIES)
-        tiles += [(at, min(QUERIES, last - at), head) for head in range(num_keys) for at in firsts]
+        count = -(-(last - first) // QUERIES)  # all of about one size
+        ends = [first + (last - first) * i // count for i in range(count + 1)]
+        spans = list(pairwise(ends))
+        tiles += [(at, end - at, head) for head in range(num_keys) for at, end in spans]
     return np.array(tiles, np.int64).reshape(-1, 3)
