@@ -81,7 +81,7 @@ def figures() -> dict[str, str]:
 
     laptop = read("laptop.json")["results"]
     gpu = read("gpu.json")["results"] | read("gpu_batch1.json")["results"]
-    arm, same = read("cpu_pass-aarch64.json"), read("same_text.json")
+    arm, same = read("cpu_pass-aarch64-again.json"), read("same_text.json")
     halves = {
         name: row["tokens_per_second"]["median"]
         for name, row in read("half_weights-aarch64.json")["results"].items()
