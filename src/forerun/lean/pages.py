@@ -7,10 +7,10 @@ pages; a shared page is copied when one of its rows is about to write to it.
 Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
 values, so that a long text is read from memory in long runs.  Keys of slots that are not yet in use
 are multiplied with the others of their panel, and thrown away.  They are cleared before, because
-leftovers may be subnormal, and products of such take a hundred times as long on x86.  Rows that reach
-the end of a page in the same pass would wait for all of theirs, and for the system, which clears
-memory when it is first written to; so the next chunk is cleared little by little in the passes
-before.
+leftovers may be subnormal, and products of such take a hundred times as long on x86.  Rows that
+reach the end of a page in the same pass would wait for all of theirs, and for the system, which
+clears memory when it is first written to; so the next chunk is cleared little by little in the
+passes before.
 """
 
 from __future__ import annotations
