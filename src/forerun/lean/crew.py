@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from forerun.lean.jit import compiled, entry, intrinsic, sources
 from forerun.lean.threads import usual_threads
 
-CLAIMED, FINISHED, THREADS = 0, 1, 2  # runs, items; and in the first stage, whom it is meant for
+CLAIMED, FINISHED, THREADS = 0, 1, 2  # of a stage: runs, items; of a pass, in its first stage
 LINE = 8  # counters per stage: one cache line
 CLOSED = 2**62  # claimed and finished, more than a stage has
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
@@ -104,6 +104,7 @@ class Begun:
 
 
 def new_board(num_stages: int, num_threads: int) -> Board:
+    """Nothing is claimed yet; `num_threads` may claim."""
     board: Board = np.zeros((num_stages, LINE), np.int64)
     board[0, THREADS] = num_threads
     return board

@@ -77,15 +77,15 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 BYTE = I8.as_pointer()
 
 
-def vector(number: Any) -> Any:
-    return ir.VectorType(number, LANES)
+def vector(number: Any, lanes: int = LANES) -> Any:
+    return ir.VectorType(number, lanes)
 
 
-def spread(builder: Any, scalar: Any) -> Any:
+def spread(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     """A scalar in every lane."""
-    nothing = ir.Constant(vector(scalar.type), ir.Undefined)
+    nothing = ir.Constant(vector(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(nothing, scalar, I32(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(vector(I32), [0] * LANES))
+    return builder.shuffle_vector(first, nothing, ir.Constant(vector(I32, lanes), [0] * lanes))
 
 
 def declare(builder: Any, result: Any, arguments: list[Any], name: str) -> Any:
@@ -93,15 +93,14 @@ def declare(builder: Any, result: Any, arguments: list[Any], name: str) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    kind = vector(F32)
-    fused = declare(builder, kind, [kind] * 3, f"llvm.fmuladd.v{LANES}f32")
+    fused = declare(builder, a.type, [a.type] * 3, f"llvm.fmuladd.v{a.type.count}f32")
     return builder.call(fused, [a, b, c])
 
 
-def load(builder: Any, number: Any, place: Any) -> Any:
-    """LANES numbers from an address that is aligned for one of them."""
+def load(builder: Any, number: Any, place: Any, lanes: int = LANES) -> Any:
+    """Numbers for all lanes from an address that is aligned for one of them."""
     size = {I8: 1, I16: 2, F16: 2, F32: 4}[number]
-    return builder.load(builder.bitcast(place, vector(number).as_pointer()), align=size)
+    return builder.load(builder.bitcast(place, vector(number, lanes).as_pointer()), align=size)
 
 
 def fetch(builder: Any, place: Any, begin: int, count: int) -> None:

@@ -19,8 +19,11 @@ from forerun.lean.formats import (
     F32,
     I32,
     I64,
-    declare,
     fetch,
+    load,
+    multiply_add,
+    spread,
+    vector,
 )
 from forerun.lean.jit import intrinsic
 from forerun.lean.loops import repeat_from
@@ -31,9 +34,9 @@ STEP = 4 if is_arm() else 1
 """Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
 processors spread a number as they load it."""
 QUERIES = 8 if is_arm() else TOKENS
-"""Rows of a tile at most.  Two tokens of most models have six queries, and a page that is read for
-all of them at once is read once."""
-WHOLE = 5 if is_arm() else QUERIES
+"""Rows of a tile at most.  Where three or four queries share a key head, two tokens fit into one
+tile, and a page is read once for both."""
+WHOLE = TOKENS - 1 if is_arm() else QUERIES
 """Rows up to which a tile has whole panels: on ARM the sums of one more would leave no registers
 for the inputs.  With more it has one half of a panel after the other."""
 ROW = 4 * LANES  # bytes
@@ -117,13 +120,11 @@ def _panels(
     inputs = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
     whole_steps = builder.and_(num_rows, I64(-STEP))
     lanes = LANES if tokens <= WHOLE else LANES // 2
-    kind = ir.VectorType(F32, lanes)
 
     def part(index: Any, first: int) -> None:
         """The sums of a panel from its lane `first` on."""
         out = builder.gep(y, [builder.add(builder.mul(index, I64(LANES)), I64(first))])
         outs = [builder.gep(out, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
-        outs = [builder.bitcast(place, kind.as_pointer()) for place in outs]
         begin = builder.mul(index, panel_bytes)
 
         def rows(step: int) -> Callable[[Any, list[Any]], list[Any]]:
@@ -134,22 +135,22 @@ def _panels(
                     if first == 0:
                         fetch(builder, builder.gep(later, [at]), 0, ROW)
                     place = builder.gep(w, [builder.add(at, I64(4 * first))])
-                    weights = builder.load(builder.bitcast(place, kind.as_pointer()), align=4)
+                    weights = load(builder, F32, place, lanes)
                     sums = [
-                        _multiply_add(builder, _lane(builder, number, j, lanes), weights, total)
+                        multiply_add(builder, _lane(builder, number, j, lanes), weights, total)
                         for number, total in zip(numbers, sums, strict=True)
                     ]
                 return sums
 
             return body
 
-        zero = ir.Constant(kind, [0.0] * lanes)
-        sums = [builder.load(place, align=4) if onto else zero for place in outs]
+        zero = ir.Constant(vector(F32, lanes), [0.0] * lanes)
+        sums = [load(builder, F32, place, lanes) if onto else zero for place in outs]
         sums = repeat_from(builder, I64(0), whole_steps, STEP, sums, rows(STEP))
         if STEP > 1:
             sums = repeat_from(builder, whole_steps, num_rows, 1, sums, rows(1))
         for place, total in zip(outs, sums, strict=True):
-            builder.store(total, place, align=4)
+            builder.store(total, builder.bitcast(place, total.type.as_pointer()), align=4)
 
     def panel(index: Any, _: list[Any]) -> list[Any]:
         for first in range(0, LANES, lanes):
@@ -170,13 +171,7 @@ def _load_inputs(builder: Any, row: Any, k: Any, step: int) -> Any:
 def _lane(builder: Any, numbers: Any, index: int, lanes: int) -> Any:
     """One of the numbers in all lanes of a vector."""
     if numbers.type == F32:
-        nothing = ir.Constant(ir.VectorType(F32, lanes), ir.Undefined)
-        numbers, index = builder.insert_element(nothing, numbers, I32(0)), 0
+        return spread(builder, numbers, lanes)
     nothing = ir.Constant(numbers.type, ir.Undefined)
-    places = ir.Constant(ir.VectorType(I32, lanes), [index] * lanes)
+    places = ir.Constant(vector(I32, lanes), [index] * lanes)
     return builder.shuffle_vector(numbers, nothing, places)
-
-
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    fused = declare(builder, a.type, [a.type] * 3, f"llvm.fmuladd.v{a.type.count}f32")
-    return builder.call(fused, [a, b, c])

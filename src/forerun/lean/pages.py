@@ -43,7 +43,7 @@ class Page:
     numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
     num_holders: int = 0  # rows; one more for a page that was copied out
-    is_clear: bool = False  # or it was, before it was written to
+    is_clear: bool = False  # its keys have been cleared once
 
     @property
     def keys(self) -> Floats:

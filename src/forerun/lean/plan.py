@@ -159,7 +159,8 @@ def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> 
     """Runs of at most QUERIES queries of one row that share a key head: first, count and head.
 
     Threads take tiles in this order.  The longest rows come first, so that no thread is left with
-    one at the end; tiles that read the same keys and values follow each other.
+    one at the end; tiles that read the same keys and values follow each other.  Those of one row
+    are all of about one size.
     """
     is_edge = (tokens[1:] - tokens[:-1] != 1) | (rows[tokens[1:]] != rows[tokens[:-1]])
     edges = [0, *(is_edge.nonzero()[0] + 1).tolist(), len(tokens)]
@@ -170,7 +171,7 @@ def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> 
     tiles = []
     for begin, end in runs:
         first, last = begin * group, (end + 1) * group
-        count = -(-(last - first) // QUERIES)  # all of about one size
+        count = -(-(last - first) // QUERIES)
         ends = [first + (last - first) * i // count for i in range(count + 1)]
         spans = list(pairwise(ends))
         tiles += [(at, end - at, head) for head in range(num_keys) for at, end in spans]
