@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from test_heads_lean_runner import VOCAB_SIZE, lean_runner, network
 
 from forerun.drafters.base import Turn
-from forerun.lean.line import GOES_ON, MOST_RACERS, REACH, exponential, racers
+from forerun.lean.line import MOST_RACERS, REACH, exponential, racers
 from forerun.lean.plan import MOST_TOKENS
 from forerun.noise import exponentials, seed_key
 from forerun.sampling import Sampling
@@ -52,7 +52,8 @@ def by_hand(logits: Any, turn: Turn, level: int) -> tuple[int, float]:
 
 
 def turn_of(row: int, sampling: Sampling, budget: int, worth: float = 0.0) -> Turn:
-    return Turn(row, budget, sampling, 7 + 2**40 * row, 2**33 + 5, worth=worth)
+    seed, position = 7 + 2**40 * row, 2**33 + 5
+    return Turn(row, budget, sampling, seed, position, worth=worth, goes_on=1.5 * worth)
 
 
 def features(counts: list[int], seed: int) -> tuple[Any, Any]:
@@ -87,7 +88,7 @@ def test_lines_are_what_levels_give(first: int, worth: float, num_threads: int) 
                     break
                 wanted.append(token)
                 chances.append(chance)
-                if chance < GOES_ON * worth:
+                if chance < turn.goes_on:
                     break
                 own = lean.step(other, [row], [level - 1], [token])[0]
             assert lines[row][0] == wanted

@@ -45,6 +45,7 @@ class Turn:
     depth: int | None = None  # at most so many one after the other; None: as many as the budget
     shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
     worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
+    goes_on: float = 0.0  # and none need come after one less likely than this
     prices: Prices | None = None  # where they are known, for drafters that weigh their own cost
     room: int | None = None  # tokens that the answer may still have; None: not known
 

@@ -116,7 +116,9 @@ class DraftPlanner:
         tariff = choice.tariff
         if tariff is not None and len(asked) < len(spans):
             tariff = tariff.among(asked)
-        drafts = DraftPlan(by_span, choice.worth, choice.prices, tariff, choice.is_trial)
+        drafts = DraftPlan(
+            by_span, choice.worth, choice.goes_on, choice.prices, tariff, choice.is_trial
+        )
         return replace(plan, drafts=drafts)
 
     def learn(

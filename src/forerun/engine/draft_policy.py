@@ -19,6 +19,7 @@ class Choice(NamedTuple):
 
     lengths: list[int]  # (R,)
     worth: float = 0.0  # leave out guesses whose stated value is below this
+    goes_on: float = 0.0  # and do not ask for another after one whose value is below this
     prices: Prices | None = None  # None: nothing is known yet
     tariff: Tariff | None = None  # None: all guesses are scored
     is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it

@@ -274,6 +274,7 @@ def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
         limits.depth,
         limits.shape,
         plan.worth,
+        plan.goes_on,
         plan.prices,
         request.limit - request.num_output,
     )

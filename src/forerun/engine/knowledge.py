@@ -17,11 +17,12 @@ LONGEST = 8  # tokens in the longest draft that is considered
 FADE, OWN_FADE = 0.5 ** (1 / 200), 0.5 ** (1 / 32)  # what a draft counts one draft later, and
 # within one request: half after 200, and after 32
 NUM_TIMED = 3  # timings before a price is relied on
-NUM_DISTURBED = 4  # rounds after one with an ask that are not yet as if there had been none
-NUM_UNDISTURBED = 8  # rounds without an ask that are timed together, those included
+NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there had been none
+NUM_UNDISTURBED = 14  # rounds without an ask that are timed together, those included
 NUM_STALE = 4  # timings after which a curve is drawn anew; one timing hardly changes it
-STEP = 0.08  # share of its difference by which a timing moves the price of its size
-SHARED = 0.8  # share of that by which it moves all other sizes: a slow minute slows all of them
+SHARED_STEP = 0.064  # share of its difference by which a timing moves the prices of all sizes: a
+# slow minute slows all of them; and
+OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
 FIRST_TRUST = 256  # plain rounds that this counts like
@@ -49,10 +50,10 @@ class Timings:
             self.logs[size] = min(new, self.logs.get(size, new))
             self._draw()
             return 0.0
-        step = STEP * min(new - self.logs[size], MOST_SLOWER)
-        self.logs[size] += (1 - SHARED) * step
-        self.drift(SHARED * step)
-        return SHARED * step
+        slower = min(new - self.logs[size], MOST_SLOWER)
+        self.logs[size] += max(OWN_STEP, 1 / (count + 1)) * slower
+        self.drift(SHARED_STEP * slower)
+        return SHARED_STEP * slower
 
     def drift(self, step: float) -> None:
         """Everything has become slower by so much, as a logarithm."""
@@ -178,6 +179,11 @@ class Knowledge:
             self.passes.drift(self.undisturbed.learn(num_rows, seconds))
         else:
             self.undisturbed.drift(self.passes.learn(num_rows + num_drafted, seconds))
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs without asks were timed."""
+        return sum(self.undisturbed.counts.values()) // (NUM_UNDISTURBED - NUM_DISTURBED)
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a round if nothing were drafted, nor had been of late."""

@@ -59,7 +59,8 @@ class DraftPlan:
     """What is asked of the drafter in a round, and what decides which of its guesses are scored."""
 
     limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
-    worth: float = 0.0  # under shared noise: the lowest chance at which a guess is wanted
+    worth: float = 0.0  # under shared noise: the lowest chance at which a guess is wanted,
+    goes_on: float = 0.0  # and at which another is wanted after it
     prices: Prices | None = None  # None: not known
     tariff: Tariff | None = None  # None: all guesses are scored
     is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it

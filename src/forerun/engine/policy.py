@@ -27,6 +27,7 @@ PROBE_LENGTH = 2  # tokens in a draft that tries whether drafting has come to pa
 FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
 OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
 LONGEST_WAIT = 256  # rounds after which a round without drafts is timed again
+FIRST_WAIT, NUM_DOUBLED = 32, 4  # after which a run of such is timed, then twice as many, ...
 BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the hundredth stands for
 # choosing and learning, which are not timed
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
@@ -34,6 +35,7 @@ MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched
 MOST_LOST = 16.0  # plain rounds that drafts may lose in spite of what the drafter states
 ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
 NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
+FOLLOWS = 0.8  # chance that a guess is kept if the one before it is
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
 LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
@@ -228,7 +230,8 @@ class PayingPolicy:
         if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
             self._is_long_due = True
             return nothing
-        if is_timed and known.rounds - known.last_undisturbed > 2 * LONGEST_WAIT:
+        wait = FIRST_WAIT * 2 ** min(NUM_DOUBLED, known.num_runs)
+        if is_timed and known.rounds - known.last_undisturbed > wait:
             return nothing
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
         if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances
@@ -253,12 +256,15 @@ class PayingPolicy:
         if is_timed and (not pays or known.debt == 0):
             tries = 0.0 if is_bar_off else NEAR
         prices = known.prices(num_rows)
-        share = NEAR * prices.scoring(1) / max(prices.token, 1e-9)
-        worth = 0.0 if is_bar_off else known.chance(min(0.99, share), -1)
+        worth = goes_on = 0.0
+        if not is_bar_off:
+            token = max(prices.token, 1e-9)
+            worth = known.chance(min(0.99, NEAR * prices.scoring(1) / token), -1)
+            goes_on = known.chance(min(0.99, prices.slot / (FOLLOWS * token)), -1)
         tariff = None
         if not self._has_coins:
             tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
-        return Choice(lengths, worth, prices, tariff, not pays)
+        return Choice(lengths, worth, goes_on, prices, tariff, not pays)
 
     @property
     def _is_stated(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.engine.laws import Fault
-from forerun.engine.plan import DraftPlan, RoundPlan, Span
+from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
@@ -28,9 +28,7 @@ def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) ->
     drafts = plan.drafts
     limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
     spans = [plan.answering[index] for index in indices]
-    return RoundPlan(
-        [*spans, *reading], DraftPlan(limits, drafts.worth, drafts.prices, is_trial=drafts.is_trial)
-    )
+    return RoundPlan([*spans, *reading], replace(drafts, limits=limits, tariff=None))
 
 
 def proposal_of(tree: Tree | None, tokens: list[int], height: int, drawn: Drawn) -> Proposal:

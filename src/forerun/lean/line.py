@@ -23,7 +23,6 @@ from forerun.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 Doubles = NDArray[np.float64]
 
 MOST_RACERS = 128
-GOES_ON = 1.5  # times what a guess must be worth: after one that hardly pays, none does
 REACH = 9.0  # tokens less likely than the likeliest by a factor of e**9 do not race
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
@@ -39,7 +38,8 @@ class Line(NamedTuple):
     rows: Ints  # (R,)
     starts: Ints  # (R,): the slot of the first guess
     limits: Ints  # (R,): guesses at most
-    worths: Doubles  # (R,): a guess less likely to be kept is not made, nor are those after it
+    worths: Doubles  # (R,): a guess less likely to be kept is not made, nor are those after it,
+    goes_on: Doubles  # (R,): and none is made after one less likely than this
     temperatures: Doubles  # (R,)
     top_k: Ints  # (R,)
     top_p: Doubles  # (R,)
@@ -58,8 +58,8 @@ def no_line() -> Line:
     seeds, is_open = np.empty((0, 2), np.uint64), np.empty(0, np.bool_)
     tokens, values = np.empty((0, 0), np.int64), np.empty((0, 0))
     return Line(
-        whole, whole, whole, whole, real, real, whole, real, real, seeds, whole, is_open, tokens,
-        values, whole,
+        whole, whole, whole, whole, real, real, real, whole, real, real, seeds, whole, is_open,
+        tokens, values, whole,
     )  # fmt: skip
 
 
@@ -77,8 +77,7 @@ def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
     line.tokens[row, level] = line.ids[column]
     line.values[row, level] = value
     line.counts[row] = level + 1
-    is_likely = value >= GOES_ON * line.worths[row]
-    line.is_open[row] = is_likely and level + 1 < line.limits[row]
+    line.is_open[row] = value >= line.goes_on[row] and level + 1 < line.limits[row]
 
 
 @compiled

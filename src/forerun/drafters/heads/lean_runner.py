@@ -314,6 +314,7 @@ def _line(turns: Sequence[Turn], ids: Ints) -> Line:
         starts=whole[0],
         limits=whole[1],
         worths=np.zeros(len(turns)),
+        goes_on=np.zeros(len(turns)),
         temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
         top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
         top_p=np.array([float(sampling.top_p) for sampling in samplings]),
@@ -343,6 +344,7 @@ def _begin(line: Line, index: int, turn: Turn, position: int, start: int) -> Non
     line.starts[index] = start
     line.limits[index] = turn.height
     line.worths[index] = turn.worth
+    line.goes_on[index] = turn.goes_on
     line.positions[index] = position
     line.counts[index] = 0
     line.is_open[index] = turn.height > 0
