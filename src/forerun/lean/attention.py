@@ -169,10 +169,10 @@ def score_keys(
     last = min(end, unseen)
     for slot in range(max(begin, seen), last, PAGE):
         keys = keys_at(heads, cache, layer, row, slot // PAGE, head)
-        later = keys  # what is fetched meanwhile: a whole page of keys, or the first values
-        if slot + 2 * PAGE <= last:
+        if slot + 2 * PAGE <= unseen:  # what is fetched meanwhile: a whole page of keys, though
+            # its scores may be another's work; or the first values
             later = keys_at(heads, cache, layer, row, slot // PAGE + 1, head)
-        elif last == unseen:
+        else:
             later = values_at(heads, cache, layer, row, seen // PAGE, head)
         num_panels = (min(PAGE, last - slot) + LANES - 1) // LANES
         multiply_keys(

@@ -95,14 +95,13 @@ def num_items(
     """How many pieces of work the threads share in a stage."""
     if kind == PROJECT:
         return num_panels(logits) if is_head else num_panels(s.qkv)
-    if kind in (SCORE, WEIGH, ATTEND) and len(split) == 0:
-        return len(plan.tiles) if kind == ATTEND else 0
+    num_shared = num_shared_tiles(split)
     if kind == SCORE:
-        return len(plan.tiles) * num_splits(split)
+        return num_shared * num_splits(split) + len(plan.tiles) - num_shared
     if kind == WEIGH:
-        return len(plan.tiles) * QUERIES
+        return num_shared * QUERIES
     if kind == ATTEND:
-        return len(plan.tiles) * num_column_splits(w.heads)
+        return num_shared * num_column_splits(w.heads)
     if kind == GATED:
         return num_panels(s.inner)
     if kind in (OUT, DOWN):
@@ -113,8 +112,14 @@ def num_items(
 
 
 @inner
+def num_shared_tiles(split: Floats) -> Any:
+    """The first tiles of attention, which threads share."""
+    return len(split) // QUERIES
+
+
+@inner
 def num_splits(split: Floats) -> Any:
-    """How many items of SCORE a tile has at most."""
+    """How many items of SCORE a shared tile has at most."""
     return (split.shape[1] + SPLIT - 1) // SPLIT
 
 
@@ -125,12 +130,20 @@ def num_column_splits(heads: HeadShape) -> Any:
 
 
 @inner
-def attend_split(
-    kind: int, i: int, w: Weights, plan: Plan, cache: Cache, layer: int, s: Scratch, split: Floats
-) -> None:
-    """One item of the three stages of attention, where threads share tiles."""
+def attend_item(
+    kind: int, i: int, w: Weights, plan: Plan, cache: Cache, layer: int, s: Scratch, split: Floats,
+    scores: Floats,
+) -> None:  # fmt: skip
+    """One item of the three stages of attention.
+
+    The first stage has parts of the tiles that threads share, then all of the others: the largest
+    items come last, one for each thread.
+    """
     window = w.windows[layer]
-    if kind == SCORE:
+    whole = i - num_shared_tiles(split) * (num_splits(split) - 1)  # tile, if it is one
+    if kind == SCORE and whole >= num_shared_tiles(split):
+        attend(w.heads, plan, cache, layer, window, whole, s.queries, scores, s.mixed)
+    elif kind == SCORE:
         tile, part = divmod(i, num_splits(split))
         begin, end = part * SPLIT, (part + 1) * SPLIT
         score_keys(
@@ -198,11 +211,8 @@ def run_stages(
             elif kind == PLACE:
                 norms, table = w.head_norms[layer], w.tables[layer]
                 place(w.heads, plan, cache, layer, table, i, norms, s.qkv, s.queries)
-            elif kind == ATTEND and len(split) == 0:
-                window = w.windows[layer]
-                attend(w.heads, plan, cache, layer, window, i, s.queries, scores, s.mixed)
             elif kind in (SCORE, WEIGH, ATTEND):
-                attend_split(kind, i, w, plan, cache, layer, s, split)
+                attend_item(kind, i, w, plan, cache, layer, s, split, scores)
             elif kind == NORM:
                 if has_post_norms:
                     add_normalised(s.added[i], w.post_norms[2 * layer], w.eps, s.x[i])
@@ -227,8 +237,8 @@ def build(revision: int) -> Callable[..., None]:
         """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
 
         held: `Weights`, `Cache` and `Scratch`.
-        split: memory (tiles * QUERIES, score_columns), where threads are to share tiles of
-        attention; (0, 0) where each takes whole tiles.
+        split: memory (shared tiles * QUERIES, score_columns), where threads are to share the first
+        tiles of attention; (0, 0) where each takes whole tiles.
         """
         w, cache, s = held.value
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)
