@@ -16,6 +16,7 @@ from forerun.errors import InputError, UnsupportedError
 from forerun.lean.choice import choose
 from forerun.lean.formats import Format
 from forerun.lean.model import LeanModel
+from forerun.lean.page_tile import QUERIES
 from forerun.lean.plan import MOST_TOKENS
 from forerun.lean.storage import rounded
 from forerun.models import HuggingFaceModel, LanguageModel
@@ -100,6 +101,45 @@ def test_a_long_prompt_takes_several_passes() -> None:
     lean.commit(state, [1], [len(long)])
     logits = lean.score(state, [1], [[5]], [1])
     assert largest(logits[0] - fresh_logits(model, [*long, 5])[-1:]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("num_keys", "window"), [(1, None), (3, None), (5, None), (3, 300)])
+def test_threads_that_share_attention_change_no_bit(num_keys: int, window: int | None) -> None:
+    """A long text: each thread takes as many whole tiles as the others, and they share the rest."""
+    how = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 1}
+    model = tiny(
+        "qwen2", num_attention_heads=3 * num_keys, num_key_value_heads=num_keys, head_dim=16,
+        max_position_embeddings=1024, **(how if window else {}),
+    )  # fmt: skip
+    generator = random.Random(num_keys)
+    text, other = random_tokens(generator, 700), random_tokens(generator, 333)
+    expected, num_shared = None, set()
+    for num_threads in (1, 2, 3, 4):
+        lean = LeanModel(model, num_threads=num_threads)
+        state, found = lean.start(2, 720), []
+        split_for = state._split_for
+
+        def noted(plan: Any, split_for: Any = split_for) -> Any:
+            split = split_for(plan)
+            num_shared.add((len(split) > 0, len(plan.tiles) * QUERIES > len(split)))
+            return split
+
+        state._split_for = noted  # type: ignore[method-assign]
+        lean.score(state, [0, 1], [text[:690], other[:300]], [1, 1])
+        lean.commit(state, [0, 1], [690, 300])
+        for count in (1, 2, 3, 5):
+            logits = lean.score(state, [0], [text[690 : 690 + count]], [count])
+            found.append(logits[0])
+            both = lean.score(state, [0, 1], [text[690 : 690 + count], other[300:302]], [count, 2])
+            found += [both[0, :count], both[1, :2]]
+            for row in (0, 1):
+                state.forget(row)
+        logits = torch.cat(found)
+        expected = logits if expected is None else expected
+        assert torch.equal(logits, expected)
+    assert (True, False) in num_shared or num_keys > 1, "all tiles shared"
+    assert (True, True) in num_shared or num_keys == 1, "some shared"
+    assert (False, True) in num_shared, "none shared"
 
 
 def test_logits_have_the_same_bits_in_every_company() -> None:
