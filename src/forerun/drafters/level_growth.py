@@ -84,8 +84,6 @@ class Growth:
         if self.level >= self.depth:
             self.frontier = []
         elif self.shape is None:
-            if not self.laws:
-                new = [node for node in new if self.values[node] >= self.turn.goes_on]
             self.frontier = sorted(self._best(new, self.width))
             worst = sorted(self.values, reverse=True)[: self.turn.budget][-1:]
             full = len(self.values) >= self.turn.budget

@@ -159,13 +159,15 @@ class LeanRows(PathRows):
         return watched.states
 
     def _split_for(self, plan: Plan) -> Floats:
-        """Memory for tiles of attention that threads share: where tiles are few and texts long, the
+        """Memory for tiles of attention that threads share, where tiles are few and texts long: the
         rest that remains when each thread has as many whole ones as all others.  What one thread
-        leaves in its cache for another is slow to come."""
+        leaves in its cache for another is slow to come.  Texts of different lengths are shared as a
+        whole: no thread should be left alone with the longest."""
         size = self._crew.size
         if size == 1 or len(plan.tiles) > FEW_TILES * size or plan.slots.max() < LONG:
             return NO_SPLIT
-        rows = QUERIES * (len(plan.tiles) % size)
+        is_alone = bool((plan.rows == plan.rows[0]).all())
+        rows = QUERIES * (len(plan.tiles) % size if is_alone else len(plan.tiles))
         columns = score_columns(self._pages.cache.pages.shape[1], self._weights.heads.wide)
         if len(self._split) < rows or self._split.shape[1] != columns:
             self._split = np.empty((rows, columns), np.float32)
