@@ -100,8 +100,8 @@ def to_numpy(x: Array) -> HostArray:
     if isinstance(x, np.ndarray):
         return x
     if compat.is_torch_array(x):
-        host = x.detach().cpu()
-        return np.asarray(host.float() if "bfloat16" in str(host.dtype) else host)
+        x = x.float() if x.dtype is sys.modules["torch"].bfloat16 else x
+        return np.asarray(x.numpy(force=True))
     try:
         return np.asarray(x)
     except (TypeError, ValueError, BufferError, RuntimeError):

@@ -18,10 +18,11 @@ from numba.core.runtime import _nrt_python, rtsys
 
 from forerun.lean import storage
 from forerun.lean.choice import choose
+from forerun.lean.dots import LIMBS_8
 from forerun.lean.formats import Format
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
-from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
+from forerun.lean.shape import LANES
 from forerun.models import HuggingFaceModel
 from forerun.models.bundled import packaged_weights
 from forerun.models.default import default_model
@@ -80,7 +81,7 @@ def test_a_thousand_tokens_have_the_same_bits_in_every_company(name: str) -> Non
 def test_queries_keys_and_values_are_kept_in_formats_of_their_own() -> None:
     model = few_bit_model(Q4_K_M)
     attention = model.model.layers[0].self_attn
-    assert LeanModel(model)._weights.matrices.takes_limbs.all() == HAS_DOT_PRODUCTS
+    assert LeanModel(model)._weights.matrices.takes_limbs.all() == LIMBS_8
     formats = LeanModel(model)._weights.matrices.format
     sizes = [x.out_features // LANES for x in (attention.q_proj, attention.k_proj)]
     assert formats[: sum(sizes) + 1].tolist() == [

@@ -37,9 +37,9 @@ class Proposal:
     def child(self, node: int, token: int) -> int | None:
         """The guess of a token after a node, or after the text for -1."""
         if self.tree is None:
-            nodes: Sequence[int] = range(node + 1, min(node + 2, len(self.tokens)))
-        else:
-            nodes = self.tree.children[node]
+            child = node + 1
+            return child if child < len(self.tokens) and self.tokens[child] == token else None
+        nodes = self.tree.children[node]
         return next((child for child in nodes if self.tokens[child] == token), None)
 
     def in_guess(self, path: Sequence[int]) -> Sequence[int]:

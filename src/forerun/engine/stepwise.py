@@ -160,7 +160,7 @@ class Stepwise:
             parents = [None if draft.tree is None else draft.tree.parents for draft in drafts]
             parents += [None] * len(plan.reading)
             scored = self.target.score(self.state, rows, feeds, num_logits, parents)
-        return scored[: len(drafts)]
+        return scored[: len(drafts)] if plan.reading else scored
 
     def _decide(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: HostArray
@@ -169,10 +169,9 @@ class Stepwise:
         requests = [span.request for span in spans]
         if not requests:
             return TargetLaws([], [], logits), [], []
-        noise = self._noise(spans)
         if type(self.rule) is Match:
             laws = TargetLaws(requests, drafts, logits, only_sampled=True)
-            return laws, *walk(drafts, laws, noise)
+            return laws, *walk(drafts, laws, lambda: self._noise(spans))
         laws = TargetLaws(requests, drafts, logits)
         lengths = np.array([len(draft.tokens) for draft in drafts])
         tokens = np.zeros((len(drafts), int(lengths.max())), dtype=np.int64)
@@ -183,7 +182,7 @@ class Stepwise:
             trees = [draft.tree or Tree.chain(len(draft.tokens)) for draft in drafts]
         draft_laws = DraftLaws(drafts, self.target.vocab_size)
         trial = Trial(XP, tokens, lengths, laws, draft_laws, trees=trees)
-        reached, extra = self.rule.decide(trial, noise)
+        reached, extra = self.rule.decide(trial, self._noise(spans))
         ends = to_numpy(reached).tolist()
         paths = [draft.path(end - 1) for draft, end in zip(drafts, ends, strict=True)]
         return laws, paths, to_numpy(extra).tolist()

@@ -7,7 +7,7 @@ that is certain is not made, and noise is drawn for several positions at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,9 +43,10 @@ class TargetNoise(CounterNoise):
 
 
 def walk(
-    drafts: Sequence[Proposal], laws: TargetLaws, noise: TargetNoise
+    drafts: Sequence[Proposal], laws: TargetLaws, make_noise: Callable[[], TargetNoise]
 ) -> tuple[list[Sequence[int]], list[int]]:
-    """The accepted nodes of each row, and the token after them."""
+    """The accepted nodes of each row, and the token after them; noise is made if it is needed."""
+    noise: TargetNoise | None = None
     paths: list[Sequence[int]] = []
     extra: list[int] = []
     for row, draft in enumerate(drafts):
@@ -54,6 +55,7 @@ def walk(
             slot = path[-1] + 1 if path else 0
             token = laws.certain(row, slot)
             if token is None:
+                noise = noise or make_noise()
                 token = noise.sample(laws.law(row, slot), row, len(path))
             child = draft.child(slot - 1, token)
             if child is None:

@@ -65,7 +65,7 @@ class SampledSteps(Stepwise):
         laws = SampledLaws(
             [span.request for span in spans], drafts, logits, tokens, faults, self._is_on_host
         )
-        return laws, *walk(drafts, laws, self._noise(spans))
+        return laws, *walk(drafts, laws, lambda: self._noise(spans))
 
     def _sample(
         self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Any

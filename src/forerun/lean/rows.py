@@ -66,8 +66,9 @@ class LeanRows(PathRows):
         for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
             end = len(feed.tokens)
             known = self._fed[row].shared(feed, end - count)
-            places = np.full(end - known, -1)
-            places[-count:] = np.arange(index * width, index * width + count)
+            places = np.arange(index * width + count - (end - known), index * width + count)
+            if count < end - known:
+                places[:-count] = -1
             lots.append(Lot.of(row, self.lengths[row], feed, known, places))
             self.forget(row, known)  # nothing to build on if a pass is interrupted
         for lot in lots:
@@ -164,7 +165,7 @@ class LeanRows(PathRows):
         leaves in its cache for another is slow to come.  Texts of different lengths are shared as a
         whole: no thread should be left alone with the longest."""
         size = self._crew.size
-        if size == 1 or len(plan.tiles) > FEW_TILES * size or plan.slots.max() < LONG:
+        if size == 1 or len(plan.tiles) > FEW_TILES * size or max(self.lengths) < LONG:
             return NO_SPLIT
         is_alone = bool((plan.rows == plan.rows[0]).all())
         rows = QUERIES * (len(plan.tiles) % size if is_alone else len(plan.tiles))

@@ -34,9 +34,10 @@ from forerun.lean.formats import (
     vector,
 )
 from forerun.lean.jit import intrinsic
-from forerun.lean.shape import LANES, TOKENS
+from forerun.lean.shape import LANES, TOKENS, is_arm
 
-AHEAD = 2048  # bytes from what is multiplied to what is fetched: hardware alone falls behind
+AHEAD = 2048 if is_arm() else 16384  # bytes from what is multiplied to what is fetched: hardware
+# alone falls behind
 
 
 def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
