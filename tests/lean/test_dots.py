@@ -62,20 +62,23 @@ def product_by(format: Format, dots: Dots, num_limbs: int = 3) -> Product:
     return product
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They compile sooner."""
-    monkeypatch.setattr(limb_tile, "MOST_TOKENS", TOKENS)
+def small(dots: Dots) -> Dots:
+    """For small tiles, which compile sooner."""
+    return dots._replace(most_tokens=TOKENS)
+
+
+REFERENCE = small(plain(SDOT))
+PAIRS = plain(VNNI_256)._replace(name="plain_pairs", strips=2, abreast=2)
 
 
 def kinds_for(format: Format) -> list[Dots]:
-    """This processor's, and those of others in plain instructions."""
+    """This processor's, and those of others in plain instructions; one takes strips in pairs."""
     kinds = [DOTS] if HAS_DOT_PRODUCTS else []
     others = (SDOT, VNNI_512, VNNI_256, MADD_256)
     if format in (Format.BLOCK4K, Format.BLOCK5K):  # which differ from others in their headers only
         others = (SDOT, VNNI_256, MADD_256)
-    kinds += [plain(dots) for dots in others]
-    return [dots for dots in kinds if not (dots.is_narrow and format < Format.BLOCK4)]
+    kinds += [*map(plain, others), PAIRS]
+    return [small(dots) for dots in kinds if not (dots.is_narrow and format < Format.BLOCK4)]
 
 
 def example(format: Format, num_blocks: int) -> Any:
@@ -100,7 +103,7 @@ def test_all_processors_give_the_same_bits(format: Format) -> None:
     exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
     largest = np.abs(x).reshape(TOKENS, 3, BLOCK).max(2).repeat(BLOCK, 1)
     cut, rounded = 2.0**-22 * largest, 2.0**-21 * np.abs(x)  # half a last bit; some roundings
-    expected = product_by(format, plain(SDOT))(matrix, x, TOKENS)
+    expected = product_by(format, REFERENCE)(matrix, x, TOKENS)
     assert (np.abs(expected - exact) < (cut + rounded) @ np.abs(matrix).T).all()
     for dots in kinds_for(format):
         for count in range(1, TOKENS + 1):
@@ -116,7 +119,7 @@ def test_one_limb_is_coarse_and_the_same_everywhere(format: Format) -> None:
     x[:, 7], x[:, 40] = 3.9999, -4.0  # rounds to 128 of 128, and just does not
     exact = x.astype(np.float64) @ matrix.T.astype(np.float64)
     largest = np.abs(x).reshape(TOKENS, 3, BLOCK).max(2).repeat(BLOCK, 1)
-    expected = product_by(format, plain(SDOT), 1)(matrix, x, TOKENS)
+    expected = product_by(format, REFERENCE, 1)(matrix, x, TOKENS)
     assert (np.abs(expected - exact) < 2.0**-7 * largest @ np.abs(matrix).T).all()
     for dots in kinds_for(format):
         for count in range(1, TOKENS + 1):
@@ -177,7 +180,6 @@ def test_32_inputs_take_so_many_instructions(
         pytest.skip("these are multiplied as floats there")
     if num_limbs == 1 and format not in (Format.BLOCK8, Format.BLOCK4):
         pytest.skip("these meet three limbs only")
-    monkeypatch.setattr(limb_tile, "MOST_TOKENS", 1)
     monkeypatch.setattr(limb_tile, "LANES", dots.sums)
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -187,7 +189,9 @@ def test_32_inputs_take_so_many_instructions(
         target = binding.Target.from_triple(module.triple)
     except RuntimeError:
         pytest.skip("this LLVM does not compile for that processor")
-    limb_tile.define(module, format, Cut(dots, num_limbs)).linkage = "external"
+    limb_tile.define(
+        module, format, Cut(dots._replace(most_tokens=1), num_limbs)
+    ).linkage = "external"
     compiled = binding.parse_assembly(str(module))
     text = target.create_target_machine(cpu=processor, opt=3).emit_assembly(compiled)
     for name, count in instructions.items():

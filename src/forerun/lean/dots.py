@@ -37,7 +37,9 @@ class Dots(NamedTuple):
     is_signed: bool = False  # whether weights are
     features: str = ""  # that LLVM is told of, where it does not know of them anyway
     words_read: int = 1  # of activations, by one instruction
+    strips: int = 1  # of a panel, side by side: what is read of an activation serves all of them
     abreast: int = 0  # tokens whose sums all fit the registers; 0: see `limb_tile`
+    most_tokens: int = 8  # in a tile: with more, sums leave the registers
     best_tokens: int = 6  # in each tile of many: the least time for a token
 
     @property
@@ -50,7 +52,9 @@ SDOT = Dots(
     "sdot", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", is_signed=True, words_read=4,
     features="+fp-armv8,+neon,+dotprod",
 )  # fmt: skip
-VNNI_512 = Dots("vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", abreast=4, best_tokens=8)
+VNNI_512 = Dots(
+    "vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, abreast=3, most_tokens=4, best_tokens=3
+)
 VNNI_256 = Dots("vnni256", 8, "llvm.x86.avx512.vpdpbusd.256", abreast=3)
 MADD_512 = Dots(
     "madd512", 16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512",

@@ -41,7 +41,6 @@ from forerun.lean.limbs import COARSE, FINE, Cut, constant, same
 from forerun.lean.shape import LANES
 from forerun.lean.tile import AHEAD, address, repeat
 
-MOST_TOKENS = 8  # in a tile: with more, sums leave the registers
 # How many of three limbs share a sum of 32 bits, the highest first.  Of 4-bit weights all do:
 # 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for all blocks of BLOCK6K but those of
 # q that are all 32 or -32, and `recovery` makes 1 and -1 of these.  Others would overflow.
@@ -52,6 +51,9 @@ LIMBS_PER_SUM = {
     Format.BLOCK4: (3,),
     Format.BLOCK4K: (3,),
 }
+
+Digits = list[list[Any]]
+"""q of four inputs for each output: a vector for each strip, in the order of the inputs."""
 
 
 def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
@@ -69,7 +71,7 @@ def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
         y: Any,  # float32
         y_at: Any,
         y_stride: Any,
-        count: Any,  # 1 to MOST_TOKENS
+        count: Any,  # 1 to `Dots.most_tokens`
     ) -> Any:
         """`count` rows of limbs, `x_stride` apart, times a panel that begins at `w_at`, into y."""
         n = types.intp
@@ -102,7 +104,8 @@ multiply_coarse_block4 = multiply_limbs_by(Format.BLOCK4, COARSE)
 def define(module: Any, format: Format, cut: Cut) -> Any:
     """The function itself, once per module however often it is called."""
     dots = cut.dots
-    name = f"forerun_multiply_{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{MOST_TOKENS}"
+    about = f"{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{dots.most_tokens}"
+    name = f"forerun_multiply_{about}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -117,7 +120,7 @@ def define(module: Any, format: Format, cut: Cut) -> Any:
     builder = ir.IRBuilder(function.append_basic_block())
     end = function.append_basic_block()
     choice = builder.switch(count, end)
-    for tokens in range(1, MOST_TOKENS + 1):
+    for tokens in range(1, dots.most_tokens + 1):
         block = function.append_basic_block()
         choice.add_case(I64(tokens), block)
         builder.position_at_end(block)
@@ -141,66 +144,83 @@ class _Tile:
             ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
         )
         self.row = ir.VectorType(I8, FOUR * dots.sums)
+        self.num_strips = min(dots.strips, LANES // dots.sums)  # side by side
         self.about = BLOCKS[format]
         self.block_bytes = self.about.num_bytes * dots.sums
         self.num_parts = BLOCK // self.about.inputs  # blocks that meet one cut block
 
     def panel(self, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]) -> None:
-        builder, outputs = self.builder, self.dots.sums
+        builder, outputs, count = self.builder, self.dots.sums, self.num_strips
         size = builder.mul(num_blocks, I64(self.num_parts * self.block_bytes))
 
-        def strip(index: Any, _: list[Any]) -> list[Any]:
-            sums = self._strip(rows, builder.gep(w, [builder.mul(index, size)]), num_blocks)
-            for place, total in zip(places, sums, strict=True):
-                place = builder.gep(place, [builder.mul(index, I64(outputs))])
-                builder.store(total, builder.bitcast(place, self.floats.as_pointer()), align=4)
+        def strips(index: Any, _: list[Any]) -> list[Any]:
+            first = builder.mul(index, I64(count))
+            numbers = [builder.add(first, I64(strip)) for strip in range(count)]
+            begins = [builder.gep(w, [builder.mul(number, size)]) for number in numbers]
+            sums = iter(self._strips(rows, begins, num_blocks))
+            for place in places:
+                for number in numbers:
+                    at = builder.gep(place, [builder.mul(number, I64(outputs))])
+                    at = builder.bitcast(at, self.floats.as_pointer())
+                    builder.store(next(sums), at, align=4)
             return []
 
-        repeat(builder, I64(LANES // outputs), [], strip)
+        repeat(builder, I64(LANES // outputs // count), [], strips)
 
-    def _strip(self, rows: list[Any], w: Any, num_blocks: Any) -> list[Any]:
-        """The finished sums of its outputs, one vector for each token."""
+    def _strips(self, rows: list[Any], begins: list[Any], num_blocks: Any) -> list[Any]:
+        """The finished sums of strips side by side, a vector for each token and strip."""
         builder = self.builder
 
         def block(index: Any, sums: list[Any]) -> list[Any]:
             size = self.num_parts * self.block_bytes
-            place = builder.gep(w, [builder.mul(index, I64(size))])
-            fetch(builder, place, AHEAD, size)
+            offset = builder.mul(index, I64(size))
+            strips = [builder.gep(begin, [offset]) for begin in begins]
+            for strip in strips:
+                fetch(builder, strip, AHEAD, size)
             at = builder.mul(index, I64(self.cut.num_bytes))
             xs = [builder.gep(row, [at]) for row in rows]
             for part in range(self.num_parts):
-                begin = builder.gep(place, [I64(part * self.block_bytes)])
-                header, digits = self._read_block(begin)
-                products = self._products(digits, xs, part)
+                places = [builder.gep(strip, [I64(part * self.block_bytes)]) for strip in strips]
+                headers = [self._header(place) for place in places]
+                products = self._products(self._digits(places), xs, part)
+                added = itertools.product(xs, headers)
                 sums = [
                     self._add_block(header, x, product, total)
-                    for x, product, total in zip(xs, products, sums, strict=True)
+                    for (x, header), product, total in zip(added, products, sums, strict=True)
                 ]
             return sums
 
-        return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * len(rows), block)
+        nothing = [constant(self.floats, 0.0)] * (len(rows) * len(begins))
+        return repeat(builder, num_blocks, nothing, block)
 
-    def _read_block(self, place: Any) -> tuple[list[Any], list[Any]]:
-        """The numbers that hold for a block of a strip, and its rows of q, four inputs each."""
-        builder, outputs = self.builder, self.dots.sums
-        _, count, size, bits = self.about
+    def _header(self, place: Any) -> list[Any]:
+        """The numbers that hold for a block of a strip."""
+        _, count, size, _ = self.about
         kind = self.halves if size == 2 else self.floats
-        header = [self._read(kind, place, size * outputs * i) for i in range(count)]
-        if size == 2:
-            header = [builder.fpext(half, self.floats) for half in header]
-        begin, step = size * outputs * count, FOUR * outputs
-        digits = [self._read(self.row, place, at) for at in range(begin, self.block_bytes, step)]
-        if bits == 4:
-            low = [builder.and_(row, constant(self.row, 15)) for row in digits]
-            digits = low + [builder.lshr(row, constant(self.row, 4)) for row in digits]
-        return header, digits
+        header = [self._read(kind, place, size * self.dots.sums * i) for i in range(count)]
+        return [self.builder.fpext(half, self.floats) for half in header] if size == 2 else header
 
-    def _products(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
-        """Sums of limbs * q over a block for each token, as float32.
+    def _digits(self, places: list[Any]) -> Digits:
+        """Rows of q of the blocks at these places."""
+        builder = self.builder
+        _, count, size, bits = self.about
+        begin, step = size * self.dots.sums * count, FOUR * self.dots.sums
+        offsets = range(begin, self.block_bytes, step)
+        digits = [[self._read(self.row, place, at) for place in places] for at in offsets]
+        if bits < 8:
+            low, four = constant(self.row, 15), constant(self.row, 4)
+            digits = [
+                *([builder.and_(row, low) for row in rows] for rows in digits),
+                *([builder.lshr(row, four) for row in rows] for rows in digits),
+            ]
+        return digits
+
+    def _products(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
+        """Sums of limbs * q over a block for each token and strip, as float32.
 
         An addition waits for the one before it in the same sum, so several sums are kept going:
-        those of several tokens, or those of the limbs of a few.  All ways give the same whole
-        numbers.  The groups are the largest that leave the other registers alone.
+        those of several tokens and strips, or those of the limbs of a few.  All ways give the same
+        whole numbers.  The groups are the largest that leave the other registers alone.
         """
         if self.dots.abreast:
             count = -(-len(xs) // self.dots.abreast)
@@ -216,11 +236,11 @@ class _Tile:
             products += way(digits, group, part)
         return products
 
-    def _limb_by_limb(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
+    def _limb_by_limb(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
         """The tokens abreast: a lower limb is added onto what the higher ones gave."""
         limb, words = 0, []
         for size in self.limbs_per_sum:
-            sums = [nothing_yet(self.dots)] * len(xs)
+            sums = [nothing_yet(self.dots)] * (len(xs) * self.num_strips)
             for number in range(size):
                 if number:
                     sums = [self._raise(total) for total in sums]
@@ -229,18 +249,21 @@ class _Tile:
             words.append(sums)
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
-    def _limbs_abreast(self, digits: list[Any], xs: list[Any], part: int) -> list[Any]:
+    def _limbs_abreast(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
         """The limbs abreast too: more sums, and some additions to join them."""
-        places = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
-        starts = [start for x in xs for start in self._starts(x, part)]
-        sums = iter(self._dot(digits, places, starts))
+        strips = range(self.num_strips)
+        limbs = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
+        starts = [start for x in xs for start in self._starts(x, part) for _ in strips]
+        sums = self._dot(digits, limbs, starts)
         products = []
-        for _ in xs:
+        for token, strip in itertools.product(range(len(xs)), strips):
+            first = token * self.cut.limbs * len(strips) + strip
+            of_limbs = iter(sums[first :: len(strips)])
             words = []
             for size in self.limbs_per_sum:
-                word = next(sums)
+                word = next(of_limbs)
                 for _ in range(size - 1):
-                    word = self.builder.add(self._raise(word), next(sums))
+                    word = self.builder.add(self._raise(word), next(of_limbs))
                 words.append(word)
             products.append(self._as_float(words))
         return products
@@ -264,23 +287,30 @@ class _Tile:
         """To where the next lower limb can be added."""
         return self.builder.shl(sums, constant(self.words, 8))
 
-    def _dot(self, digits: list[Any], places: list[Any], sums: list[Any]) -> list[Any]:
-        """`sums` plus the products of a block's q with the limbs at each of the places."""
-        builder, count = self.builder, self.dots.words_read
-        read = ir.VectorType(I32, count)
-        inputs: list[Any] = []
-        for number, row in enumerate(digits):
-            if count == 1:
-                lanes = [self._everywhere(I32, place, FOUR * number) for place in places]
-            else:
-                if number % count == 0:
-                    inputs = [self._read(read, place, FOUR * number) for place in places]
-                lanes = [same(builder, some, number % count, self.dots.sums) for some in inputs]
-            limbs = [builder.bitcast(lane, self.row) for lane in lanes]
-            sums = [
-                dot(builder, self.dots, total, row, x) for total, x in zip(sums, limbs, strict=True)
-            ]
-        return [finished(builder, self.dots, total) for total in sums]
+    def _dot(self, digits: Digits, limbs: list[Any], sums: list[Any]) -> list[Any]:
+        """`sums` plus the products of a block's q with limbs: of each limb, those of all strips."""
+        order = list(range(len(digits)))
+        if self.dots.words_read == 1:  # both parts of a row together, to leave registers for sums
+            order.sort(key=lambda number: number % (len(digits) // 2))
+        for number in order:
+            added = []
+            for index, limb in enumerate(limbs):
+                x = self.builder.bitcast(self._four(limb, number), self.row)
+                before = sums[index * self.num_strips : (index + 1) * self.num_strips]
+                added += [
+                    dot(self.builder, self.dots, total, row, x)
+                    for total, row in zip(before, digits[number], strict=True)
+                ]
+            sums = added
+        return [finished(self.builder, self.dots, total) for total in sums]
+
+    def _four(self, limb: Any, number: int) -> Any:
+        """Four inputs of a token, in all lanes."""
+        count = self.dots.words_read
+        if count == 1:
+            return self._everywhere(I32, limb, FOUR * number)
+        some = self._read(ir.VectorType(I32, count), limb, FOUR * (number - number % count))
+        return same(self.builder, some, number % count, self.dots.sums)
 
     def _everywhere(self, number: Any, place: Any, offset: int) -> Any:
         """A number from memory in all lanes."""

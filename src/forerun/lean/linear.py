@@ -18,7 +18,6 @@ from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
 from forerun.lean.k_panels import K_FORMATS, multiply_k, multiply_limbs_k, unpack_k
 from forerun.lean.limb_tile import (
-    MOST_TOKENS,
     multiply_coarse_block4,
     multiply_coarse_block8,
     multiply_limbs_block4,
@@ -48,7 +47,7 @@ CHUNK = 4 * BLOCK  # inputs
 FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
 BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
 FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # from it on formats meet limbs, if any do
-BEST_TOKENS = DOTS.best_tokens
+MOST_TOKENS, BEST_TOKENS = DOTS.most_tokens, DOTS.best_tokens
 FINE_BYTES, COARSE_BYTES = FINE.num_bytes, COARSE.num_bytes
 
 Floats = NDArray[np.float32]
