@@ -96,11 +96,11 @@ def as_indices(xp: Namespace, values: Any, device: Any) -> Array:
 
 
 def to_numpy(x: Array) -> HostArray:
-    """A NumPy copy of any supported array, for counting and messages on the host."""
+    """Any supported array in NumPy, in the same memory where that is possible."""
     if isinstance(x, np.ndarray):
         return x
     if compat.is_torch_array(x):
-        x = x.float() if x.dtype is sys.modules["torch"].bfloat16 else x
+        x = x.cpu().float() if x.dtype is sys.modules["torch"].bfloat16 else x
         return np.asarray(x.numpy(force=True))
     try:
         return np.asarray(x)

@@ -22,7 +22,7 @@ from forerun.engine.curve import Curve
 from forerun.engine.draft_policy import POLICIES, Choice, policy_key
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
-from forerun.engine.policy import PayingPolicy
+from forerun.engine.policy import FOLLOWS, PayingPolicy
 from forerun.engine.proposal import Drafted, Proposal
 
 PASS = {1: 8.0, 2: 10.0, 3: 10.5, 4: 12.0, 5: 15.0, 6: 15.5, 7: 17.0, 8: 18.0, 9: 20.0}
@@ -572,6 +572,8 @@ def shared_seconds(chance: float, num_rounds: int, *, length: int | None = None)
         drafted, draft = Drafted([Proposal([])]), 0.0
         if choice.lengths[0]:
             stated = [value for value in values[: choice.lengths[0]] if value >= choice.worth]
+            last = next((at for at, value in enumerate(stated) if value < choice.goes_on), 8)
+            stated = stated[: last + 1]
             drafted = trimmed(choice, [Proposal([0] * len(stated), values=stated or None)])
             draft = asking + 0.2 * len(stated)
         count = len(drafted.proposals[0].tokens)
@@ -604,6 +606,18 @@ def test_a_price_learned_in_a_bad_moment_is_soon_forgotten() -> None:
     assert policy.known.passes(2) - policy.known.passes(1) == pytest.approx(4.0, rel=0.25)
 
 
+def test_a_line_goes_on_where_its_next_guess_would_pay() -> None:
+    policy, generator = entered(), random.Random(1)
+    for _ in range(100):
+        guess = stating([0.8], int(generator.random() < 0.8))
+        step(policy, [1], guess, draft=0.0, asking=0.01, passes=lambda size: 6.0 + 2 * size)
+    choice = policy.choose([0], [request()], [8])
+    assert choice.prices is not None
+    follows = FOLLOWS * policy.known.chance(choice.goes_on)  # the chance of the next one
+    assert follows * choice.prices.token == pytest.approx(choice.prices.slot)
+    assert choice.prices.slot == pytest.approx(2.0, rel=0.1)
+
+
 def test_a_drafter_that_has_become_good_is_found_out_in_the_same_answer() -> None:
     """It states what it is worth: little for long, then much."""
     policy, drafted = entered(), []
@@ -613,3 +627,21 @@ def test_a_drafter_that_has_become_good_is_found_out_in_the_same_answer() -> Non
         drafted.append(sum(step(policy, [8], guess, draft=0.0, asking=0.6)[0]))
     assert sum(map(bool, drafted[1000:3000])) < 100
     assert sum(map(bool, drafted[8000:])) > 900
+
+
+def test_a_drafter_that_takes_no_time_is_not_paused() -> None:
+    """Nothing has to be compared with rounds that it did not disturb."""
+    policy, num_unasked = entered(), 0
+    for number in range(200):
+        choice = policy.choose([0], [request()], [8])
+        drafted, draft = Drafted([Proposal([])]), 0.0
+        if choice.lengths[0]:
+            values = [0.8] if number % 2 else []
+            drafted, draft = (
+                trimmed(choice, [Proposal([0] * len(values), values=values or None)]),
+                1e-6,
+            )
+        num_unasked += choice.lengths[0] == 0
+        count = len(drafted.proposals[0].tokens)
+        policy.learn([0], [request()], drafted, [range(count)], [draft, 1 + 0.2 * count, 0.0])
+    assert num_unasked < 14

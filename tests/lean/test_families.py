@@ -69,13 +69,13 @@ def test_a_thousand_tokens_have_the_same_bits_in_every_company(name: str) -> Non
     assert torch.equal(in_mixed_company(together, text, generator), expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(("name", "num_threads"), [("llama", 3), ("gemma3", 2)])
 def test_threads_that_share_a_tile_change_no_bit(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of the nodes of a tree, and where the text is hardly longer than the window."""
     model, generator = build(name), random.Random(1)
-    whole, shared = LeanModel(model, num_threads=1), LeanModel(model, num_threads=3)
+    whole, shared = LeanModel(model, num_threads=1), LeanModel(model, num_threads=num_threads)
     monkeypatch.setattr(rows, "LONG", 0)
     for length in (1, PAGE - 1, WINDOW, 3 * PAGE + 1, 300):
         text, draft = random_tokens(generator, length), random_tokens(generator, 12)
@@ -86,5 +86,5 @@ def test_threads_that_share_a_tile_change_no_bit(
             lean.score(state, [0], [text[:-1] or text], [1])
             lean.commit(state, [0], [length - 1])
             parts.append(lean.score(state, [0], [text[-1:] + draft], [13], [tree.parents]))
-            assert (len(state._split) > 0) == (lean is shared)
+            assert (len(state._split) > 0) == (lean is shared)  # a tile is left over
         assert torch.equal(*parts)

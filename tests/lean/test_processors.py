@@ -65,6 +65,6 @@ def test_whole_passes_in_the_layout_of_x86(dots: Dots, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="floats are multiplied anyway")
+@pytest.mark.skipif(not HAS_DOT_PRODUCTS, reason="this processor has no products of bytes")
 def test_the_inner_loop_without_dot_products(tmp_path: Path) -> None:
     run_tests({"FORERUN_DOT_PRODUCTS": "0"}, tmp_path)

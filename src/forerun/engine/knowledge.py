@@ -21,7 +21,7 @@ NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there h
 NUM_UNDISTURBED = 14  # rounds without an ask that are timed together, those included
 NUM_STALE = 4  # timings after which a curve is drawn anew; one timing hardly changes it
 SHARED_STEP = 0.064  # share of its difference by which a timing moves the prices of all sizes: a
-# slow minute slows all of them; and
+# slow minute slows all of them
 OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
@@ -182,7 +182,7 @@ class Knowledge:
 
     @property
     def num_runs(self) -> int:
-        """How many runs without asks were timed."""
+        """How many runs without asks were timed; a long rest counts as several."""
         return sum(self.undisturbed.counts.values()) // (NUM_UNDISTURBED - NUM_DISTURBED)
 
     def plain(self, num_rows: int) -> float:

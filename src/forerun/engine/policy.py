@@ -231,7 +231,8 @@ class PayingPolicy:
             self._is_long_due = True
             return nothing
         wait = FIRST_WAIT * 2 ** min(NUM_DOUBLED, known.num_runs)
-        if is_timed and known.rounds - known.last_undisturbed > wait:
+        is_due = known.rounds - known.last_undisturbed > wait
+        if is_timed and is_due and not self._is_free(num_rows):
             return nothing
         chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
         if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances

@@ -65,7 +65,7 @@ class Stepwise:
         self.state = state
         self.rule = rule
         self._drafting = drafting
-        self._keyed: list[int] = []  # requests of the last decision, whose
+        self._keyed: list[int] = []  # requests of the last decision that drew noise, whose
         self._key: Key | None = None  # noise keys these are,
         self._noise_drawn: dict[int, Any] = {}  # with noise for the positions ahead of them
 

@@ -137,7 +137,7 @@ def attend_item(
     """One item of the three stages of attention.
 
     The first stage has parts of the tiles that threads share, then all of the others: the largest
-    items come last, one for each thread.
+    items come last, as many for each thread.
     """
     window = w.windows[layer]
     whole = i - num_shared_tiles(split) * (num_splits(split) - 1)  # tile, if it is one
@@ -238,7 +238,7 @@ def build(revision: int) -> Callable[..., None]:
 
         held: `Weights`, `Cache` and `Scratch`.
         split: memory (shared tiles * QUERIES, score_columns), where threads are to share the first
-        tiles of attention; (0, 0) where each takes whole tiles.
+        tiles of attention; no rows where each takes whole tiles.
         """
         w, cache, s = held.value
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)

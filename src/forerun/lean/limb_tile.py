@@ -10,6 +10,7 @@ inputs, then the next strip.  A block of a strip is a header (d, or d and m, for
 rows of four inputs of each output, which is what one instruction multiplies with four inputs of a
 token.  A row of 4-bit numbers holds two such: four inputs in the low bits, and the four that are 16
 inputs later in the high bits.  Two blocks of 16 inputs meet one cut block of activations.
+Where a processor multiplies faster than it reads activations, two strips stand side by side.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LIMBS_PER_SUM = {
 }
 
 Digits = list[list[Any]]
-"""q of four inputs for each output: a vector for each strip, in the order of the inputs."""
+"""For each four inputs, in order: their q, one vector for each strip."""
 
 
 def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
@@ -104,8 +105,7 @@ multiply_coarse_block4 = multiply_limbs_by(Format.BLOCK4, COARSE)
 def define(module: Any, format: Format, cut: Cut) -> Any:
     """The function itself, once per module however often it is called."""
     dots = cut.dots
-    about = f"{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{dots.most_tokens}"
-    name = f"forerun_multiply_{about}"
+    name = f"forerun_{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{dots.most_tokens}"
     if name in module.globals:
         return module.globals[name]
     floats = F32.as_pointer()
@@ -152,31 +152,35 @@ class _Tile:
     def panel(self, rows: list[Any], w: Any, num_blocks: Any, places: list[Any]) -> None:
         builder, outputs, count = self.builder, self.dots.sums, self.num_strips
         size = builder.mul(num_blocks, I64(self.num_parts * self.block_bytes))
+        vectors = self.floats.as_pointer()
 
         def strips(index: Any, _: list[Any]) -> list[Any]:
-            first = builder.mul(index, I64(count))
-            numbers = [builder.add(first, I64(strip)) for strip in range(count)]
+            numbers = [builder.add(builder.mul(index, I64(count)), I64(i)) for i in range(count)]
             begins = [builder.gep(w, [builder.mul(number, size)]) for number in numbers]
             sums = iter(self._strips(rows, begins, num_blocks))
             for place in places:
                 for number in numbers:
                     at = builder.gep(place, [builder.mul(number, I64(outputs))])
-                    at = builder.bitcast(at, self.floats.as_pointer())
-                    builder.store(next(sums), at, align=4)
+                    builder.store(next(sums), builder.bitcast(at, vectors), align=4)
             return []
 
         repeat(builder, I64(LANES // outputs // count), [], strips)
 
     def _strips(self, rows: list[Any], begins: list[Any], num_blocks: Any) -> list[Any]:
         """The finished sums of strips side by side, a vector for each token and strip."""
-        builder = self.builder
+        builder, size = self.builder, self.num_parts * self.block_bytes
+        num_sums = len(rows) * len(begins)
+        length, ahead = builder.mul(num_blocks, I64(size)), I64(AHEAD)
+        is_long = builder.icmp_signed(">", length, ahead)
+        others = builder.select(is_long, builder.mul(length, I64(len(begins) - 1)), I64(0))
 
         def block(index: Any, sums: list[Any]) -> list[Any]:
-            size = self.num_parts * self.block_bytes
             offset = builder.mul(index, I64(size))
             strips = [builder.gep(begin, [offset]) for begin in begins]
+            is_last = builder.icmp_signed(">=", builder.add(offset, ahead), length)
+            jump = builder.select(is_last, others, I64(0))  # over long strips that are read already
             for strip in strips:
-                fetch(builder, strip, AHEAD, size)
+                fetch(builder, builder.gep(strip, [jump]), AHEAD, size)
             at = builder.mul(index, I64(self.cut.num_bytes))
             xs = [builder.gep(row, [at]) for row in rows]
             for part in range(self.num_parts):
@@ -190,8 +194,7 @@ class _Tile:
                 ]
             return sums
 
-        nothing = [constant(self.floats, 0.0)] * (len(rows) * len(begins))
-        return repeat(builder, num_blocks, nothing, block)
+        return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * num_sums, block)
 
     def _header(self, place: Any) -> list[Any]:
         """The numbers that hold for a block of a strip."""
@@ -207,12 +210,10 @@ class _Tile:
         begin, step = size * self.dots.sums * count, FOUR * self.dots.sums
         offsets = range(begin, self.block_bytes, step)
         digits = [[self._read(self.row, place, at) for place in places] for at in offsets]
-        if bits < 8:
+        if bits == 4:
             low, four = constant(self.row, 15), constant(self.row, 4)
-            digits = [
-                *([builder.and_(row, low) for row in rows] for rows in digits),
-                *([builder.lshr(row, four) for row in rows] for rows in digits),
-            ]
+            high = [[builder.lshr(row, four) for row in rows] for rows in digits]
+            digits = [[builder.and_(row, low) for row in rows] for rows in digits] + high
         return digits
 
     def _products(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
@@ -290,7 +291,7 @@ class _Tile:
     def _dot(self, digits: Digits, limbs: list[Any], sums: list[Any]) -> list[Any]:
         """`sums` plus the products of a block's q with limbs: of each limb, those of all strips."""
         order = list(range(len(digits)))
-        if self.dots.words_read == 1:  # both parts of a row together, to leave registers for sums
+        if self.dots.words_read == 1 and self.about.bits == 4:  # what shares a row comes together
             order.sort(key=lambda number: number % (len(digits) // 2))
         for number in order:
             added = []

@@ -165,7 +165,7 @@ class LeanRows(PathRows):
         leaves in its cache for another is slow to come.  Texts of different lengths are shared as a
         whole: no thread should be left alone with the longest."""
         size = self._crew.size
-        if size == 1 or len(plan.tiles) > FEW_TILES * size or max(self.lengths) < LONG:
+        if size == 1 or len(plan.tiles) > FEW_TILES * size or max(plan.slots.tolist()) < LONG:
             return NO_SPLIT
         is_alone = bool((plan.rows == plan.rows[0]).all())
         rows = QUERIES * (len(plan.tiles) % size if is_alone else len(plan.tiles))

@@ -37,7 +37,7 @@ from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES, TOKENS, is_arm
 
 AHEAD = 2048 if is_arm() else 16384  # bytes from what is multiplied to what is fetched: hardware
-# alone falls behind
+# alone falls behind, the more so where weights have left the cache since the last pass
 
 
 def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
