@@ -126,7 +126,9 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.5])
+@pytest.mark.parametrize(
+    "temperature", [*(pytest.param(few, marks=pytest.mark.slow) for few in (0.0, 0.7)), 1.5]
+)
 @pytest.mark.parametrize(
     "grammar",
     [pytest.param(COMPACT, marks=pytest.mark.slow, id="compact"), pytest.param(LOOSE, id="loose")],

@@ -180,7 +180,7 @@ def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.M
     assert (memory.keys == LOWEST_KEY).all()
 
 
-@pytest.mark.parametrize("length", [4, 16])
+@pytest.mark.parametrize("length", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_ratio_of_few_rows(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second launch hears where sequences end, if a number has room for all of their slots.
     Some keep all of their guesses, some a few or none, some are greedy; twice on one scratch."""

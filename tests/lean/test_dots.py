@@ -74,10 +74,10 @@ PAIRS = plain(VNNI_256)._replace(name="plain_pairs", strips=2, abreast=2)
 def kinds_for(format: Format) -> list[Dots]:
     """This processor's, and those of others in plain instructions; one takes strips in pairs."""
     kinds = [DOTS] if HAS_DOT_PRODUCTS else []
-    others = (SDOT, VNNI_512, VNNI_256, MADD_256)
     if format in (Format.BLOCK4K, Format.BLOCK5K):  # which differ from others in their headers only
-        others = (SDOT, VNNI_256, MADD_256)
-    kinds += [*map(plain, others), PAIRS]
+        kinds += map(plain, (SDOT, VNNI_256, MADD_256))
+    else:
+        kinds += [*map(plain, (SDOT, VNNI_512, VNNI_256, MADD_256)), PAIRS]
     return [small(dots) for dots in kinds if not (dots.is_narrow and format < Format.BLOCK4)]
 
 
