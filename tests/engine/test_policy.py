@@ -22,6 +22,7 @@ from forerun.engine.curve import Curve
 from forerun.engine.draft_policy import POLICIES, Choice, policy_key
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
+from forerun.engine.knowledge import Ratio
 from forerun.engine.policy import FOLLOWS, PayingPolicy
 from forerun.engine.proposal import Drafted, Proposal
 
@@ -443,6 +444,17 @@ def test_a_prompt_is_read_where_the_answer_may_pay_for_it() -> None:
     assert _answer(policy, prompt=2000, room=400, reading=0.05) > 100  # 10 rounds of 267
     assert _answer(policy, prompt=2000, room=40, reading=0.05) == 0
     assert _answer(policy, prompt=200, room=40, reading=0.05) > 10
+
+
+def test_short_answers_do_not_keep_it_from_learning_better() -> None:
+    """A drafter that has hardly paid so far would not save what reading the prompt costs.  It is
+    asked all the same now and then, or nobody would notice that it pays now."""
+    policy = PayingPolicy()
+    for _ in range(4):
+        _answer(policy, prompt=100, room=200, reading=0.05)
+    policy.known.promised = policy.known.promised_ever = Ratio(1, 1015.0, 1000.0)
+    asked = [_answer(policy, prompt=100, room=40, reading=0.05) for _ in range(20)]
+    assert sum(map(bool, asked)) > 10
 
 
 def test_a_clock_that_stands_still_is_no_harm() -> None:

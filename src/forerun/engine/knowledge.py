@@ -116,6 +116,7 @@ class Experience:
     acceptance: list[Ratio] = field(default_factory=lambda: slots(OWN_FADE))
     num_read: int = 0  # tokens of its text when the drafter was last asked
     num_shown: int = 0  # tokens that the drafter is shown for the first time in this round
+    owed: float = 0.0  # plain rounds that reading these costs more than it is expected to save
 
 
 @dataclass

@@ -192,6 +192,7 @@ class PayingPolicy:
         if not num_shown or (request.stats.rounds == 1 and not num_drafted):
             return 0  # some drafters read nothing in the first round
         experience.num_read = len(request.tokens)
+        self.known.debt, experience.owed = self.known.debt + experience.owed, 0.0
         return num_shown if num_shown > LONG else 0
 
     def _limits(
@@ -211,9 +212,11 @@ class PayingPolicy:
             if request.num_shown <= LONG or cost < 0.1 or not limits[index]:
                 continue
             saved = room / 2 * (1 - 1 / pace) / len(rooms) if pace > 1 else 0.0
-            if cost > saved:
-                is_affordable = pace <= 1 and (debt == 0 or debt + cost <= MOST_DEBT)
-                debt += cost
+            loss = max(0.0, cost - saved)
+            request.owed = loss if pace > 1 else 0.0
+            if loss:  # some is allowed, or a speed just above 1 would never be learned anew
+                is_affordable = debt + loss <= MOST_DEBT or (pace <= 1 and debt == 0)
+                debt += loss
                 limits[index] *= is_affordable
         return limits
 
