@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from forerun.lean.jit import compiled, entry, intrinsic, sources
 from forerun.lean.threads import usual_threads
 
-CLAIMED, FINISHED, THREADS = 0, 1, 2  # runs and items of a stage; in the first, of the pass
+CLAIMED, FINISHED, THREADS = 0, 1, 2  # runs, items; threads of the pass, in its first stage only
 LINE = 8  # counters per stage: one cache line
 CLOSED = 2**62  # claimed and finished, more than a stage has
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
