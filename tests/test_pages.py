@@ -93,6 +93,8 @@ def figures() -> dict[str, str]:
     groups = [[run[name]["tokens_per_second_by_group"] for name in names] for run in runs]
     gains = [sorted(ours[group] / plain[group] for group in plain) for plain, ours in groups]
     speeds = {name: round(row["tokens_per_second"]) for name, row in laptop.items()}
+    beside = read("laptop-x86-two-cores.json")["results"]
+    x86 = {name: round(row["tokens_per_second"]) for name, row in beside.items()}
     gpu_speeds = {
         name: round(row["tokens_per_second"])
         for name, row in gpu.items()
@@ -104,6 +106,8 @@ def figures() -> dict[str, str]:
         "laptop": f"transformers {speeds['transformers greedy']}, ours plain "
         f"{speeds['forerun plain']}, the default drafter {speeds['heads + suffix, auto']}; "
         f"all {default['same_text_as_forerun_plain']} texts identical",
+        "llama.cpp": f"llama.cpp {x86['llama.cpp']}, ours plain {x86['forerun plain']}, "
+        f"the default drafter {x86['heads + suffix, auto']} |",
         "default": f"{rates[0]} and {rates[1]} tokens per second; of six task groups "
         f"{gains[0][0]:.2f} and {gains[1][0]:.2f} times as fast in the least, "
         f"{gains[0][-1]:.2f} and {gains[1][-1]:.2f} in the best",

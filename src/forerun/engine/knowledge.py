@@ -24,6 +24,7 @@ SHARED_STEP = 0.064  # share of its difference by which a timing moves the price
 # slow minute slows all of them
 OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
+BOUND = 0.58  # logarithm by which a pass takes longer for each by which it has more tokens, at most
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
 FIRST_TRUST = 256  # plain rounds that this counts like
 SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
@@ -62,6 +63,15 @@ class Timings:
         self.num_new += 1
         if self.num_new >= NUM_STALE:
             self._draw()
+
+    def limit(self) -> None:
+        """Bound what is not yet certain by something smaller that is: one timing may be of a moment
+        in which others had the processor, and what seems too dear is not timed again.  Twice as
+        many tokens are thought to take half as long again at most, until that is certain."""
+        known = [size for size, count in self.counts.items() if count >= NUM_TIMED]
+        for size in self.logs.keys() - known:
+            most = [self.logs[other] + BOUND * log(size / other) for other in known if other < size]
+            self.logs[size] = min([self.logs[size], *most])
 
     def _draw(self) -> None:
         self.num_new = 0
@@ -180,11 +190,18 @@ class Knowledge:
             self.passes.drift(self.undisturbed.learn(num_rows, seconds))
         else:
             self.undisturbed.drift(self.passes.learn(num_rows + num_drafted, seconds))
+            self.passes.limit()
 
     @property
     def num_runs(self) -> int:
         """How many runs without asks were timed; a long rest counts as several."""
         return sum(self.undisturbed.counts.values()) // (NUM_UNDISTURBED - NUM_DISTURBED)
+
+    def is_price_certain(self, size: int, depth: int) -> bool:
+        """Whether passes of this size and drafts of this depth were timed often enough: others may
+        have had the processor in the only such round so far."""
+        counts = self.passes.counts.get(size, 0), self.drafting.counts.get(depth, 0)
+        return min(counts) >= NUM_TIMED
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a round if nothing were drafted, nor had been of late."""

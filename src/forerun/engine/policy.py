@@ -32,6 +32,7 @@ BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the 
 # choosing and learning, which are not timed
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
+MOST_UNCERTAIN = 1.5  # plain rounds that one draft loses while its price rests on few timings
 MOST_LOST = 16.0  # plain rounds that drafts may lose in spite of what the drafter states
 ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
 NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
@@ -142,6 +143,8 @@ class PayingPolicy:
         plain = known.plain(num_rows)
         took = (known.passes(num_rows + num_drafted) + known.drafting.usual(depth)) / plain
         tokens = sum(len(path) + 1 for path in paths) / num_rows
+        if not known.is_price_certain(num_rows + num_drafted, depth):
+            took = min(took, tokens + MOST_UNCERTAIN)
         known.pace.learn(tokens, took)
         known.lost = max(0.0, known.lost + took - tokens)
         expected = tokens if expected is None else expected
@@ -204,7 +207,7 @@ class PayingPolicy:
         if all(request.num_shown <= LONG for request in requests):
             return limits
         plain, debt = self.plain_seconds(len(rooms)), known.debt
-        if plain is None:
+        if plain is None or known.reading.counts.get(1, 0) < NUM_TIMED:
             return limits
         pace, reading = known.speed, known.reading(1)
         for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):

@@ -33,9 +33,9 @@ from forerun.lean.tile import address
 STEP = 4 if is_arm() else 1
 """Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
 processors spread a number as they load it."""
-QUERIES = 8 if is_arm() else TOKENS
-"""Rows of a tile at most.  Where three or four queries share a key head, two tokens fit into one
-tile, and a page is read once for both."""
+QUERIES = 8 if is_arm() else 12 if LANES == 32 else TOKENS
+"""Rows of a tile at most.  Where three or four queries share a key head, several tokens fit into
+one tile, and a page is read once for all of them."""
 WHOLE = TOKENS - 1 if is_arm() else QUERIES
 """Rows up to which a tile has whole panels: on ARM the sums of one more would leave no registers
 for the inputs.  With more it has one half of a panel after the other."""
