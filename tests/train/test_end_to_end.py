@@ -84,7 +84,8 @@ def test_it_learns(target, learned):
     assert len(seen) == 30
     assert sum(seen[-10:]) < 0.8 * sum(seen[:10])
     first, last = history(out)[0], history(out)[-1]
-    assert last["temperature 0"] > 1.15 * first["temperature 0"]
+    kept_at_first, kept = (row["temperature 0"] - 1 for row in (first, last))
+    assert kept > 2 * kept_at_first  # processors round differently: three to five times as many
     card = (out / "README.md").read_text()
     assert re.search(r"\| steps \| 30 \|", card)
     assert "mean of the groups" in card
