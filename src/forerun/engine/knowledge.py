@@ -24,7 +24,7 @@ SHARED_STEP = 0.064  # share of its difference by which a timing moves the price
 # slow minute slows all of them
 OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
-BOUND = 0.58  # logarithm by which a pass takes longer for each by which it has more tokens, at most
+BOUND = 0.58  # power of its tokens with which the time of a pass grows at most, until it is certain
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
 FIRST_TRUST = 256  # plain rounds that this counts like
 SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
@@ -65,9 +65,11 @@ class Timings:
             self._draw()
 
     def limit(self) -> None:
-        """Bound what is not yet certain by something smaller that is: one timing may be of a moment
-        in which others had the processor, and what seems too dear is not timed again.  Twice as
-        many tokens are thought to take half as long again at most, until that is certain."""
+        """Bound sizes that were timed too seldom by smaller ones that were timed often enough.
+
+        One timing may be of a moment in which others had the processor, and a size that seems too
+        dear is not timed again.  Twice the size takes half as long again at most.
+        """
         known = [size for size, count in self.counts.items() if count >= NUM_TIMED]
         for size in self.logs.keys() - known:
             most = [self.logs[other] + BOUND * log(size / other) for other in known if other < size]
