@@ -12,6 +12,7 @@ from tiny_models import VOCAB_SIZE, Architecture, Driver, fresh_logits, largest,
 
 pytest.importorskip("numba")
 
+import forerun as fr
 from forerun.errors import InputError, UnsupportedError
 from forerun.lean.choice import choose
 from forerun.lean.formats import Format
@@ -268,3 +269,18 @@ def test_weights_are_copied_and_numbers_are_finite() -> None:
     state = lean.start(1, 16)
     assert torch.equal(lean.score(state, [0], [[1, 2, 3]], [3]), before)
     assert np.isfinite(before.numpy()).all()
+
+
+def test_an_engine_reads_arrays_and_others_get_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, kinds = LeanModel(tiny()), set()
+    score = model.score
+
+    def watched(*arguments: Any) -> Any:
+        logits = score(*arguments)
+        kinds.add(type(logits))
+        return logits
+
+    monkeypatch.setattr(model, "score", watched)
+    fr.generate(model, [1, 2, 3], drafter=None, max_new_tokens=4)
+    assert kinds == {np.ndarray}
+    assert torch.is_tensor(model.score(model.start(1), [0], [[1, 2, 3]], [1]))

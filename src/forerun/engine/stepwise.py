@@ -63,6 +63,8 @@ class Stepwise:
     def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
         self.target = target
         self.state = state
+        if hasattr(state, "is_read_on_host"):
+            state.is_read_on_host = True  # a tensor would be turned back
         self.rule = rule
         self._drafting = drafting
         self._keyed: list[int] = []  # requests of the last decision that drew noise, whose

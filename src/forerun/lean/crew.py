@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from forerun.lean.jit import compiled, entry, intrinsic, sources
 from forerun.lean.threads import usual_threads
 
-CLAIMED, FINISHED, THREADS = 0, 1, 2  # runs, items; threads of the pass, in its first stage only
+CLAIMED, FINISHED = 0, 1  # runs, items
+THREADS, IS_OVER = 2, 3  # of the pass, in its first stage only
 LINE = 8  # counters per stage: one cache line
-CLOSED = 2**62  # claimed and finished, more than a stage has
 MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
 NUM_OFFERS = 2000  # after which it sleeps between looks, or does without helpers
@@ -94,13 +94,13 @@ class Begun:
     def finish(self) -> None:
         """Take part; returns when the last item is finished.
 
-        Each pass has its own board, which is closed at the end: a helper that arrives later, or
-        was stopped on its way, finds nothing to claim.  One that has not begun by then is called
-        off, to be free for the next pass.
+        Each pass has its own board, which says at the end that it is over: a helper that arrives
+        later, or was stopped on its way, begins nothing any more.  One that has not begun by then
+        is called off, to be free for the next pass.
         """
         self.work(self.board, *self.arguments)
         self.call.clear()
-        self.board[:, :THREADS] = CLOSED
+        self.board[0, IS_OVER] = 1
 
 
 def new_board(num_stages: int, num_threads: int) -> Board:
@@ -146,7 +146,8 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
 
     A run is half of a thread's part of what is left.  While an item is multiplied, what lies behind
     it is fetched, and would be fetched for another thread if that took the next; the last runs
-    are short, so that nobody waits long.
+    are short, so that nobody waits long.  Whether the pass is over is looked at after a claim: the
+    next one may have changed what this one was about to read.
     """
     parts = 2 * board[0, THREADS]
     number, first, last = 0, 0, 0
@@ -155,14 +156,14 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
         while number <= mine and first < count:
             first, last = last, last + (count - last + parts - 1) // parts
             number += 1
-        if first >= count:
+        if first >= count or board[0, IS_OVER]:
             break
         for item in range(first, last):  # noqa: UP028 (Numba has no `yield from`)
             yield item
         add(board, stage * LINE + FINISHED, last - first)
         mine = add(board, stage * LINE + CLAIMED, 1)
     looks = 0
-    while look(board, stage * LINE + FINISHED) < count:
+    while look(board, stage * LINE + FINISHED) < count and not board[0, IS_OVER]:
         looks += 1
         if looks > PATIENCE + NUM_OFFERS:
             sleep(SLEEP)

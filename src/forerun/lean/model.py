@@ -126,7 +126,8 @@ class LeanModel:
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
-        return state.score(rows, tokens, num_logits, parents)
+        logits = state.score(rows, tokens, num_logits, parents)
+        return logits if state.is_read_on_host else tensor_if_loaded(logits)
 
     def commit(self, state: LeanRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         state.commit(rows, kept)

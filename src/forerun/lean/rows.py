@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.arrays import tensor_if_loaded
 from forerun.lean.attention import score_columns
 from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
@@ -45,6 +44,7 @@ class LeanRows(PathRows):
     def __init__(self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int) -> None:
         super().__init__(num_rows)
         self.layers: tuple[int, ...] = ()  # whose states are kept
+        self.is_read_on_host = False  # logits are given as NumPy arrays though torch is loaded
         self._seen = [np.empty((0, 0), np.float32)] * num_rows
         self._weights = weights
         self._crew = crew
@@ -59,8 +59,8 @@ class LeanRows(PathRows):
         tokens: Sequence[Sequence[int]],
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
-    ) -> Any:
-        """Logits (R, max(num_logits), V), as a torch tensor if torch is loaded, else in NumPy."""
+    ) -> Floats:
+        """Logits (R, max(num_logits), V)."""
         fed, lots = feeds(tokens, parents), []
         width, vocab = max(num_logits), len(self._weights.embedding)
         for index, (row, feed, count) in enumerate(zip(rows, fed, num_logits, strict=True)):
@@ -80,7 +80,7 @@ class LeanRows(PathRows):
             self._see(lots, seen[0] if len(seen) == 1 else np.concatenate(seen))
         for row, feed in zip(rows, fed, strict=True):
             self._fed[row] = feed
-        return tensor_if_loaded(logits.reshape(len(rows), width, vocab))
+        return logits.reshape(len(rows), width, vocab)
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
         """Let an empty row share the pages that hold the first tokens of `source`."""

@@ -67,7 +67,7 @@ class FirstLayers:
         for row in rows:
             self._rows_of_whole.forget(row)  # this pass writes over what it scored last
         with torch.inference_mode():
-            return state.score(rows, tokens, num_logits, parents)
+            return torch.as_tensor(state.score(rows, tokens, num_logits, parents))
 
     def commit(self, state: SharedRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         for row in rows:
