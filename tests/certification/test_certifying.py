@@ -208,6 +208,7 @@ def test_addresses_are_for_rules(few: list[Case]) -> None:
         fr.certify(own, cases=few, addressing=coins_by_position)
 
 
+@pytest.mark.slow
 def test_sampling_catches_a_bias_it_says_it_would(few: list[Case]) -> None:
     """The bias is known from the exact test, and is above the stated level."""
     exact = fr.certify(bare_target, cases=few, method="exact")

@@ -92,7 +92,7 @@ def test_any_tree_of_any_drafter(data: st.DataObject) -> None:
         assert one.logprobs == other.logprobs
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "gpt2"])
 def test_transformers_models(kind: str) -> None:
     """A cache whose paths are gathered, ragged batches, a drafting model that scores trees."""
     settings_ = {"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else None

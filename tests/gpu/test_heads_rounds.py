@@ -100,6 +100,7 @@ def finish(engine: Engine) -> None:
 # --- the same text -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_come_and_go(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Three requests of different lengths in two rows; the drafter is never asked on the host."""
     monkeypatch.setattr(Listening, "begin", None)

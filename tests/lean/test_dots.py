@@ -112,7 +112,9 @@ def test_all_processors_give_the_same_bits(format: Format) -> None:
             assert (y[count:] == 7).all(), dots.name  # nothing past the tokens asked for
 
 
-@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
+@pytest.mark.parametrize(
+    "format", [Format.BLOCK8, pytest.param(Format.BLOCK4, marks=pytest.mark.slow)]
+)
 def test_one_limb_is_coarse_and_the_same_everywhere(format: Format) -> None:
     matrix = example(format, 3)
     x = np.random.default_rng(9).normal(size=(TOKENS, 3 * BLOCK)).astype(np.float32)

@@ -222,6 +222,7 @@ def test_workers_that_fit() -> None:
         share_of_cluster(ray, 0, None)
 
 
+@pytest.mark.slow
 def test_the_command_ends_when_none_is_left_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
