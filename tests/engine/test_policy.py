@@ -22,7 +22,7 @@ from forerun.engine.curve import Curve
 from forerun.engine.draft_policy import POLICIES, Choice, policy_key
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
-from forerun.engine.knowledge import NUM_TIMED, Ratio
+from forerun.engine.knowledge import GROWTH, NUM_TIMED, Ratio, Timings
 from forerun.engine.policy import FOLLOWS, PayingPolicy
 from forerun.engine.proposal import Drafted, Proposal
 
@@ -488,6 +488,43 @@ def test_a_moment_that_others_had_the_processor_silences_nobody(part: str, numbe
     assert min(drafted[-4:]) > 10, drafted
 
 
+def timed(seconds: dict[int, Sequence[float]]) -> Timings:
+    """Passes of size 1 that took 10, then sizes with these timings."""
+    timings = Timings(GROWTH)
+    for size, each in {1: [10.0] * 4, **seconds}.items():
+        for one in each:
+            timings.learn(size, one)
+    return timings
+
+
+def test_a_single_timing_out_of_line_is_bounded_and_not_forgotten() -> None:
+    for odd in ([400.0], [400.0, 500.0]):
+        assert not timed({4: odd}).is_believed(4)
+        assert timed({4: odd})(4) == pytest.approx(10 * 4**GROWTH)
+    assert timed({4: [400.0, 18.0]})(4) == pytest.approx(18)
+    dear = timed({4: [400.0] * NUM_TIMED})
+    assert dear.is_believed(4)
+    assert dear(4) == pytest.approx(400)
+    assert dear(1) == pytest.approx(10)
+
+
+def test_timings_of_other_sizes_bear_each_other_out() -> None:
+    assert timed({2: [15.0]}).is_believed(2)
+    assert not timed({4: [40.0], 5: [50.0]}).is_believed(5)
+    found = timed({4: [40.0], 5: [50.0], 6: [60.0]})
+    assert found.is_believed(6)
+    assert [found(size) for size in (4, 5, 6)] == pytest.approx([40, 50, 60])
+
+
+def test_one_that_is_dear_at_every_depth_is_found_out_as_soon() -> None:
+    policy, coins, asked = entered(), random.Random(1), 0
+    for _ in range(300):
+        stated = [0.95**depth for depth in range(1, 1 + coins.randint(1, 8))]
+        lengths, _ = step(policy, [8], stating(stated, right=0), asking=400.0)
+        asked += lengths[0] > 0
+    assert asked <= 6
+
+
 def test_a_clock_that_stands_still_is_no_harm() -> None:
     policy = entered()
     for _ in range(50):
@@ -641,8 +678,10 @@ def num_silent(seed: int, num_answers: int = 20, size: int = 128) -> int:
     return silent
 
 
+@pytest.mark.slow
 def test_answers_that_begin_badly_do_not_silence_it() -> None:
-    assert sum(map(num_silent, range(6))) < 6  # of 120
+    """100 of 960 are silent; 151 would be if 16 plain rounds could be lost."""
+    assert sum(map(num_silent, range(48))) < 125
 
 
 def shared_seconds(chance: float, num_rounds: int, *, length: int | None = None) -> float:

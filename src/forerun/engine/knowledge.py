@@ -24,7 +24,7 @@ SHARED_STEP = 0.064  # share of its difference by which a timing moves the price
 # slow minute slows all of them
 OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
-BOUND = 0.58  # power of its tokens with which the time of a pass grows at most, until it is certain
+GROWTH = 0.58  # power with which a pass is thought to grow at most, as far as it is not certain
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
 FIRST_TRUST = 256  # plain rounds that this counts like
 SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
@@ -33,12 +33,18 @@ LONG_FADE = 0.5 ** (1 / 2000)  # what a round counts one round later for the spe
 
 @dataclass
 class Timings:
-    """Seconds of something by its size."""
+    """Seconds of something by its size.
 
+    In a single timing others may have had the processor.  A size is believed to take what it took
+    if NUM_TIMED timings, of any size, took half of that or more.
+    """
+
+    growth: float | None = None  # power with which seconds grow at most where they are not believed
     logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
     counts: dict[int, int] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
     num_new: int = 0  # timings since the curve was drawn
+    believed: float = -inf  # logarithm of seconds, when the curve was drawn
 
     def learn(self, size: int, seconds: float) -> float:
         """At first the fastest timing counts, then a moving average of clipped ones.
@@ -64,25 +70,34 @@ class Timings:
         if self.num_new >= NUM_STALE:
             self._draw()
 
-    def limit(self) -> None:
-        """Bound sizes that were timed too seldom by smaller ones that were timed often enough.
-
-        One timing may be of a moment in which others had the processor, and a size that seems too
-        dear is not timed again.  Twice the size takes half as long again at most.
-        """
-        known = [size for size, count in self.counts.items() if count >= NUM_TIMED]
-        for size in self.logs.keys() - known:
-            most = [self.logs[other] + BOUND * log(size / other) for other in known if other < size]
-            self.logs[size] = min([self.logs[size], *most])
+    def is_believed(self, size: int) -> bool:
+        return self.logs[size] <= self.believed
 
     def _draw(self) -> None:
-        self.num_new = 0
-        points: list[tuple[int, float]] = []
+        self.num_new, self.believed = 0, self._most_believed()
+        seconds = {size: exp(self.logs[size]) for size in sorted(self.logs)}
+        if self.growth is not None:
+            least = inf  # seconds of a unit of size, by sizes that are believed
+            for size in seconds:
+                grown = size**self.growth
+                if self.is_believed(size):
+                    least = min(least, seconds[size] / grown)
+                else:
+                    seconds[size] = min(seconds[size], least * grown)
         most = inf
-        for other in sorted(self.logs, reverse=True):  # what is larger does not take less
-            most = min(most, exp(self.logs[other]))
-            points.append((other, most))
+        points: list[tuple[int, float]] = []
+        for size in reversed(seconds):  # what is larger does not take less
+            most = min(most, seconds[size])
+            points.append((size, most))
         self.curve = Curve(tuple(reversed(points)))
+
+    def _most_believed(self) -> float:
+        count = 0
+        for size in sorted(self.logs, key=self.logs.__getitem__, reverse=True):
+            count += self.counts[size]
+            if count >= NUM_TIMED:
+                return self.logs[size] + log(2)
+        return -inf
 
     def __call__(self, size: int) -> float:
         return self.curve(size)
@@ -135,7 +150,8 @@ class Experience:
 class Knowledge:
     """What was learned about a target and a drafter."""
 
-    passes: Timings = field(default_factory=Timings)  # by tokens in it; with verify and commit
+    passes: Timings = field(default_factory=lambda: Timings(GROWTH))  # by tokens in it; with
+    # verify and commit
     undisturbed: Timings = field(default_factory=Timings)  # passes without drafts, by rows, where
     # the drafter has not been asked for some rounds: it may push weights out of the cache
     drafting: Timings = field(default_factory=Timings)  # by the longest draft that came of it
@@ -192,7 +208,6 @@ class Knowledge:
             self.passes.drift(self.undisturbed.learn(num_rows, seconds))
         else:
             self.undisturbed.drift(self.passes.learn(num_rows + num_drafted, seconds))
-            self.passes.limit()
 
     @property
     def num_runs(self) -> int:
@@ -200,10 +215,8 @@ class Knowledge:
         return sum(self.undisturbed.counts.values()) // (NUM_UNDISTURBED - NUM_DISTURBED)
 
     def is_price_certain(self, size: int, depth: int) -> bool:
-        """Whether passes of this size and drafts of this depth were timed often enough: others may
-        have had the processor in the only such round so far."""
-        counts = self.passes.counts.get(size, 0), self.drafting.counts.get(depth, 0)
-        return min(counts) >= NUM_TIMED
+        """Whether passes of this size and drafts of this depth take as long as they seem to."""
+        return self.passes.is_believed(size) and self.drafting.is_believed(depth)
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a round if nothing were drafted, nor had been of late."""

@@ -32,7 +32,7 @@ BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the 
 # choosing and learning, which are not timed
 FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
 MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
-MOST_UNCERTAIN = 1.5  # plain rounds that one draft loses while its price rests on few timings
+MOST_UNCERTAIN = 1.5  # plain rounds that one draft is booked to lose while its price is uncertain
 MOST_LOST = 24.0  # plain rounds that drafts may lose in spite of what the drafter states
 ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
 NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it

@@ -147,7 +147,7 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
     A run is half of a thread's part of what is left.  While an item is multiplied, what lies behind
     it is fetched, and would be fetched for another thread if that took the next; the last runs
     are short, so that nobody waits long.  Whether the pass is over is looked at after a claim: the
-    next one may have changed what this one was about to read.
+    next pass may have changed what this one was about to read.
     """
     parts = 2 * board[0, THREADS]
     number, first, last = 0, 0, 0
@@ -156,14 +156,15 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
         while number <= mine and first < count:
             first, last = last, last + (count - last + parts - 1) // parts
             number += 1
-        if first >= count or board[0, IS_OVER]:
+        if first >= count or look(board, IS_OVER):
             break
         for item in range(first, last):  # noqa: UP028 (Numba has no `yield from`)
             yield item
         add(board, stage * LINE + FINISHED, last - first)
         mine = add(board, stage * LINE + CLAIMED, 1)
     looks = 0
-    while look(board, stage * LINE + FINISHED) < count and not board[0, IS_OVER]:
+    while look(board, stage * LINE + FINISHED) < count and not look(board, IS_OVER):
+        pause()
         looks += 1
         if looks > PATIENCE + NUM_OFFERS:
             sleep(SLEEP)
@@ -185,19 +186,29 @@ def add(context: Any, board: Any, index: Any, amount: Any) -> Any:
 
 @intrinsic
 def look(context: Any, board: Any, index: Any) -> Any:
-    """The number as other threads have left it, after a short pause."""
+    """The number as other threads have left it."""
     signature = types.intp(board, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = _counter(context, builder, signature, values)
+        return builder.load_atomic(place, ordering="acquire", align=8)
+
+    return signature, generate
+
+
+@intrinsic
+def pause(context: Any) -> Any:
+    """Tell the processor that this thread waits, if there is an instruction for that."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if platform.machine() in PAUSE:
             name, numbers = PAUSE[platform.machine()]
             kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(numbers))
-            pause = cgutils.get_or_insert_function(builder.module, kind, name)
-            builder.call(pause, [ir.IntType(32)(number) for number in numbers])
-        place = _counter(context, builder, signature, values)
-        return builder.load_atomic(place, ordering="acquire", align=8)
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [ir.IntType(32)(number) for number in numbers])
+        return context.get_dummy_value()
 
-    return signature, generate
+    return types.void(), generate
 
 
 @intrinsic
@@ -240,6 +251,7 @@ def build(revision: int) -> Callable[[Board], None]:
         """Until a helper has begun, or none has for about a millisecond."""
         looks = 0 * revision
         while look(board, CLAIMED) == 0 and looks < PATIENCE + NUM_OFFERS:
+            pause()
             looks += 1
             if looks > PATIENCE:
                 give_way()

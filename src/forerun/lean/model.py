@@ -125,6 +125,7 @@ class LeanModel:
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
+        """A torch tensor if torch is loaded, else, and for rows of an engine, a NumPy array."""
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
         logits = state.score(rows, tokens, num_logits, parents)
         return logits if state.is_read_on_host else tensor_if_loaded(logits)
