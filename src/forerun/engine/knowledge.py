@@ -24,7 +24,7 @@ SHARED_STEP = 0.064  # share of its difference by which a timing moves the price
 # slow minute slows all of them
 OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
 MOST_SLOWER = 0.3  # logarithm by which one slow round counts at most: it may have been interrupted
-GROWTH = 0.58  # power with which a pass is thought to grow at most, as far as it is not certain
+GROWTH = 0.58  # power of its tokens that the seconds of a pass follow at most, until believed
 FIRST_SPEED = 1.03  # of rounds with drafts against those without, before anything was seen
 FIRST_TRUST = 256  # plain rounds that this counts like
 SPEED_TRUST = 48  # plain rounds that the speed of all requests counts like for those at hand
@@ -39,12 +39,12 @@ class Timings:
     if NUM_TIMED timings, of any size, took half of that or more.
     """
 
-    growth: float | None = None  # power with which seconds grow at most where they are not believed
+    growth: float | None = None  # power of the size that seconds follow at most, until believed
     logs: dict[int, float] = field(default_factory=dict)  # usual seconds of a size, as logarithm
     counts: dict[int, int] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
     num_new: int = 0  # timings since the curve was drawn
-    believed: float = -inf  # logarithm of seconds, when the curve was drawn
+    believed: float = -inf  # logarithm of the most seconds that are, as of the last curve
 
     def learn(self, size: int, seconds: float) -> float:
         """At first the fastest timing counts, then a moving average of clipped ones.
@@ -71,13 +71,14 @@ class Timings:
             self._draw()
 
     def is_believed(self, size: int) -> bool:
+        """Whether a size that was timed takes as long as it seems to."""
         return self.logs[size] <= self.believed
 
     def _draw(self) -> None:
         self.num_new, self.believed = 0, self._most_believed()
         seconds = {size: exp(self.logs[size]) for size in sorted(self.logs)}
         if self.growth is not None:
-            least = inf  # seconds of a unit of size, by sizes that are believed
+            least = inf  # seconds over `grown`, of smaller sizes that are believed
             for size in seconds:
                 grown = size**self.growth
                 if self.is_believed(size):
@@ -92,6 +93,7 @@ class Timings:
         self.curve = Curve(tuple(reversed(points)))
 
     def _most_believed(self) -> float:
+        """The logarithm of twice the seconds that NUM_TIMED timings took or exceeded."""
         count = 0
         for size in sorted(self.logs, key=self.logs.__getitem__, reverse=True):
             count += self.counts[size]

@@ -64,7 +64,7 @@ class Stepwise:
         self.target = target
         self.state = state
         if hasattr(state, "is_read_on_host"):
-            state.is_read_on_host = True  # a tensor would be turned back
+            state.is_read_on_host = True  # the rules read NumPy arrays
         self.rule = rule
         self._drafting = drafting
         self._keyed: list[int] = []  # requests of the last decision that drew noise, whose
