@@ -19,6 +19,9 @@ source: Callable[[], float] = time.perf_counter
 """Seconds since some moment."""
 
 
+is_code_kept = True
+"""Whether what was compiled is found again by the next process."""
+
 _compiler: tuple[float, float | None] = 0.0, None  # seconds it took so far, and running since
 
 

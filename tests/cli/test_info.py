@@ -44,6 +44,15 @@ def test_info_tells_versions_passes_and_caches(
     assert f"converted models      3 MB, 1 file in {cache}" in shown
     assert f"packed models         8 MB, 2 files in {cache / 'packed'}" in shown
     assert "lean CPU pass" in shown
+    assert "no model is kept" not in shown
+    monkeypatch.setenv("FORERUN_CACHE", str(cache / "weights" / "inside"))
+    assert main(["info"]) == 0
+    assert "inside cannot be made (Not a directory); set FORERUN_CACHE" in capsys.readouterr().out
+
+
+def test_the_package_is_a_program_too() -> None:
+    shown = subprocess.run([sys.executable, "-m", "forerun", "--version"], capture_output=True)
+    assert shown.stdout.decode() == f"forerun {__version__}\n"
 
 
 def test_info_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

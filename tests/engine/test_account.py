@@ -10,6 +10,7 @@ from drafting import Saying
 
 import forerun as fr
 from clocks import StillClock
+from forerun import clock
 from forerun.cli.demo import _trade
 from forerun.cli.summary import summary
 from forerun.drafters import Guess
@@ -86,7 +87,9 @@ def test_the_demo_tells_what_a_round_costs_and_brings() -> None:
     )
 
 
-def test_compiling_is_told_apart_from_the_stages_of_a_round() -> None:
+def test_compiling_is_told_apart_from_the_stages_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats = told(10, 0, 0)
     stats.count_seconds(0.25, 0.5, 0.125, 0.125)
     answer = fr.Generation([], [1] * 10, "", "length", 0, stats, [])
@@ -95,3 +98,5 @@ def test_compiling_is_told_apart_from_the_stages_of_a_round() -> None:
     assert "10 tokens in 10 rounds, 1.00 per round; 1.00 s, 10.0 tokens/s" in summary(answer)
     assert summary(answer).endswith("\ncompiling: 46.8 s more, once on this machine")
     assert stats.to_dict()["compiling"] == 46.83
+    monkeypatch.setattr(clock, "is_code_kept", False)
+    assert "at every start: Numba may write nowhere; set NUMBA_CACHE_DIR" in summary(answer)

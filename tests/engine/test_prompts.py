@@ -94,6 +94,9 @@ def test_what_a_template_refuses_is_told_in_its_words() -> None:
     message = r"template refuses these messages: roles must alternate\. Received a chat for reciter"
     with pytest.raises(fr.InputError, match=message):
         fr.generate(model, CHAT)
+    model.tokenizer.chat_template = "{% if %}"
+    with pytest.raises(fr.InputError, match=r"template of this model is broken.*Pass a string"):
+        fr.generate(model, CHAT)
 
 
 def test_a_message_that_calls_a_tool_needs_no_content() -> None:

@@ -292,3 +292,9 @@ def test_the_first_load_of_a_large_model_is_announced(
     assert f"forerun: packing the weights of {saved}" in capfd.readouterr().err
     fr.load(str(saved))
     assert "packing" not in capfd.readouterr().err, "it was kept"
+    nowhere = saved / "config.json" / "cache"  # inside a file
+    monkeypatch.setenv("FORERUN_CACHE", str(nowhere))
+    fr.load(str(saved))
+    told = capfd.readouterr().err
+    assert f"at every start, because the cache {nowhere} cannot be made (Not a directory)" in told
+    assert "Set FORERUN_CACHE" in told

@@ -44,7 +44,7 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def copy(source: Path, folder: Path, title: str) -> None:
-    assert title == "Converting SmolLM2-135M-Instruct, once"
+    assert title == "SmolLM2-135M-Instruct"
     (folder / "config.json").write_text(source.read_text())
 
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
-from tiny_gguf import write
+from tiny_gguf import BYTE_PAIRS, write
 from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_tokens
 
 import forerun as fr
+from forerun.cli import main
 from forerun.errors import InputError, UnsupportedError
 from forerun.models import bundled
 from forerun.models.bundled import cache_folder, local_copy
@@ -147,9 +148,34 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(tmp_path: Path) -> N
         path.write_bytes(contents[:end])
         with pytest.raises(InputError, match=r"cut off.*Download the file again"):
             read_gguf(path)
-    path.write_bytes(contents[:3])
-    with pytest.raises(InputError, match="no GGUF file"):
+    path.write_bytes(contents[: len(contents) // 2])
+    with pytest.raises(InputError, match=f"at least {len(contents):,} bytes"):
         fr.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (b"", r"it is empty.*0 bytes"),
+        (b"GGU", r"begin with the letters GGUF.*3 bytes that begin with b'GGU'"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", r"Git's pointer.*git lfs pull"),
+    ],
+)
+def test_what_is_no_gguf_file_is_told(contents: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.gguf"
+    path.write_bytes(contents)
+    with pytest.raises(InputError, match=told):
+        fr.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["TINY.GGUF", "tiny.bin"])
+def test_a_file_is_known_by_its_beginning_too(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    write(path, tiny(num_hidden_layers=1))
+    assert fr.load(path).vocab_size == VOCAB_SIZE
+    path.write_bytes(b"x" + path.read_bytes())
+    with pytest.raises(InputError, match=r"no GGUF file|a folder, or a GGUF file"):
+        fr.load(path)
 
 
 def test_damage_is_refused(tmp_path: Path) -> None:
@@ -165,10 +191,37 @@ def test_damage_is_refused(tmp_path: Path) -> None:
             damaged[generator.randrange(4, 3000)] = generator.randrange(256)
         path.write_bytes(damaged)
         try:
-            read_gguf(path)
+            local_copy(str(path))
         except (InputError, UnsupportedError):
             refused += 1
     assert refused > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tokenizer.ggml.merges": None}, "no list tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.merges": [1, 2]}, r"tokenizer.ggml.merges with \[1, 2\]"),
+        ({"tokenizer.ggml.merges": ["zz y", "z"]}, "zz"),
+        ({"tokenizer.ggml.token_type": None}, "no list tokenizer.ggml.token_type"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, f"2 numbers in .*type where {VOCAB_SIZE} belong"),
+        ({"tokenizer.ggml.model": "llama"}, "no list tokenizer.ggml.scores"),
+        ({"llama.attention.head_count": 0}, "head_count 0"),
+        ({"llama.attention.head_count": 5}, "damaged or incomplete"),
+        ({"llama.embedding_length": "wide"}, "embedding_length 'wide'"),
+        ({"llama.block_count": "two"}, "damaged or incomplete"),
+        ({"general.alignment": 0}, "general.alignment 0"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_named(
+    changes: dict[str, Any], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    fields = {name: value for name, value in (BYTE_PAIRS | changes).items() if value is not None}
+    write(path, tiny(num_hidden_layers=1), fields=fields)
+    with pytest.raises(InputError, match=f"{told}.*tiny.gguf.*Download the file again"):
+        fr.load(str(path))
+    assert "converting" not in capfd.readouterr().err, "nothing was begun"
 
 
 def test_other_versions_and_byte_orders_are_refused(tmp_path: Path) -> None:
@@ -215,12 +268,19 @@ def test_a_full_disk_is_told_before_anything_is_written(
     assert list(cache_folder().iterdir()) == []
 
 
-def test_without_a_tokenizer_token_ids_are_read(tmp_path: Path) -> None:
+def test_without_a_tokenizer_token_ids_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "tiny.gguf"
     write(path, tiny(), fields={})
     folder = local_copy(str(path))
     assert folder is not None
     assert not list(folder.glob("tokenizer*"))
+    assert fr.generate(fr.load(path), [1, 2], max_new_tokens=2).tokens
+    capsys.readouterr()
+    assert main(["generate", "hello", "--target", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert f"cannot read a text. Received the GGUF file {path}. Use a file with a vocab" in told
 
 
 def file_of(arch: str, tensors: Any = None, **fields: Any) -> GgufFile:

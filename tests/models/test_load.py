@@ -89,7 +89,7 @@ def test_a_path_that_leads_nowhere_is_not_looked_for_on_the_hub(name: str) -> No
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 def test_a_file_of_a_model_is_answered_with_its_folder(file: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text("{}")
-    with pytest.raises(InputError, match=rf"is a folder, or a .gguf file.*in: '{tmp_path}'"):
+    with pytest.raises(InputError, match=rf"is a folder, or a GGUF file.*in: '{tmp_path}'"):
         load(str(tmp_path / file))
 
 

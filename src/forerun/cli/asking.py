@@ -6,15 +6,14 @@ import argparse
 from collections.abc import Sequence
 
 from forerun import prompts as prompt_sets
-from forerun.cli.loading import add_place, usual_drafters
+from forerun.cli.loading import MODELS, add_place, usual_drafters
 from forerun.errors import InputError, explain
-from forerun.models.bundled import NAME
 from forerun.prompts import Prompt
 
 
 def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
     """The arguments that both commands share."""
-    parser.add_argument("target", nargs="?", help=f"hub name or folder (default: {NAME})")
+    parser.add_argument("target", nargs="?", help=MODELS)
     parser.add_argument(
         "--drafter",
         metavar="D",

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cli.generate import OPTIONS, draft_length
-from forerun.cli.loading import DRAFTERS, add_pass, add_place
+from forerun.cli.loading import DRAFTERS, MODELS, add_pass, add_place
 from forerun.errors import InputError, explain
-from forerun.models.bundled import NAME
 from forerun.sampling import Sampling
 from forerun.scale.batch_input import Input
 from forerun.scale.lines import BadLine
@@ -67,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
     models = parser.add_argument_group("models")
-    models.add_argument("--model", metavar="M", help=f"hub name or folder (default: {NAME})")
+    models.add_argument("--model", metavar="M", help=MODELS)
     models.add_argument(
         "--name",
         help="what bodies may call the model (default: its name; of a folder, the last part)",

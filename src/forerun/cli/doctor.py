@@ -8,9 +8,8 @@ from textwrap import shorten
 
 from forerun.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
 from forerun.cli.lists import tree
-from forerun.cli.loading import DRAFTERS, add_place, load_drafter, load_target
+from forerun.cli.loading import DRAFTERS, MODELS, add_place, load_drafter, load_target
 from forerun.cli.prompts import read_list
-from forerun.models.bundled import NAME
 from forerun.sampling import Sampling
 
 EXAMPLES = """examples:
@@ -32,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
+    parser.add_argument("--target", metavar="M", help=MODELS)
     parser.add_argument("--drafter", metavar="D", help=DRAFTERS)
     parser.add_argument(
         "--prompts", help=f"one per line, or JSONL (default: {len(SAMPLES)} of ours)"

@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from forerun import rules
 from forerun.cli.lists import tree
 from forerun.cli.loading import (
     DRAFTERS,
+    MODELS,
     add_pass,
     add_place,
     add_ranks,
@@ -28,7 +30,7 @@ from forerun.cli.terminal import wants_colour
 from forerun.engine.generate import stream
 from forerun.engine.results import Generation, Piece
 from forerun.errors import InputError, explain
-from forerun.models.bundled import NAME
+from forerun.models.folders import is_gguf
 from forerun.models.lean_pass import Lean
 from forerun.sampling import Sampling
 from forerun.types import DraftLength
@@ -79,7 +81,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--stats", action="store_true", help="print statistics to standard error")
 
     models = parser.add_argument_group("models")
-    models.add_argument("--target", metavar="M", help=f"hub name or folder (default: {NAME})")
+    models.add_argument("--target", metavar="M", help=MODELS)
     models.add_argument(
         "--drafter",
         metavar="D",
@@ -217,9 +219,11 @@ def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
 def _chat(target: Any, prompt: str, args: argparse.Namespace) -> Any:
     """The prompt as chat messages, where the model has a template for them."""
     if target.tokenizer is None:
+        wrong, kind = "The model has no tokenizer, so it cannot read a text.", "folder"
         cure = "Save its tokenizer into the folder: tokenizer.save_pretrained(folder)."
-        wrong = "The model has no tokenizer, so it cannot read a text."
-        raise InputError(explain(wrong, f"the folder {target.name}", cure))
+        if is_gguf(Path(target.name)):
+            kind, cure = "GGUF file", "Use a file with a vocabulary, or the original checkpoint."
+        raise InputError(explain(wrong, f"the {kind} {target.name}", cure))
     has_template = getattr(target.tokenizer, "chat_template", None) is not None
     if args.system is not None and not has_template:
         cure = "Leave out --system, or write it into the prompt."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from forerun.cli.clearing import clear_cache
 from forerun.measure.machine import this_machine
-from forerun.models.bundled import NAME, cache_folder, packaged_weights
+from forerun.models.bundled import NAME, cache_folder, packaged_weights, why_not_cached
 
 EXAMPLES = """examples:
   forerun info
@@ -71,7 +71,7 @@ def report() -> dict[str, Any]:
         "extras": {name: _extra(name) for name in EXTRAS},
         "passes": _passes(has_gpu=bool(devices)),
         "default model": {NAME: _default_model()},
-        "caches": {name: _size(cache) for name, cache in _caches().items()},
+        "caches": {name: _size(cache) for name, cache in _caches().items()} | _trouble(),
     }
 
 
@@ -151,6 +151,12 @@ def _caches() -> dict[str, Cache]:
 
         caches["Hugging Face hub"] = Cache(Path(HF_HUB_CACHE))
     return caches
+
+
+def _trouble() -> dict[str, str]:
+    """What keeps models from being kept, if anything does."""
+    reason = why_not_cached()
+    return {"no model is kept": f"{reason}; set FORERUN_CACHE"} if reason else {}
 
 
 def _size(cache: Cache) -> str:

@@ -107,6 +107,7 @@ def follow() -> int:
     return tensor_parallel.follow()
 
 
+MODELS = f"hub name, folder or GGUF file (default: {NAME})"
 DRAFTERS = (
     f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "
     "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"

@@ -20,6 +20,7 @@ from forerun.cli import serve_ray
 from forerun.cli.generate import draft_length
 from forerun.cli.loading import (
     DRAFTERS,
+    MODELS,
     add_pass,
     add_place,
     add_ranks,
@@ -61,9 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help=f"hub name or folder (default: {NAME})"
-    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODELS)
     models = parser.add_argument_group("models")
     models.add_argument(
         "--drafter",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun import clock
 from forerun.engine.results import Generation
 
 
@@ -32,7 +33,10 @@ def summary(generation: Generation) -> str:
             "time: " + ", ".join(f"{stage} {spent / total:.1%}" for stage, spent in shares)
         )
     if stats.compiling:
-        lines.append(f"compiling: {stats.compiling:.1f} s more, once on this machine")
+        when = "once on this machine"
+        if not clock.is_code_kept:
+            when = "at every start: Numba may write nowhere; set NUMBA_CACHE_DIR to a folder"
+        lines.append(f"compiling: {stats.compiling:.1f} s more, {when}")
     return "\n".join(lines)
 
 

@@ -118,8 +118,12 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
         )
         wrong = "This model has no chat template."
         if getattr(tokenizer, "chat_template", None):
-            wrong = f"The chat template refuses these messages: {str(error).rstrip('.')}."
+            reason = str(error).rstrip(".")
+            wrong = f"The chat template refuses these messages: {reason}."
             cure = "Change the roles or contents it names."
+            if type(error).__name__ == "TemplateSyntaxError":  # Jinja's, for any messages
+                wrong = f"The chat template of this model is broken: {reason}."
+                cure = "Pass a string (--raw), or set tokenizer.chat_template to one that works."
         raise InputError(explain(wrong, f"a chat for {model.name}", cure)) from error
     check_roles(chat, text, getattr(tokenizer, "chat_template", None), render)
     with no_warnings():

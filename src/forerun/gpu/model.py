@@ -57,6 +57,8 @@ class GpuModel:
     working.  A token's logits are the same bits whatever shares its pass.
     """
 
+    why_not_lean = ""
+
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.findings = findings_of(model)
         if reason := unfit(model):

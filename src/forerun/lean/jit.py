@@ -12,7 +12,7 @@ import numba
 from numba.core.event import Listener, register
 from numba.extending import intrinsic as numba_intrinsic
 
-from forerun.clock import start_compiler, stop_compiler
+from forerun import clock
 from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,13 +36,13 @@ class Timekeeper(Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         if self.depth == 0:
-            start_compiler()
+            clock.start_compiler()
         self.depth += 1
 
     def on_end(self, event: Any) -> None:
         self.depth -= 1
         if self.depth == 0:
-            stop_compiler()
+            clock.stop_compiler()
 
 
 register("numba:compile", Timekeeper())
@@ -106,6 +106,7 @@ def kept(function: Function, **options: Any) -> Function:
     try:
         made = numba.njit(cache=True, **COMMON, **options)(function)
     except RuntimeError:
+        clock.is_code_kept = False
         return cast(Function, numba.njit(**COMMON, **options)(function))
     files: Any = getattr(made._cache, "_cache_file", None)
     if read := getattr(files, "_load_index", None):

@@ -62,6 +62,8 @@ class LeanModel:
         made._model, made._load = None, load
         return made
 
+    why_not_lean = ""
+
     def _set(self, packed: Packed, name: str, tokenizer: Any, num_threads: int | None) -> None:
         facts = packed.facts
         self.packed = packed

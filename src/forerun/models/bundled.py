@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from forerun.errors import InputError, MissingExtraError, explain, notice
+from forerun.errors import InputError, MissingExtraError, explain
+from forerun.models.folders import is_gguf
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GEMMA = "gemma3-270m"
@@ -52,7 +53,7 @@ def local_copy(name: str) -> Path | None:
     The weights are the file's: few-bit numbers written out as float32.
     """
     path = Path(name).expanduser()
-    if path.suffix == ".gguf" and not path.is_dir():
+    if is_gguf(path):
         return _copy_of_file(path)
     if name not in PACKAGES or Path(name).is_dir():
         return None
@@ -82,6 +83,16 @@ def cache_folder() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "forerun"
+
+
+def why_not_cached() -> str:
+    """Why nothing can be kept in the cache, or an empty string."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror})"
+    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 
 def packaged_weights() -> Path | None:
@@ -149,9 +160,7 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
-            if not sys.stderr.isatty():  # where no bar is shown
-                notice(f"converting {title}, once")
-            convert(_joined(parts, Path(unfinished)), made, f"Converting {title}, once")
+            convert(_joined(parts, Path(unfinished)), made, title)
             try:
                 made.rename(folder)
             except OSError:

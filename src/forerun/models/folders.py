@@ -22,6 +22,8 @@ TOKENIZERS = (
 """Files that some tokenizer is read from; with none of them there is no tokenizer."""
 
 
+GGUF_MAGIC = b"GGUF"  # what such a file begins with
+
 LARGE = 50_000_000
 """Bytes of weights from which on it is told that loading takes long."""
 
@@ -31,16 +33,32 @@ def is_large(folder: Path) -> bool:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is to be read as a GGUF file: by its name, there or not, or its beginning."""
+    return not path.is_dir() and (path.suffix.lower() == ".gguf" or begins_as_gguf(path))
+
+
+def begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
+
+
 def check_name(name: str) -> None:
     """Refuse an empty name, a file that is no model, and the path of a folder that there is not."""
     if not name.strip():
         cure = "Name a folder, or a model on the Hugging Face hub."
         raise InputError(explain("No model is named.", "an empty text", cure))
-    if Path(name).is_file() and not name.endswith(".gguf"):
+    path = Path(name).expanduser()
+    if is_gguf(path):
+        return
+    if path.is_file():
         cure = f"Name the folder that it is in: {str(Path(name).parent)!r}."
-        raise InputError(explain("A model is a folder, or a .gguf file.", repr(name), cure))
+        raise InputError(explain("A model is a folder, or a GGUF file.", repr(name), cure))
     is_path = name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute()
-    if is_path and not name.endswith(".gguf") and not Path(name).expanduser().exists():
+    if is_path and not path.exists():
         cure = f"Check the path; it is looked for from {str(Path.cwd())!r}."
         raise InputError(explain("There is no such folder.", repr(name), cure))
 

@@ -27,6 +27,10 @@ def config_of(file: GgufFile) -> Any:
     for name, value in (("head_count", heads), ("head_count_kv", key_heads)):
         if isinstance(value, list):
             raise _unsupported(file, "Layers with different numbers of heads are not served.", name)
+    counts = {"embedding_length": hidden, "head_count": heads, "head_count_kv": key_heads}
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise file.damaged(f"{name} {value!r:.40}")
     head_size = _field(file, "attention.key_length", hidden // heads)
     if _field(file, "attention.value_length", head_size) != head_size:
         raise _unsupported(file, "Values must be as long as keys.", "attention.value_length")

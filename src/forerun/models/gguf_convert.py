@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from forerun.arrays import HostArray
-from forerun.errors import InputError, explain
+from forerun.errors import ForerunError, InputError, explain, notice
 from forerun.models.gguf_config import architecture, config_of
 from forerun.models.gguf_file import GgufFile, Tensor, read_gguf
 from forerun.models.gguf_tokenizer import tokenizer_of
@@ -58,31 +60,47 @@ TABLES = ("rope_freqs.weight",)  # read with the configuration
 def convert(source: Path, folder: Path, title: str) -> None:
     """Write the configuration, tokenizer and weights of `source` into `folder`."""
     file = read_gguf(source)
-    config = config_of(file)
-    tensors = {
-        _name(file, name): tensor for name, tensor in file.tensors.items() if name not in TABLES
-    }
-    _check(file, config, tensors)
+    with _explaining(file):
+        config = config_of(file)
+        tensors = {
+            _name(file, name): tensor for name, tensor in file.tensors.items() if name not in TABLES
+        }
+        _check(file, config, tensors)
+        tokenizer = tokenizer_of(file, config.max_position_embeddings)
     needed = sum(map(_num_bytes, tensors.values()))
     if (free := shutil.disk_usage(folder).free) < needed:
         raise OSError(f"it needs {needed >> 20:,} MB, and {free >> 20:,} MB are free")
+    if not sys.stderr.isatty():  # where no bar is shown
+        notice(f"converting {title}, once")
     config.save_pretrained(folder)
-    tokenizer = tokenizer_of(file, config.max_position_embeddings)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     total = sum(len(tensor.data) for tensor in tensors.values())
-    with tqdm(desc=title, total=total, bar_format=BAR, disable=None) as bar:
+    with tqdm(desc=f"Converting {title}, once", total=total, bar_format=BAR, disable=None) as bar:
         places = {}
         for number, names in enumerate(_shards(tensors)):
             weights = {}
             for name in names:
-                weights[name] = np.ascontiguousarray(_values(file, config, tensors[name]))
+                with _explaining(file):
+                    weights[name] = np.ascontiguousarray(_values(file, config, tensors[name]))
                 bar.update(len(tensors[name].data))
             shard = f"model-{number + 1}.safetensors"
             save_file(weights, folder / shard, metadata={"format": "pt"})
             places.update(dict.fromkeys(names, shard))
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@contextmanager
+def _explaining(file: GgufFile) -> Iterator[None]:
+    """What a header makes transformers or tokenizers say, as an error about the file."""
+    try:
+        yield
+    except (ForerunError, OSError, MemoryError):
+        raise
+    except Exception as error:  # tokenizers raises nothing more special
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise file.damaged(f"{type(error).__name__}: {said:.200}") from error
 
 
 def _shards(tensors: dict[str, Tensor]) -> Iterator[list[str]]:

@@ -16,8 +16,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from forerun.arrays import HostArray
 from forerun.errors import InputError, UnsupportedError, explain
+from forerun.models.folders import GGUF_MAGIC, begins_as_gguf
 
-MAGIC = b"GGUF"
+LFS_POINTER = b"version https://git-lfs"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # bytes, unless the file says otherwise
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
@@ -49,21 +50,35 @@ class GgufFile(NamedTuple):
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
 
+    def numbers(self, name: str, count: int) -> list[Any]:
+        """A field that must be a list of so many numbers."""
+        return self._list(name, count, (int, float))
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    def strings(self, name: str) -> list[str]:
+        """A field that must be a list of strings."""
+        return self._list(name, None, (str,))
+
+    def _list(self, name: str, count: int | None, kinds: tuple[type, ...]) -> list[Any]:
+        value = self.fields.get(name)
+        if not isinstance(value, list):
+            raise self.damaged(f"no list {name}")
+        if count is not None and len(value) != count:
+            raise self.damaged(f"{len(value):,} numbers in {name} where {count:,} belong")
+        if not all(isinstance(item, kinds) for item in value):
+            raise self.damaged(f"{name} with {value[:3]!r:.60}")
+        return value
+
+    def damaged(self, received: str) -> InputError:
+        """The error for a header that does not make sense."""
+        wrong = "The header of the GGUF file is damaged or incomplete."
+        cure = "Download the file again, or convert the model anew."
+        return InputError(explain(wrong, f"{received} in {str(self.path)!r}", cure))
 
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file; the tensors are read when they are asked for."""
-    if not is_gguf(path):
-        wrong = "This is no GGUF file: it does not begin with the letters GGUF."
-        raise InputError(explain(wrong, repr(str(path)), "Check that it was downloaded whole."))
+    if not begins_as_gguf(path):
+        raise _not_gguf(path)
     reader = _Reader(path)
     version = reader.number("<u4")
     if version not in VERSIONS:
@@ -76,15 +91,42 @@ def read_gguf(path: Path) -> GgufFile:
         name = reader.string()
         fields[name] = reader.value(reader.number("<u4"))
     places = [reader.place() for _ in range(num_tensors)]
+    file = GgufFile(path, fields, {})
     alignment = fields.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise file.damaged(f"general.alignment {alignment!r:.40}")
     begin = -(-reader.at // alignment) * alignment
-    tensors = {}
-    for name, shape, number, offset in places:
-        kind = _kind(name, number, path)
-        block, size = GGML_QUANT_SIZES[kind]
-        reader.at = begin + offset
-        tensors[name] = Tensor(name, shape, kind, reader.bytes(math.prod(shape) // block * size))
-    return GgufFile(path, fields, tensors)
+    kinds = [_kind(name, number, path) for name, _, number, _ in places]
+    sizes = [_num_bytes(shape, kind) for (_, shape, *_), kind in zip(places, kinds, strict=True)]
+    offsets = [begin + offset for *_, offset in places]
+    reader.need(max((at + size for at, size in zip(offsets, sizes, strict=True)), default=0))
+    for (name, shape, *_), kind, at, size in zip(places, kinds, offsets, sizes, strict=True):
+        reader.at = at
+        file.tensors[name] = Tensor(name, shape, kind, reader.bytes(size))
+    return file
+
+
+def _num_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    """Of a tensor in the file."""
+    block, size = GGML_QUANT_SIZES[kind]
+    return int(math.prod(shape) // block * size)
+
+
+def _not_gguf(path: Path) -> InputError:
+    """The error for a file of another kind, with what it is if that is known."""
+    with path.open("rb") as file:
+        beginning = file.read(len(LFS_POINTER))
+    received = f"{str(path)!r}, {path.stat().st_size:,} bytes"
+    cure = "Check that it was downloaded whole."
+    if not beginning:
+        wrong = "This is no GGUF file: it is empty."
+    elif beginning == LFS_POINTER:
+        wrong = "This is no GGUF file but Git's pointer to one."
+        cure = "Fetch the file itself: git lfs pull."
+    else:
+        wrong = "This is no GGUF file: it does not begin with the letters GGUF."
+        received += f" that begin with {beginning[:8]!r}"
+    return InputError(explain(wrong, received, cure))
 
 
 def _kind(name: str, number: int, path: Path) -> GGMLQuantizationType:
@@ -105,11 +147,11 @@ class _Reader:
         self._path = path
         self._memory = np.memmap(path, np.uint8, "r")
         self._bytes: Any = self._memory.data
-        self.at = len(MAGIC)
+        self.at = len(GGUF_MAGIC)
 
     def bytes(self, count: int) -> HostArray:
         begin, self.at = self.at, self.at + count
-        self._check()
+        self.need(self.at)
         return np.asarray(self._memory[begin : self.at])
 
     def number(self, kind: str) -> Any:
@@ -128,7 +170,7 @@ class _Reader:
                 break
             found.append(str(memory[begin:at], "utf-8", "replace"))
         self.at = at
-        self._check()
+        self.need(at)
         return found
 
     def value(self, kind: int) -> Any:
@@ -156,8 +198,9 @@ class _Reader:
             raise InputError(explain(wrong, received, "Download the file again."))
         return NUMBERS[kind]
 
-    def _check(self) -> None:
-        if self.at > len(self._memory):
-            wrong = f"The GGUF file is cut off: it should have at least {self.at:,} bytes."
+    def need(self, count: int) -> None:
+        """Refuse a file of fewer bytes."""
+        if count > len(self._memory):
+            wrong = f"The GGUF file is cut off: it should have at least {count:,} bytes."
             received = f"{len(self._memory):,} bytes in {str(self._path)!r}"
             raise InputError(explain(wrong, received, "Download the file again."))

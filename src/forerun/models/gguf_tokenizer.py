@@ -64,8 +64,8 @@ def tokenizer_of(file: GgufFile, max_length: int) -> Any:
 
 def _verbatim(file: GgufFile, *kinds: int) -> list[AddedToken]:
     """Tokens of these types, which are looked for before anything is split."""
-    fields = file.fields
-    pairs = zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True)
+    tokens = file.strings("tokenizer.ggml.tokens")
+    pairs = zip(tokens, file.numbers("tokenizer.ggml.token_type", len(tokens)), strict=True)
     return [AddedToken(token, normalized=False) for token, kind in pairs if kind in kinds]
 
 
@@ -74,8 +74,10 @@ def _byte_pairs(file: GgufFile) -> Any:
     fields = file.fields
     name = fields.get("tokenizer.ggml.pre", "default")
     name = ALIASES.get(name, name)
-    vocabulary = {token: index for index, token in enumerate(fields["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    tokens = file.strings("tokenizer.ggml.tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges")]
+    merges = [(left, right) for left, _, right in pairs]
     core = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=name in WHOLE_WORDS))
     if name in WORDS:
         split = pre_tokenizers.Split(Regex(WORDS[name]), "isolated")
@@ -98,8 +100,9 @@ def _byte_pairs(file: GgufFile) -> Any:
 def _sentence_pieces(file: GgufFile) -> Any:
     """Merges of characters, the best piece first; what is no piece is spelt in bytes."""
     fields = file.fields
-    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
-    kinds = fields["tokenizer.ggml.token_type"]
+    tokens = file.strings("tokenizer.ggml.tokens")
+    scores = file.numbers("tokenizer.ggml.scores", len(tokens))
+    kinds = file.numbers("tokenizer.ggml.token_type", len(tokens))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     pieces = {
         token: score

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InputError, MissingExtraError, explain, notice, warn
 from forerun.models import hub
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import local_copy
+from forerun.models.bundled import local_copy, why_not_cached
 from forerun.models.findings import findings_of
 from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
@@ -52,8 +52,8 @@ def load(
     `lean="auto"` takes the lean pass where it fits the model and reproduces it; True insists on
     it, False keeps to transformers. On a CPU it computes in float32: bfloat16 and float16 weights
     stay as they are, each is widened when it is multiplied, and the text is that of the model in
-    float32. `pass_name` of the result says which pass runs, and `why_not_lean` of a
-    `HuggingFaceModel` why it is not the lean one.
+    float32. `pass_name` of the result says which pass runs, and `why_not_lean` why it is not the
+    lean one, if it is not.
     What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
     `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
     """
@@ -109,10 +109,12 @@ def load(
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
     if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
-        notice(
-            f"packing the weights of {name_or_path} and compiling code for this CPU; both are "
-            "kept for the next time"
-        )
+        work = f"packing the weights of {name_or_path} and compiling code for this CPU"
+        if reason := why_not_cached():
+            work += f"; weights are packed at every start, because the cache {reason}. Set "
+            notice(f"{work}FORERUN_CACHE to a folder that you may write to")
+        else:
+            notice(f"{work}; both are kept for the next time")
     chosen = with_pass(loaded, lean, quantize)
     if kept is not None:
         keep(kept, chosen)

@@ -45,7 +45,7 @@ class Offer:
 
     def __post_init__(self) -> None:
         if getattr(self.target, "tokenizer", None) is None:
-            cure = "Wrap it with one: forerun.wrap(model, tokenizer)."
+            cure = "Serve one that has it; in Python, forerun.wrap(model, tokenizer) adds one."
             raise InputError(explain("A server needs a model with a tokenizer.", self.name, cure))
 
     @property
