@@ -80,25 +80,36 @@ def figures() -> dict[str, str]:
         return json.loads((ROOT / "benchmarks" / name).read_text(encoding="utf-8"))
 
     laptop = read("laptop.json")["results"]
-    gpu = read("gpu.json")["results"] | read("gpu_batch1.json")["results"]
+    gpu, peers = read("gpu_batch1.json")["results"], read("gpu_assisted.json")["results"]
     arm, same = read("cpu_pass-aarch64-again.json"), read("same_text.json")
     halves = {
         name: row["tokens_per_second"]["median"]
         for name, row in read("half_weights-aarch64.json")["results"].items()
     }
     default = laptop["heads + suffix, auto"]
-    runs = [read(f"laptop-x86-{run}.json")["results"] for run in ("default", "again")]
+    runs = [read(f"laptop-x86-alone-{run}.json")["results"] for run in (1, 2, 3, 4)]
     names = "forerun plain", "heads + suffix, auto"
-    rates = [" to ".join(f"{run[name]['tokens_per_second']:.0f}" for name in names) for run in runs]
+    on_arm = [read(f"laptop-aarch64-{run}.json")["results"] for run in ("default", "again")]
+    rates, arm_rates = (
+        [" to ".join(f"{run[name]['tokens_per_second']:.0f}" for name in names) for run in several]
+        for several in (runs, on_arm)
+    )
     groups = [[run[name]["tokens_per_second_by_group"] for name in names] for run in runs]
-    gains = [sorted(ours[group] / plain[group] for group in plain) for plain, ours in groups]
+    gains = [f"{min(ours[g] / plain[g] for g in plain):.2f}" for plain, ours in groups]
     speeds = {name: round(row["tokens_per_second"]) for name, row in laptop.items()}
     beside = read("laptop-x86-two-cores.json")["results"]
     x86 = {name: round(row["tokens_per_second"]) for name, row in beside.items()}
+    alone = read("laptop-x86-two-cores-default.json")["results"]
+    quiet = [round(alone[name]["tokens_per_second"]) for name in names]
     gpu_speeds = {
         name: round(row["tokens_per_second"])
         for name, row in gpu.items()
         if "tokens_per_second" in row
+    }
+    peer = {
+        name.removeprefix("transformers, "): round(row["tokens_per_second"])
+        for name, row in peers.items()
+        if name.startswith("transformers")
     }
     arm_speeds = {name: round(speed) for name, speed in arm["greedy_tokens_per_second"].items()}
     (identical,) = {row["identical"] for row in same["rows"]}
@@ -108,18 +119,23 @@ def figures() -> dict[str, str]:
         f"all {default['same_text_as_forerun_plain']} texts identical",
         "llama.cpp": f"llama.cpp {x86['llama.cpp']}, ours plain {x86['forerun plain']}, "
         f"the default drafter {x86['heads + suffix, auto']} |",
-        "default": f"{rates[0]} and {rates[1]} tokens per second; of six task groups "
-        f"{gains[0][0]:.2f} and {gains[1][0]:.2f} times as fast in the least, "
-        f"{gains[0][-1]:.2f} and {gains[1][-1]:.2f} in the best",
+        "default": f"{', '.join(rates)}; of six task groups {', '.join(gains[:3])} and {gains[3]} "
+        "times as fast in the least",
+        "default, quiet": f"ours plain {quiet[0]}, the default drafter {quiet[1]}, "
+        f"{quiet[1] / quiet[0]:.2f} times as fast",
         "ARM": f"transformers {arm_speeds['transformers']}, ours plain {arm_speeds['lean']}; "
         f"four tokens cost {arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
         "bfloat16": f"ours {halves['lean, bfloat16 weights']:.1f}; transformers in float32 "
         f"{halves['transformers, float32']:.1f}, in bfloat16",
         "bfloat16 in transformers": f"arithmetic for, {halves['transformers, bfloat16']:.2f} |",
-        "GPU": f"plain {gpu_speeds['ratio, K 0, agreement 0.81, batch 1, prompt 64']}, "
+        "GPU": "the default rule `match` K = 6 "
+        f"{gpu_speeds['match, K 6, agreement 0.81, batch 1, prompt 64']}; "
+        f"plain {gpu_speeds['ratio, K 0, agreement 0.81, batch 1, prompt 64']}, "
         f"`ratio` K = 6 {gpu_speeds['ratio, K 6, agreement 0.81, batch 1, prompt 64']}, "
-        f"`block` K = 6 {gpu_speeds['block, K 6, agreement 0.81, batch 1, prompt 64']}; "
-        f"transformers' assisted generation {gpu_speeds['transformers, assisted, K 5']}",
+        f"`block` K = 6 {gpu_speeds['block, K 6, agreement 0.81, batch 1, prompt 64']} |",
+        "GPU peers": f"transformers plain {peer['plain']}, assisted {peer['assisted, K 5']} "
+        f"at best, static and compiled {peer['static cache, compiled']} |",
+        "ARM, default": f"{' and '.join(arm_rates)} tokens per second",
         "same text": f"{identical} of {same['prompts']} in every configuration",
         "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}",
     }
