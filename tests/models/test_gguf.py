@@ -232,7 +232,7 @@ def test_other_versions_and_byte_orders_are_refused(tmp_path: Path) -> None:
             fr.load(str(path))
 
 
-@pytest.mark.parametrize("name", ["nowhere.gguf", "~/nowhere.gguf"])
+@pytest.mark.parametrize("name", ["nowhere.gguf", "~/nowhere.gguf", "~nobody-here/nowhere.gguf"])
 def test_a_file_that_is_not_there(name: str) -> None:
     with pytest.raises(InputError, match=r"cannot be read \(No such file.*nowhere\.gguf"):
         fr.load(name)

@@ -38,6 +38,8 @@ class LeanModel:
     to 8 bits: that is another model, and named so.
     """
 
+    why_not_lean = ""
+
     def __init__(
         self,
         model: Any,
@@ -61,8 +63,6 @@ class LeanModel:
         made._set(packed, name, tokenizer, None)
         made._model, made._load = None, load
         return made
-
-    why_not_lean = ""
 
     def _set(self, packed: Packed, name: str, tokenizer: Any, num_threads: int | None) -> None:
         facts = packed.facts

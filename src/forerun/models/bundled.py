@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from forerun.errors import InputError, MissingExtraError, explain
-from forerun.models.folders import is_gguf
+from forerun.models.folders import at_home, is_gguf
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GEMMA = "gemma3-270m"
@@ -52,7 +52,7 @@ def local_copy(name: str) -> Path | None:
 
     The weights are the file's: few-bit numbers written out as float32.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     if is_gguf(path):
         return _copy_of_file(path)
     if name not in PACKAGES or Path(name).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,14 @@ def is_gguf(path: Path) -> bool:
     return not path.is_dir() and (path.suffix.lower() == ".gguf" or begins_as_gguf(path))
 
 
+def at_home(name: str) -> Path:
+    """The path of a name, in somebody's home if it says so and there is one."""
+    return Path(os.path.expanduser(name))
+
+
 def begins_as_gguf(path: Path) -> bool:
+    if not path.is_file():  # reading from a pipe would wait, and take what it gives
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
@@ -51,7 +59,7 @@ def check_name(name: str) -> None:
     if not name.strip():
         cure = "Name a folder, or a model on the Hugging Face hub."
         raise InputError(explain("No model is named.", "an empty text", cure))
-    path = Path(name).expanduser()
+    path = at_home(name)
     if is_gguf(path):
         return
     if path.is_file():
