@@ -39,12 +39,8 @@ def is_gguf(path: Path) -> bool:
     return not path.is_dir() and (path.suffix.lower() == ".gguf" or begins_as_gguf(path))
 
 
-def at_home(name: str) -> Path:
-    """The path of a name, in somebody's home if it says so and there is one."""
-    return Path(os.path.expanduser(name))
-
-
 def begins_as_gguf(path: Path) -> bool:
+    """Whether it is a file with the first letters of one."""
     if not path.is_file():  # reading from a pipe would wait, and take what it gives
         return False
     try:
@@ -52,6 +48,11 @@ def begins_as_gguf(path: Path) -> bool:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
     except OSError:
         return False
+
+
+def at_home(name: str) -> Path:
+    """The path of a name; one that begins with ~ is in a home, if there is such a home."""
+    return Path(os.path.expanduser(name))
 
 
 def check_name(name: str) -> None:

@@ -96,7 +96,7 @@ def _explaining(file: GgufFile) -> Iterator[None]:
     """What a header makes transformers or tokenizers say, as an error about the file."""
     try:
         yield
-    except (ForerunError, OSError, MemoryError):
+    except (ForerunError, ImportError, OSError, MemoryError):  # which are not about the file
         raise
     except Exception as error:  # tokenizers raises nothing more special
         said = (str(error).strip().splitlines() or [""])[0]

@@ -96,13 +96,14 @@ def read_gguf(path: Path) -> GgufFile:
     if not isinstance(alignment, int) or alignment < 1:
         raise file.damaged(f"general.alignment {alignment!r:.40}")
     begin = -(-reader.at // alignment) * alignment
-    kinds = [_kind(name, number, path) for name, _, number, _ in places]
-    sizes = [_num_bytes(shape, kind) for (_, shape, *_), kind in zip(places, kinds, strict=True)]
-    offsets = [begin + offset for *_, offset in places]
-    reader.need(max((at + size for at, size in zip(offsets, sizes, strict=True)), default=0))
-    for (name, shape, *_), kind, at, size in zip(places, kinds, offsets, sizes, strict=True):
+    found = [
+        (name, shape, _kind(name, number, path), begin + offset)
+        for name, shape, number, offset in places
+    ]
+    reader.need(max((at + _num_bytes(shape, kind) for _, shape, kind, at in found), default=0))
+    for name, shape, kind, at in found:
         reader.at = at
-        file.tensors[name] = Tensor(name, shape, kind, reader.bytes(size))
+        file.tensors[name] = Tensor(name, shape, kind, reader.bytes(_num_bytes(shape, kind)))
     return file
 
 

@@ -109,12 +109,16 @@ def load(
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = str(name_or_path)
     if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
-        work = f"packing the weights of {name_or_path} and compiling code for this CPU"
-        if reason := why_not_cached():
-            work += f"; weights are packed at every start, because the cache {reason}. Set "
-            notice(f"{work}FORERUN_CACHE to a folder that you may write to")
-        else:
-            notice(f"{work}; both are kept for the next time")
+        reason = why_not_cached()
+        how_often = (
+            f"weights are packed at every start, because the cache {reason}. Set FORERUN_CACHE to "
+            "a folder that you may write to"
+            if reason
+            else "both are kept for the next time"
+        )
+        notice(
+            f"packing the weights of {name_or_path} and compiling code for this CPU; {how_often}"
+        )
     chosen = with_pass(loaded, lean, quantize)
     if kept is not None:
         keep(kept, chosen)
