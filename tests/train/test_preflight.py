@@ -79,6 +79,25 @@ def test_a_shape_that_is_served_passes(kind: str) -> None:
     check_trainable(tiny(kind))
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_the_default_model_passes_in_16_bits(device: str) -> None:
+    """A GPU trains in them, and its products are grouped otherwise where texts are continued."""
+    target = fr.load("HuggingFaceTB/SmolLM2-135M-Instruct", device, "bfloat16", lean=False)
+    check_trainable(target.model)
+
+
 def test_a_model_without_attention_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"attention in.*MambaFor.*GPT-2 or GPT-NeoX"):
         check_trainable(tiny("mamba", hidden_size=32, num_hidden_layers=2, state_size=4))

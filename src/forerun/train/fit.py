@@ -12,9 +12,11 @@ from forerun.models.attention import layer_kinds
 from forerun.train.sampler import RowTask, Slots
 
 CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, Gemma 3, GPT-2 or GPT-NeoX."
-TEXTS = ((1, 2, 3), (4,))  # token ids
+TEXTS = ((0.3, 0.5, 0.7), (0.4,))  # places in the vocabulary, away from the special tokens at its
+# ends: after several of those some models hardly know what comes next, and round to anything
 NUM_NEW = 3  # tokens
 TOLERANCE = 1e-2  # share of the spread of the logits by which a chosen token may miss the best
+ROUNDINGS = 32  # of the number format, where these are more
 
 
 def check_trainable(model: Any) -> None:
@@ -34,32 +36,35 @@ def check_trainable(model: Any) -> None:
         )
     try:
         Design.after(model.config.get_text_config(decoder=True), 1)
-        is_sampled = _samples_like_itself(model)
+        missed = _most_missed(model)
     except Exception as error:  # of whatever in the model is unlike the others
         if "memory" in str(error) or isinstance(error, torch.OutOfMemoryError):
             raise
         wrong = f"This model cannot be sampled from in training ({error})."
         raise UnsupportedError(explain(wrong, type(model).__name__, CURE)) from error
-    if not is_sampled:
-        _refuse(model, "This model cannot be sampled from in training: its tokens come out wrong.")
+    if not missed <= max(TOLERANCE, ROUNDINGS * torch.finfo(model.dtype).eps):
+        wrong = "This model cannot be sampled from in training: its tokens come out wrong, by"
+        _refuse(model, f"{wrong} {missed:.2g} of the spread of their logits.")
 
 
-def _samples_like_itself(model: Any) -> bool:
-    """Whether greedy answers to two texts of different length are what a fresh pass prefers."""
-    context = max(map(len, TEXTS)) + NUM_NEW
-    slots = Slots(model, len(TEXTS), context, [], seed=0)
-    tasks = [RowTask(row, text, 0.0, len(text) + NUM_NEW) for row, text in enumerate(TEXTS)]
+def _most_missed(model: Any) -> float:
+    """How far greedy answers to two texts of different length are from what a fresh pass prefers,
+    as a share of the spread of the logits."""
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    texts = [[int(place * vocab_size) for place in text] for text in TEXTS]
+    context = max(map(len, texts)) + NUM_NEW
+    slots = Slots(model, len(texts), context, [], seed=0)
+    tasks = [RowTask(row, text, 0.0, len(text) + NUM_NEW) for row, text in enumerate(texts)]
     slots.put(tasks, fresh=True)
     slots.advance(context)
+    missed = []
     for row, text in slots.done().items():
         with torch.no_grad():
             ids = torch.tensor([text], device=model.device)
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (N, V)
         best, chosen = logits.amax(-1), logits.gather(1, ids[0, 1:, None])[:, 0]
-        missed = (best - chosen)[len(TEXTS[row]) - 1 :]
-        if not bool((missed <= TOLERANCE * logits.std()).all()):
-            return False
-    return True
+        missed.append((best - chosen)[len(texts[row]) - 1 :].max() / logits.std())
+    return float(torch.stack(missed).max())
 
 
 def _refuse(model: Any, wrong: str) -> None:
