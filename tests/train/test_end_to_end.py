@@ -269,3 +269,12 @@ def test_one_prompt_is_too_few(target, tmp_path, capfd):
     file.write_text('{"prompt": "w1"}\n')
     assert train(target, tmp_path / "out", "--prompts", str(file), "--steps", "1") == 2
     assert "No prompt is left" in capfd.readouterr().err
+
+
+def test_too_little_time_for_one_answer_is_told(target, prompts, tmp_path, capfd):
+    """More time is enough to go on in the same folder."""
+    asked = "--prompts", prompts, "--data-only"
+    assert train(target, tmp_path / "run", *asked, "--data-seconds", "1e-9") == 2
+    assert "No answer was complete" in capfd.readouterr().err
+    assert train(target, tmp_path / "run", *asked, "--data-seconds", "60") == 0
+    assert list_shards(tmp_path / "run" / "data")

@@ -158,6 +158,10 @@ def _collect(
             seconds=options.data_seconds or float("inf"),
             report=lambda gained: bar.update(gained) and None,
         )
+    if not collection.num_answer_tokens:
+        wrong = "No answer was complete when the time for collecting was over."
+        cure = "Allow more with --data-seconds."
+        raise InputError(explain(wrong, f"{options.data_seconds} seconds", cure))
     if collection.num_repeats >= MOST_REPEATS:
         _tell("note: the target only repeats its answers; more prompts would make for new ones")
 
