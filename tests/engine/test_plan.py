@@ -97,12 +97,12 @@ def follow(model: Any, rounds: Sequence[Round], drafter: Drafter, rule: str) -> 
     ("make", "rule", "tree"),
     [
         (near_target, "match", None),
-        (near_target, "ratio", None),
+        pytest.param(near_target, "ratio", None, marks=pytest.mark.slow),
         (near_target, "match", 8),
         (near_target, "siblings", Tree.of_branching((2, 1))),
         (lambda: NGram(min_n=1), "match", None),
-        (Suffix, "match", 8),
-        (Recycling, "match", None),
+        pytest.param(Suffix, "match", 8, marks=pytest.mark.slow),
+        pytest.param(Recycling, "match", None, marks=pytest.mark.slow),
     ],
 )
 def test_two_executors_of_one_plan_decide_alike(

@@ -77,7 +77,7 @@ class Reporting(PassingOn):
 
 @pytest.mark.usefixtures("at_random")
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_drafters_follow_pruned_trees(name: str, temperature: float) -> None:
     """Their caches keep the branch that was accepted: no failure, and the same text."""
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

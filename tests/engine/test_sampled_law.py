@@ -60,7 +60,13 @@ def bias(rule: Any, num_texts: int, **shape: Any) -> float:
     return sum(abs(counts[text] / num_texts - chance) for text, chance in law.items()) / 2
 
 
-@pytest.mark.parametrize(("rule", "shape"), RULES, ids=[rule for rule, _ in RULES])
+@pytest.mark.parametrize(
+    ("rule", "shape"),
+    [
+        pytest.param(rule, shape, id=rule, marks=pytest.mark.slow if rule == "traversal" else ())
+        for rule, shape in RULES  # `test_joint_law_trees` has the law of all of them, exactly
+    ],
+)
 def test_three_tokens_with_the_real_noise(rule: str, shape: dict[str, Any]) -> None:
     """Fails for a correct rule in 1 of 10,000 seeds; misses a bias of 0.18 in 1 of 1000."""
     assert detectable(NUM_TEXTS, ODDS) < 0.18

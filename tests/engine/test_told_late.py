@@ -88,7 +88,13 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("recycling", "quantized") else ())
+        for name in MAKERS  # one lookup and one model more
+    ],
+)
 def test_late_news_change_no_guess(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("tree", [9, Tree.of_branching((2, 2, 1))], ids=["grown", "given"])
+@pytest.mark.parametrize(
+    "tree",
+    [9, pytest.param(Tree.of_branching((2, 2, 1)), marks=pytest.mark.slow)],
+    ids=["grown", "given"],
+)
 def test_the_text_is_that_of_plain_decoding(options: dict[str, Any], tree: int | Tree) -> None:
     how: dict[str, Any] = {"max_new_tokens": 20} | options
     plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
@@ -92,7 +96,9 @@ def test_any_tree_of_any_drafter(data: st.DataObject) -> None:
         assert one.logprobs == other.logprobs
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "gpt2"))]
+)
 def test_transformers_models(kind: str) -> None:
     """A cache whose paths are gathered, ragged batches, a drafting model that scores trees."""
     settings_ = {"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else None

@@ -234,9 +234,10 @@ def check_entries(engine: Engine, row: int, text: Sequence[int]) -> None:
 
 @pytest.mark.parametrize(
     "lengths",
-    [(2, 2, 2), pytest.param((3, 3, 0, 0, 2, 2, 2), marks=pytest.mark.slow)],
+    [(2, 2, 2), (3, 3, 0, 0, 2, 2, 2)],
     ids=["K 2", "changing"],
 )
+@pytest.mark.slow
 def test_every_round_tells_the_drafter_what_was_emitted(lengths: Sequence[int]) -> None:
     """Whatever was accepted of a draft, and when the drafter pauses."""
     engine = engine_of(draft_length=max(lengths))

@@ -70,7 +70,13 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+USUAL_CASES = "characters", "logprobs", "several", "tools"  # the others are marked as slow
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in USUAL_CASES else pytest.mark.slow) for case in CASES],
+)
 def test_a_death_at_any_message_changes_nothing(case: str) -> None:
     make, path, body = CASES[case]
     stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
