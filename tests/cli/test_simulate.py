@@ -119,8 +119,8 @@ def test_help_shows_examples_that_run(capsys: pytest.CaptureFixture[str]) -> Non
     ("name", "flags"),
     [
         ("picture.svg", ()),
-        ("picture.PNG", ()),
-        ("picture.PNG", ("--target-cost", "1,2,2.1")),
+        pytest.param("picture.PNG", (), marks=pytest.mark.slow),
+        pytest.param("picture.PNG", ("--target-cost", "1,2,2.1"), marks=pytest.mark.slow),
         ("picture.PNG", ("--draft-length", "0")),
     ],
 )

@@ -144,7 +144,7 @@ def assert_first_children(reference, turn, text, guess: Guess) -> None:
         ("lean", 0.0),
         ("lean", 0.8),
         pytest.param("plain", 0.0, marks=pytest.mark.slow),
-        ("plain", 0.8),
+        pytest.param("plain", 0.8, marks=pytest.mark.slow),
     ],
     indirect=["target"],
 )

@@ -97,8 +97,8 @@ class World:
     ("num_rows", "rate"),
     [
         (1, 0.05),
-        (8, 0.3),
         (32, 0.8),
+        pytest.param(8, 0.3, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(8, 0.05), (32, 0.05)]),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 0.3), (32, 0.3)]),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 0.8), (8, 0.8)]),

@@ -89,11 +89,14 @@ def logprobs(answers: Any) -> list[list[float]]:
     return [[each.logprob for each in answer.logprobs or ()] for answer in flat(answers)]
 
 
+WITHIN_EVERYTHING = "hot", "cold", "top_p", "min_p", "presence_penalty", "frequency_penalty"
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("hot", "cold") else ())
-        for name in OPTIONS  # those two are other temperatures
+        pytest.param(name, marks=pytest.mark.slow if name in WITHIN_EVERYTHING else ())
+        for name in OPTIONS
     ],
 )
 def test_every_option_and_every_drafter(name: str) -> None:

@@ -43,7 +43,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_neox", "qwen3", "mistral")]
+SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ("gpt_neox", "qwen3", "mistral", "gemma3_text")
+]
 
 
 def tiny(kind: str, **options: Any) -> Any:
@@ -59,7 +62,7 @@ def save(kind: str, folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma3_text", *SLOW])
+@pytest.mark.parametrize("kind", ["gpt2", *SLOW])
 def test_shapes_other_than_llama_are_trained(kind: str, tmp_path: Path) -> None:
     target, out = save(kind, tmp_path / "target"), tmp_path / "run"
     prompts = save_prompts(tmp_path / "prompts.jsonl")
