@@ -82,10 +82,15 @@ def test_a_shape_that_is_served_passes(kind: str) -> None:
     check_trainable(tiny(kind))
 
 
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_shape_that_is_served_passes_in_16_bits(kind: str) -> None:
+    check_trainable(tiny(kind).to(torch.bfloat16))
+
+
 @pytest.mark.parametrize(
     "device",
     [
-        "cpu",
+        pytest.param("cpu", marks=pytest.mark.slow),  # minutes where it has no such arithmetic
         pytest.param(
             "cuda",
             marks=[
@@ -118,8 +123,9 @@ def test_a_sampler_that_goes_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -
         raise AttributeError("no such layer")
 
     monkeypatch.setattr(Slots, "put", misplaced)
-    with pytest.raises(UnsupportedError, match="tokens come out wrong"):
-        check_trainable(tiny("gpt2"))
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(UnsupportedError, match=r"tokens come out wrong, by \d.* of the spread"):
+            check_trainable(tiny("gpt2").to(dtype))
     monkeypatch.setattr(Slots, "put", broken)
     with pytest.raises(UnsupportedError, match=r"no such layer.*GPT2LMHeadModel"):
         check_trainable(tiny("gpt2"))
