@@ -115,6 +115,11 @@ def figures() -> dict[str, str]:
         if name.startswith("transformers")
     }
     arm_speeds = {name: round(speed) for name, speed in arm["greedy_tokens_per_second"].items()}
+    starts = [read(f"start-{name}.json")["results"] for name in ("x86-two-cores", "aarch64")]
+    first, later = (
+        [round(run[which]["seconds"]["median"]) for run in starts]
+        for which in ("first start", "later starts")
+    )
     (identical,) = {row["identical"] for row in same["rows"]}
     return {
         "laptop": f"transformers {speeds['transformers greedy']}, ours plain "
@@ -139,6 +144,9 @@ def figures() -> dict[str, str]:
         "GPU peers": f"transformers plain {peer['plain']}, assisted {peer['assisted, K 5']} "
         f"at best, static and compiled {peer['static cache, compiled']} |",
         "ARM, default": f"{' and '.join(arm_rates)} tokens per second",
+        "first start": f"your processor, [{first[0]}](benchmarks/start-x86-two-cores.json) and "
+        f"[{first[1]} s]",
+        "later starts": f"later ones take {max(later)} s.",
         "same text": f"{identical} of {same['prompts']} in every configuration",
         "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}",
     }

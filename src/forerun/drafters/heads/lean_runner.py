@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from forerun.drafters.base import Turn
+from forerun.drafters.heads import compiler
 from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.lean_lines import empty, line_for, serves
 from forerun.drafters.heads.lean_weights import make_scratch, take
 from forerun.drafters.heads.runner import Logits
 from forerun.lean.crew import Begun, Crew
@@ -23,10 +25,9 @@ from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
 from forerun.models.feed import Feed
-from forerun.philox import MASK
+from forerun.sampling import Sampling
 
 MOST_KEPT = TOKENS  # tokens of a pass that is kept for the next time
-LONGEST = 8  # guesses that a line has room for, at least
 NO_STATES = np.empty((0, 0), np.float32)
 NO_LINE, NO_PLAN = no_line(), no_plan()
 Begin = Callable[..., Begun]
@@ -71,6 +72,7 @@ class LeanRunner:
         self._theta = design.rope_theta
         self._num_tokens = design.num_tokens
         self._crew = Crew(num_threads)
+        compiler.begin()
 
     def start(self, num_rows: int, capacity: int) -> LeanHeadsRows:
         return LeanHeadsRows(self, num_rows)
@@ -97,7 +99,7 @@ class LeanRunner:
         kept.  The row does not remember them.  Its logits stay until it is extended again."""
         line = self._line_of(state, turns, ids)
         for index, (turn, fed) in enumerate(zip(turns, tokens, strict=True)):
-            _begin(line, index, turn, turn.position, state.lengths[turn.row] + len(fed))
+            empty(line, index, turn, turn.position, state.lengths[turn.row] + len(fed))
         if len(rows) == 1 and len(tokens[0]) <= MOST_KEPT:
             logits, begun = self._ask(state, features[0], tokens[0], self._crew.call)
             begun.finish()
@@ -122,7 +124,7 @@ class LeanRunner:
         if self._crew.size == 1 or len(tokens) > MOST_KEPT:
             return None
         line = self._line_of(state, [turn], ids)
-        _begin(line, 0, turn, position, state.lengths[turn.row] + len(tokens))
+        empty(line, 0, turn, position, state.lengths[turn.row] + len(tokens))
         logits, begun = self._ask(state, features, tokens, self._crew.begin)
         return logits, line, begun
 
@@ -217,12 +219,19 @@ class LeanRunner:
         held = ask.holder(self.weights, state.pages.cache, state.scratch, ask.level, later, line)
         state.lengths[row] = start + count
         state.paths[row], state.outputs[row] = [], [outputs[0]]
+        compiler.wait()
         return logits, begin(_num_stages(line), draft, held)
+
+    def some_arguments(self) -> tuple[Any, ...]:
+        """Arguments of `draft`; those of other calls and runners have the same types."""
+        state, turn = self.start(1, 0), Turn(0, 1, Sampling(), seed=0, position=0)
+        level, line = self._new_ask(0, 1).level, line_for([turn], np.zeros(1, np.int64))
+        return self.weights, state.pages.cache, state.scratch, level, self._later(state, line), line
 
     def _line_of(self, state: LeanHeadsRows, turns: Sequence[Turn], ids: Ints) -> Line:
         """The lines of these turns, to be written anew."""
-        if state.line.ids is not ids or not _serves(state.line, state.turns, turns):
-            state.line, state.turns = _line(turns, ids), turns
+        if state.line.ids is not ids or not serves(state.line, state.turns, turns):
+            state.line, state.turns = line_for(turns, ids), turns
         return state.line
 
     def _new_ask(self, row: int, count: int) -> Ask:
@@ -264,6 +273,7 @@ class LeanRunner:
     def _draft(self, state: LeanHeadsRows, first: Level, line: Line) -> None:
         later = self._later(state, line) if len(line.limits) else first
         held = hold((self.weights, state.pages.cache, state.scratch, first, later, line))
+        compiler.wait()
         self._crew.run(_num_stages(line), draft, held)
 
     def _later(self, state: LeanHeadsRows, line: Line) -> Level:
@@ -302,49 +312,3 @@ def _last(count: int, place: int) -> Ints:
     places = np.full(count, -1)
     places[-1] = place
     return places
-
-
-def _line(turns: Sequence[Turn], ids: Ints) -> Line:
-    """Lines for such turns; see `_begin`."""
-    samplings, whole = [turn.sampling for turn in turns], np.zeros((4, len(turns)), np.int64)
-    size = len(turns), max(LONGEST, *(turn.height for turn in turns))
-    return Line(
-        ids=ids,
-        rows=np.array([turn.row for turn in turns]),
-        starts=whole[0],
-        limits=whole[1],
-        worths=np.zeros(len(turns)),
-        goes_on=np.zeros(len(turns)),
-        temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
-        top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
-        top_p=np.array([float(sampling.top_p) for sampling in samplings]),
-        min_p=np.array([float(sampling.min_p) for sampling in samplings]),
-        seeds=np.array([(turn.seed & MASK, turn.seed >> 32) for turn in turns], np.uint64),
-        positions=whole[2],
-        is_open=np.zeros(len(turns), np.bool_),
-        tokens=np.zeros(size, np.int64),
-        values=np.zeros(size),
-        counts=whole[3],
-    )
-
-
-def _serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
-    """Whether lines made for the first turns serve others: in one text they do."""
-    return len(first) == len(turns) and all(
-        old.row == new.row
-        and old.sampling is new.sampling
-        and old.seed == new.seed
-        and new.height <= line.tokens.shape[1]
-        for old, new in zip(first, turns, strict=True)
-    )
-
-
-def _begin(line: Line, index: int, turn: Turn, position: int, start: int) -> None:
-    """Empty a line, whose first guess goes into the slot `start`."""
-    line.starts[index] = start
-    line.limits[index] = turn.height
-    line.worths[index] = turn.worth
-    line.goes_on[index] = turn.goes_on
-    line.positions[index] = position
-    line.counts[index] = 0
-    line.is_open[index] = turn.height > 0

@@ -1,0 +1,190 @@
+"""The drafter's pass, compiled by another process while this one compiles the target's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from numba import typeof
+
+from forerun import clock
+from forerun.clock import timed_by
+from forerun.drafters.base import Turn
+from forerun.drafters.heads import compiler
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.lean_runner import LeanRunner
+from forerun.lean.crew import new_board
+from forerun.lean.forward import forward
+from forerun.lean.heads_pass import draft
+from forerun.lean.held import type_of_held
+from forerun.lean.jit import is_on_disk
+from forerun.models.default import default_model
+from forerun.sampling import Sampling
+
+OTHER = Design(
+    hidden_size=48, num_heads=6, num_kv_heads=2, head_size=8, mlp_size=70, layers=(1, 2, 3),
+    num_tokens=40, rope_theta=5e5, norm_eps=1e-6,
+)  # fmt: skip
+SLEEPS, FAILS = "import time; time.sleep(60)", "raise SystemExit(1)"
+
+
+def runner(design: Design) -> LeanRunner:
+    generator = np.random.default_rng(0)
+    weights = {
+        name: generator.normal(size=shape).astype(np.float32)
+        for name, shape in design.shapes.items()
+    }
+    embedding = generator.normal(size=(61, design.hidden_size)).astype(np.float32)
+    return LeanRunner(design, weights, embedding, 2)
+
+
+def test_arguments_of_every_call_have_the_types_that_are_compiled() -> None:
+    """Otherwise the other process would compile what nobody calls, and this one its own."""
+    one, ids = runner(OTHER), np.arange(OTHER.num_tokens)
+    state = one.start(2, 300)
+
+    def features(count: int) -> Any:
+        return np.ones((count, OTHER.num_features), np.float32)
+
+    def turn(row: int, position: int) -> Turn:
+        return Turn(row, 3, Sampling(temperature=0.5 * row), seed=7, position=position)
+
+    one.extend(state, [0, 1], [features(200), features(3)], [[5] * 200, [1, 2, 3]])
+    one.step(state, [0, 1], [-1, -1], [4, 5])
+    one.step(state, [0], [0], [6])
+    turns = [turn(0, 0), turn(1, 0)]
+    one.extend_with_lines(state, [0, 1], [features(1)] * 2, [[8], [9]], turns, ids)
+    one.extend_with_lines(state, [0], [features(2)], [[8, 9]], [turn(0, 2)], ids)
+    begun = one.begin_line(state, turn(0, 2), 4, features(1), [3], ids)
+    assert begun is not None
+    begun[-1].finish()
+    small = LeanRunner(
+        compiler.SMALL,
+        {name: np.zeros(shape, np.float32) for name, shape in compiler.SMALL.shapes.items()},
+        np.zeros((1, compiler.SMALL.hidden_size), np.float32),
+    )
+    known = typeof(new_board(1, 1)), type_of_held(small.some_arguments())
+    assert draft.signatures == [known]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def unused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """As in a process that has begun nothing yet, with two threads and nothing on disk; what is
+    started is kept in a list."""
+    started: list[Any] = []
+
+    def start(program: str = SLEEPS) -> Any:
+        started.append(subprocess.Popen([sys.executable, "-c", program]))
+        return started[-1]
+
+    monkeypatch.setattr(compiler, "_has_begun", False)
+    monkeypatch.setattr(compiler, "_process", None)
+    monkeypatch.setattr(compiler, "usual_threads", lambda: 2)
+    monkeypatch.setattr(compiler, "is_on_disk", lambda function: False)
+    monkeypatch.setattr(compiler, "_start", start)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_begins_once(unused: list[Any]) -> None:
+    compiler.begin()
+    compiler.begin()
+    assert len(unused) == 1
+
+
+@pytest.mark.parametrize("kept", [forward, draft])
+def test_nothing_is_begun_where_one_pass_is_on_disk(
+    kept: Any, unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "is_on_disk", lambda function: function is kept)
+    compiler.begin()
+    assert not unused
+
+
+def test_nothing_is_begun_where_there_is_one_core(
+    unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "usual_threads", lambda: 1)
+    compiler.begin()
+    assert not unused
+
+
+def test_waiting_is_time_of_the_compiler(
+    unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = compiler._start
+    monkeypatch.setattr(compiler, "_start", lambda: start("import time; time.sleep(0.5)"))  # type: ignore[call-arg]
+    compiler.begin()
+    with timed_by(time.perf_counter):
+        before = clock.compiled()
+        compiler.wait()
+        assert clock.compiled() > before
+    assert unused[0].returncode == 0
+    unused.clear()
+    compiler.wait()  # for nothing
+    assert compiler._process is None
+
+
+@pytest.mark.parametrize("program", [SLEEPS, FAILS])
+def test_what_the_other_process_does_not_do_is_done_here(
+    program: str, unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = compiler._start
+    monkeypatch.setattr(compiler, "_start", lambda: start(program))  # type: ignore[call-arg]
+    monkeypatch.setattr(compiler, "LIMIT", 0.2 if program == SLEEPS else 60)
+    one = runner(OTHER)  # begins
+    state = one.start(1, 10)
+    logits = one.extend(state, [0], [np.ones((1, OTHER.num_features), np.float32)], [[5]])
+    assert np.isfinite(logits).all()
+    assert unused[0].returncode not in (None, 0)
+
+
+def test_a_python_that_cannot_be_started_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (str(tmp_path / "gone"), "", None):
+        monkeypatch.setattr(sys, "executable", name)
+        assert compiler._start() is None
+
+
+def test_the_default_model_has_its_drafter_compiled_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it is loaded, since loading it compiles its own pass."""
+    events: list[str] = []
+    monkeypatch.setattr(compiler, "begin", lambda: events.append("begin"))
+    monkeypatch.setattr("forerun.models.default.load", lambda *_, **__: events.append("load"))
+    default_model("cpu")
+    default_model("cpu", lean=False)
+    assert events == ["begin", "load", "load"]
+
+
+@pytest.mark.slow
+def test_the_other_process_leaves_the_pass_on_disk(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run(program: str) -> str:
+        lines = f"import {compiler.__name__} as compiler; {program}"
+        command = [sys.executable, "-c", lines]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ask = "print(compiler.is_on_disk(compiler.draft), compiler.is_on_disk(compiler.forward))"
+    assert run(ask) == "False False\n"
+    assert (
+        run("process = compiler._start(); assert process.wait(500) == 0; " + ask) == "True False\n"
+    )
+    assert is_on_disk is compiler.is_on_disk
