@@ -38,6 +38,7 @@ class Dots(NamedTuple):
     features: str = ""  # that LLVM is told of, where it does not know of them anyway
     words_read: int = 1  # of activations, by one instruction
     strips: int = 1  # of a panel, side by side: what is read of an activation serves all of them
+    pairs: tuple[tuple[int, int], ...] = ()  # bits of weights, tokens: where two strips are quicker
     abreast: int = 0  # tokens whose sums all fit the registers; 0: see `limb_tile`
     most_tokens: int = 8  # in a tile: with more, sums leave the registers
     best_tokens: int = 6  # in each tile of many: the least time for a token
@@ -50,7 +51,7 @@ class Dots(NamedTuple):
 
 SDOT = Dots(
     "sdot", 4, "llvm.aarch64.neon.sdot.v4i32.v16i8", is_signed=True, words_read=4,
-    features="+fp-armv8,+neon,+dotprod",
+    features="+fp-armv8,+neon,+dotprod", pairs=((4, 3), (8, 2)),
 )  # fmt: skip
 VNNI_512 = Dots(
     "vnni512", 16, "llvm.x86.avx512.vpdpbusd.512", strips=2, abreast=3, most_tokens=4, best_tokens=3

@@ -126,7 +126,7 @@ def define(module: Any, format: Format, cut: Cut) -> Any:
         builder.position_at_end(block)
         rows = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
-        _Tile(builder, format, cut).panel(rows, w, num_blocks, places)
+        _Tile(builder, format, cut, tokens).panel(rows, w, num_blocks, places)
         builder.branch(end)
     builder.position_at_end(end)
     builder.ret_void()
@@ -136,7 +136,7 @@ def define(module: Any, format: Format, cut: Cut) -> Any:
 class _Tile:
     """Writes the loops for a fixed number of tokens."""
 
-    def __init__(self, builder: Any, format: Format, cut: Cut) -> None:
+    def __init__(self, builder: Any, format: Format, cut: Cut, tokens: int) -> None:
         self.builder, self.format, self.cut = builder, format, cut
         self.dots = dots = cut.dots
         self.limbs_per_sum = LIMBS_PER_SUM[format] if cut.limbs > 1 else (1,)
@@ -144,8 +144,9 @@ class _Tile:
             ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
         )
         self.row = ir.VectorType(I8, FOUR * dots.sums)
-        self.num_strips = min(dots.strips, LANES // dots.sums)  # side by side
         self.about = BLOCKS[format]
+        strips = 2 if (self.about.bits, tokens) in dots.pairs else dots.strips
+        self.num_strips = min(strips, LANES // dots.sums)  # side by side
         self.block_bytes = self.about.num_bytes * dots.sums
         self.num_parts = BLOCK // self.about.inputs  # blocks that meet one cut block
 
@@ -224,30 +225,26 @@ class _Tile:
         whole numbers.  The groups are the largest that leave the other registers alone.
         """
         if self.dots.abreast:
-            count = -(-len(xs) // self.dots.abreast)
-            ends = [len(xs) * i // count for i in range(count + 1)]
-            groups = [xs[begin:end] for begin, end in itertools.pairwise(ends)]
-            lots = [self._limbs_abreast(digits, group, part) for group in groups]
-            return [product for lot in lots for product in lot]
-        size = 3 if len(xs) > 3 else 2
-        products = []
-        for first in range(0, len(xs), size):
-            group = xs[first : first + size]
-            way = self._limb_by_limb if len(group) > 1 and len(xs) > 2 else self._limbs_abreast
-            products += way(digits, group, part)
-        return products
+            lots = _even_groups(xs, -(-len(xs) // self.dots.abreast))
+            return [product for xs in lots for product in self._limbs_abreast(digits, xs, part)]
+        if len(xs) < 3:
+            return self._limbs_abreast(digits, xs, part)
+        return self._limb_by_limb(digits, _even_groups(xs, 2), part)
 
-    def _limb_by_limb(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
-        """The tokens abreast: a lower limb is added onto what the higher ones gave."""
+    def _limb_by_limb(self, digits: Digits, groups: list[list[Any]], part: int) -> list[Any]:
+        """The tokens of a group abreast: a lower limb is added onto what the higher ones gave.
+        While one group waits for its sums to be raised, another one adds to its own."""
         limb, words = 0, []
         for size in self.limbs_per_sum:
-            sums = [nothing_yet(self.dots)] * (len(xs) * self.num_strips)
+            lots = [[nothing_yet(self.dots)] * (len(xs) * self.num_strips) for xs in groups]
             for number in range(size):
-                if number:
-                    sums = [self._raise(total) for total in sums]
-                sums = self._dot(digits, [self._limb(x, limb, part) for x in xs], sums)
+                for index, xs in enumerate(groups):
+                    if number:
+                        lots[index] = [self._raise(total) for total in lots[index]]
+                    limbs = [self._limb(x, limb, part) for x in xs]
+                    lots[index] = self._dot(digits, limbs, lots[index])
                 limb += 1
-            words.append(sums)
+            words.append([total for sums in lots for total in sums])
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
     def _limbs_abreast(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
@@ -348,3 +345,9 @@ class _Tile:
     def _read(self, kind: Any, place: Any, offset: int) -> Any:
         place = self.builder.gep(place, [I64(offset)])
         return self.builder.load(self.builder.bitcast(place, kind.as_pointer()), align=1)
+
+
+def _even_groups(xs: list[Any], count: int) -> list[list[Any]]:
+    """In order, the larger ones first."""
+    ends = [-(-len(xs) * i // count) for i in range(count + 1)]
+    return [xs[begin:end] for begin, end in itertools.pairwise(ends)]
