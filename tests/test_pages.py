@@ -81,7 +81,7 @@ def figures() -> dict[str, str]:
 
     laptop = read("laptop.json")["results"]
     gpu, peers = read("gpu_batch1.json")["results"], read("gpu_assisted.json")["results"]
-    arm, same = read("cpu_pass-aarch64-again.json"), read("same_text.json")
+    arm, same = read("cpu_pass-aarch64.json"), read("same_text.json")
     halves = {
         name: row["tokens_per_second"]["median"]
         for name, row in read("half_weights-aarch64.json")["results"].items()
@@ -115,6 +115,10 @@ def figures() -> dict[str, str]:
         if name.startswith("transformers")
     }
     arm_speeds = {name: round(speed) for name, speed in arm["greedy_tokens_per_second"].items()}
+    on_arm_all = {
+        name: round(row["tokens_per_second"])
+        for name, row in read("laptop-aarch64.json")["results"].items()
+    }
     starts = [read(f"start-{name}.json")["results"] for name in ("x86-two-cores", "aarch64")]
     first, later = (
         [round(run[which]["seconds"]["median"]) for run in starts]
@@ -131,8 +135,9 @@ def figures() -> dict[str, str]:
         f"{least[-1]} times as fast in the least, {worst} {means[worst]:.2f} on average",
         "default, quiet": f"ours plain {quiet[0]}, the default drafter {quiet[1]}, "
         f"{quiet[1] / quiet[0]:.2f} times as fast",
-        "ARM": f"transformers {arm_speeds['transformers']}, ours plain {arm_speeds['lean']}; "
-        f"four tokens cost {arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
+        "ARM": f"transformers {arm_speeds['transformers']}, llama.cpp {arm_speeds['llama.cpp']}, "
+        f"ours plain {arm_speeds['lean']}; four tokens cost "
+        f"{arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
         "bfloat16": f"ours {halves['lean, bfloat16 weights']:.1f}; transformers in float32 "
         f"{halves['transformers, float32']:.1f}, in bfloat16",
         "bfloat16 in transformers": f"arithmetic for, {halves['transformers, bfloat16']:.2f} |",
@@ -143,6 +148,9 @@ def figures() -> dict[str, str]:
         f"`block` K = 6 {gpu_speeds['block, K 6, agreement 0.81, batch 1, prompt 64']} |",
         "GPU peers": f"transformers plain {peer['plain']}, assisted {peer['assisted, K 5']} "
         f"at best, static and compiled {peer['static cache, compiled']} |",
+        "ARM, beside others": f"transformers {on_arm_all['transformers greedy']}, llama.cpp "
+        f"{on_arm_all['llama.cpp']}, ours plain {on_arm_all['forerun plain']}, the default drafter "
+        f"{on_arm_all['heads + suffix, auto']}",
         "ARM, default": f"{' and '.join(arm_rates)} tokens per second",
         "first start": f"your processor, [{first[0]}](benchmarks/start-x86-two-cores.json) and "
         f"[{first[1]} s]",

@@ -108,8 +108,7 @@ def define(module: Any, format: Format, cut: Cut) -> Any:
     name = f"forerun_{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{dots.most_tokens}"
     if name in module.globals:
         return module.globals[name]
-    floats = F32.as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [BYTE, I64, BYTE, I64, floats, I64, I64])
+    kind = ir.FunctionType(ir.VoidType(), [BYTE, I64, BYTE, I64, F32.as_pointer(), I64, I64])
     function = ir.Function(module, kind, name)
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
@@ -182,8 +181,7 @@ class _Tile:
             jump = builder.select(is_last, others, I64(0))  # over long strips that are read already
             for strip in strips:
                 fetch(builder, builder.gep(strip, [jump]), AHEAD, size)
-            at = builder.mul(index, I64(self.cut.num_bytes))
-            xs = [builder.gep(row, [at]) for row in rows]
+            xs = [builder.gep(row, [builder.mul(index, I64(self.cut.num_bytes))]) for row in rows]
             for part in range(self.num_parts):
                 places = [builder.gep(strip, [I64(part * self.block_bytes)]) for strip in strips]
                 headers = [self._header(place) for place in places]
@@ -229,7 +227,8 @@ class _Tile:
             return [product for xs in lots for product in self._limbs_abreast(digits, xs, part)]
         if len(xs) < 3:
             return self._limbs_abreast(digits, xs, part)
-        return self._limb_by_limb(digits, _even_groups(xs, 2), part)
+        most = 4 if len(self.limbs_per_sum) == 1 else 3  # in a group
+        return self._limb_by_limb(digits, _even_groups(xs, max(2, -(-len(xs) // most))), part)
 
     def _limb_by_limb(self, digits: Digits, groups: list[list[Any]], part: int) -> list[Any]:
         """The tokens of a group abreast: a lower limb is added onto what the higher ones gave.
@@ -237,13 +236,11 @@ class _Tile:
         limb, words = 0, []
         for size in self.limbs_per_sum:
             lots = [[nothing_yet(self.dots)] * (len(xs) * self.num_strips) for xs in groups]
-            for number in range(size):
-                for index, xs in enumerate(groups):
-                    if number:
-                        lots[index] = [self._raise(total) for total in lots[index]]
-                    limbs = [self._limb(x, limb, part) for x in xs]
-                    lots[index] = self._dot(digits, limbs, lots[index])
-                limb += 1
+            for number, (index, xs) in itertools.product(range(size), enumerate(groups)):
+                sums = [self._raise(total) for total in lots[index]] if number else lots[index]
+                limbs = [self._limb(x, limb + number, part) for x in xs]
+                lots[index] = self._dot(digits, limbs, sums)
+            limb += size
             words.append([total for sums in lots for total in sums])
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
