@@ -23,11 +23,11 @@ from forerun.drafters.base import Turn
 from forerun.drafters.heads import compiler
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.lean_runner import LeanRunner
+from forerun.errors import InputError
 from forerun.lean.crew import new_board
 from forerun.lean.forward import forward
 from forerun.lean.heads_pass import draft
 from forerun.lean.held import type_of_held
-from forerun.lean.jit import is_on_disk
 from forerun.models.default import default_model
 from forerun.sampling import Sampling
 
@@ -92,6 +92,7 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(compiler, "usual_threads", lambda: 2)
     monkeypatch.setattr(compiler, "is_on_disk", lambda function: False)
     monkeypatch.setattr(compiler, "_start", start)
+    monkeypatch.delenv(compiler.MARK, raising=False)
     yield started
     for process in started:
         process.kill()
@@ -119,6 +120,39 @@ def test_nothing_is_begun_where_there_is_one_core(
     monkeypatch.setattr(compiler, "usual_threads", lambda: 1)
     compiler.begin()
     assert not unused
+
+
+def test_the_other_process_begins_none_itself(
+    unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compiler.MARK, "1")
+    compiler.begin()
+    assert not unused
+
+
+def test_a_copy_of_this_process_waits_for_nothing(unused: list[Any]) -> None:
+    compiler.begin()
+    compiler._forget()
+    compiler.wait()
+    assert unused[0].poll() is None
+
+
+def test_a_user_who_interrupts_leaves_nothing_behind(
+    unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.begin()
+    (process,) = unused
+    real = process.wait
+
+    def wait(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return int(real())
+
+    monkeypatch.setattr(process, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.wait()
+    assert process.poll() is not None
 
 
 def test_waiting_is_time_of_the_compiler(
@@ -151,24 +185,68 @@ def test_what_the_other_process_does_not_do_is_done_here(
     assert unused[0].returncode not in (None, 0)
 
 
-def test_a_python_that_cannot_be_started_is_done_without(
+@pytest.mark.parametrize("name", ["python", "forerun-app", "uwsgi", "", None])
+def test_what_is_no_python_or_is_gone_is_not_started(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / name if name else name
+    if name not in ("python", "", None):
+        (tmp_path / name).symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", program and str(program))
+    assert compiler._start() is None
+
+
+def test_a_frozen_program_does_not_start_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert compiler._start() is None
+
+
+def test_the_other_process_imports_what_this_one_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in (str(tmp_path / "gone"), "", None):
-        monkeypatch.setattr(sys, "executable", name)
-        assert compiler._start() is None
+    """Not what lies in the current folder; and what only this process knows where to find."""
+    for folder, name in (("here", "numba"), ("elsewhere", "forerun_test_of_a_path")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    checks = f"assert numba.njit; import os; assert os.environ[{compiler.MARK!r}]"
+    monkeypatch.setattr(compiler, "PROGRAM", f"import numba, forerun_test_of_a_path; {checks}")
+    process = compiler._start()
+    assert process is not None
+    assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        ({}, True),
+        ({"device": "cpu:0"}, True),
+        ({"dtype": "bfloat16"}, True),
+        ({"lean": False}, False),
+        ({"dtype": "float64"}, False),
+        ({"device": "meta"}, False),
+    ],
+)
 def test_the_default_model_has_its_drafter_compiled_beside_it(
-    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any], begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it is loaded, since loading it compiles its own pass."""
     events: list[str] = []
     monkeypatch.setattr(compiler, "begin", lambda: events.append("begin"))
     monkeypatch.setattr("forerun.models.default.load", lambda *_, **__: events.append("load"))
+    monkeypatch.setattr("forerun.models.default.packaged_weights", lambda: Path("weights.gguf"))
+    default_model(**{"device": "cpu", **options})
+    assert events == ["begin", "load"] if begins else ["load"]
+
+
+def test_nothing_is_compiled_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "begin", lambda: pytest.fail("begun"))
+    with pytest.raises(InputError, match="lean CPU pass"):
+        default_model("cpu", lean="nope")  # type: ignore[arg-type]
+    monkeypatch.setattr("forerun.models.default.packaged_weights", lambda: None)
+    monkeypatch.setattr("forerun.models.default.load", lambda *_, **__: None)
     default_model("cpu")
-    default_model("cpu", lean=False)
-    assert events == ["begin", "load", "load"]
 
 
 @pytest.mark.slow
@@ -184,7 +262,4 @@ def test_the_other_process_leaves_the_pass_on_disk(tmp_path: Path) -> None:
 
     ask = "print(compiler.is_on_disk(compiler.draft), compiler.is_on_disk(compiler.forward))"
     assert run(ask) == "False False\n"
-    assert (
-        run("process = compiler._start(); assert process.wait(500) == 0; " + ask) == "True False\n"
-    )
-    assert is_on_disk is compiler.is_on_disk
+    assert run("assert compiler._start().wait(500) == 0; " + ask) == "True False\n"

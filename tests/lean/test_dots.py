@@ -54,7 +54,7 @@ def product_by(format: Format, dots: Dots, num_limbs: int = 3) -> Product:
 
     def product(matrix: Any, x: Any, count: int) -> Any:
         shrink = getattr(storage, format.name.lower())
-        stored, y = shrink(matrix, layout_for(dots)), np.full((TOKENS, LANES), 7, np.float32)
+        stored, y = shrink(matrix, layout_for(dots)), np.full((len(x), LANES), 7, np.float32)
         assert stored is not None
         run(stored.panels.reshape(-1), x, count, y)
         return y
@@ -92,6 +92,17 @@ def example(format: Format, num_blocks: int) -> Any:
     d = (1 + generator.integers(0, 9, (*blocks, 1))).astype(np.float32) / 64
     m = generator.integers(-9, 9, (*blocks, 1)) if header == 2 else 0
     return (d * q + m).astype(np.float32).reshape(LANES, -1)
+
+
+@pytest.mark.parametrize("format", [Format.BLOCK8, Format.BLOCK4])
+def test_the_largest_tiles_give_each_token_its_own_bits(format: Format) -> None:
+    """ARM's have the most tokens, in groups of up to four."""
+    matrix, most = example(format, 2), SDOT.most_tokens
+    x = np.random.default_rng(10).normal(size=(most, 2 * BLOCK)).astype(np.float32)
+    product = product_by(format, plain(SDOT))
+    alone = np.concatenate([product(matrix, x[i : i + 1], 1) for i in range(most)])
+    for count in range(TOKENS + 1, most + 1):
+        np.testing.assert_array_equal(product(matrix, x, count)[:count], alone[:count])
 
 
 @pytest.mark.parametrize("format", PLAYED)

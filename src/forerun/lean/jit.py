@@ -116,12 +116,12 @@ def kept(function: Function, **options: Any) -> Function:
 
 def is_on_disk(function: Any) -> bool:
     """Whether an `entry` of this version is kept for this processor, whatever its arguments; and
-    if Numba does not tell."""
+    if Numba does not tell: nothing may depend on that."""
     try:
         cache = function._cache
         _, *about = cache._index_key(None, function.targetctx.codegen())
         return any(list(key[1:]) == about for key in cache._cache_file._load_index())
-    except AttributeError:
+    except Exception:
         return True
 
 

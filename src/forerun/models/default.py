@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, PACKAGES, packaged_weights
-from forerun.models.lean_pass import Lean, Quantize
+from forerun.models.lean_pass import Lean, Quantize, check_pass
 from forerun.models.load import load
 from forerun.models.place import check_place, usual_device
 
@@ -33,7 +33,9 @@ def default_model(
         device = usual_device()
     if dtype is None:
         dtype = "bfloat16" if _has_bfloat16(device) else "float32"
-    if lean is not False and device in (None, "cpu"):
+    check_pass(lean, quantize)
+    is_on_cpu = device is None or str(device).startswith("cpu")
+    if lean and is_on_cpu and packaged_weights() and str(dtype).endswith(("float32", "float16")):
         _compile_drafter()
     try:
         return load(NAME, device, dtype, lean=lean, quantize=quantize)
