@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -130,11 +131,21 @@ def test_the_other_process_begins_none_itself(
     assert not unused
 
 
-def test_a_copy_of_this_process_waits_for_nothing(unused: list[Any]) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not copy processes")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_copy_of_this_process_waits_for_nothing_and_stops_nothing(
+    unused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out: list[Any] = []
+    monkeypatch.setattr(atexit, "unregister", left_out.append)
     compiler.begin()
-    compiler._forget()
-    compiler.wait()
-    assert unused[0].poll() is None
+    copy = os.fork()
+    if not copy:
+        compiler.wait()
+        os._exit(0 if left_out == [compiler._stop] else 1)
+    assert os.waitpid(copy, 0)[1] == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        unused[0].wait(0.3)
 
 
 def test_a_user_who_interrupts_leaves_nothing_behind(

@@ -97,9 +97,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _forget() -> None:
-    """In a copy of this process: the other one is not its child."""
+    """In a copy of this process: the other one is not its child, to wait for or to stop."""
     global _lock, _process
     _lock, _process = Lock(), None
+    atexit.unregister(_stop)
 
 
 if hasattr(os, "register_at_fork"):
