@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,13 @@ def test_trees_by_branching() -> None:
     assert Tree.of_branching((2, 2)).parents == (-1, -1, 0, 0, 1, 1)
     assert Tree.of_branching((3, 1, 1)).leaves == (6, 7, 8)
     assert Tree.of_branching(()) == Tree.chain(0)
+    assert Tree.of_branching(np.array([2, 1])) == Tree((-1, -1, 0, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("branching", ["2,2", (0, 2), (2, 0), (2, -1), (1.5,), 3])
+def test_what_is_no_branching(branching: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"how many children.*Tree.of_branching\(\(2, 2\)\)"):
+        Tree.of_branching(branching)
 
 
 def test_beginnings_and_parts() -> None:

@@ -1,5 +1,6 @@
 """Forerun: speculative decoding that keeps the target's distribution, and proves it."""
 
+import forerun.starting as starting  # first, because the others take a second
 from forerun import drafters, grammars, models, rules, theory
 from forerun.audit import Report, audit
 from forerun.certification import Certificate, certify
@@ -73,6 +74,8 @@ __all__ = [
     "verify",
     "wrap",
 ]
+
+starting.end()
 
 
 def __dir__() -> list[str]:

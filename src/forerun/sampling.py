@@ -36,6 +36,7 @@ OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs"
 """Options that other engines keep beside the temperature, and that are `generate`'s own here."""
 INSTEAD = {
     "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
+    "bias": "Write logit_bias={token id: bias}.",
     "max_tokens": "Pass max_new_tokens to generate.",
     "stop_token_ids": "Pass stop_tokens to generate.",
     **{name: f"Pass {name} to generate." for name in OF_GENERATE},

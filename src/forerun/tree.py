@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +42,17 @@ class Tree:
     @classmethod
     def of_branching(cls, branching: Sequence[int]) -> Tree:
         """Every node at depth d has branching[d] children, level by level; (2, 2) has 6 nodes."""
+        try:
+            widths = [index(width) for width in branching]
+        except TypeError:  # a text, say, or a single number
+            widths = [0]
+        if min(widths, default=1) < 1:
+            wrong = "A branching tells how many children the nodes of each level have."
+            cure = "Pass whole numbers from 1 on: Tree.of_branching((2, 2))."
+            raise InputError(explain(wrong, repr(branching), cure))
         parents: list[int] = []
         level = [ROOT]
-        for width in branching:
+        for width in widths:
             first = len(parents)
             parents += [parent for parent in level for _ in range(width)]
             level = list(range(first, len(parents)))

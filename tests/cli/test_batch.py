@@ -16,10 +16,12 @@ import pytest
 
 from forerun.cli import main
 from forerun.cli.batch import _in_words
+from forerun.models.bundled import NAME
 from forerun.scale.answerer import Counts
 from forerun.scale.batch import Summary
 
 Capture = pytest.CaptureFixture[str]
+MESSAGES = [{"role": "user", "content": "the cat"}]
 FLAGS = ("--max-tokens", "8", "--temperature", "0.8", "--max-batch", "4")
 
 
@@ -43,7 +45,7 @@ def bodies(out: Path) -> list[Any]:
 
 def test_a_dry_run_reads_and_loads_nothing(tmp_path: Path, capsys: Capture) -> None:
     source = write(
-        tmp_path / "in.jsonl", {"prompt": "a"}, "{", {"messages": []}, {}, {"prompt": " "}
+        tmp_path / "in.jsonl", {"prompt": "a"}, "{", {"messages": MESSAGES}, {}, {"prompt": " "}
     )
     assert main(["batch", str(source), "--out", str(tmp_path / "out"), "--dry-run"]) == 1
     told = capsys.readouterr()
@@ -52,6 +54,41 @@ def test_a_dry_run_reads_and_loads_nothing(tmp_path: Path, capsys: Capture) -> N
     assert "failed: Line 4 must have either 'prompt' or 'messages'" in told.err
     assert "failed: Line 5 has an empty prompt" in told.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_finds_what_needs_no_model(tmp_path: Path, capsys: Capture) -> None:
+    chat = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions"}
+    source = write(
+        tmp_path / "in.jsonl",
+        {**chat, "body": {"model": "mine", "messages": MESSAGES}},
+        {"prompt": "a", "model": "gpt-4"},
+        {"prompt": "a", "temprature": 1},
+        {"prompt": "a", "echo": True},  # a completion may, and whether it is one is not known yet
+        {"prompt": "a", "stream": True},
+    )
+    words = ["batch", str(source), "--out", str(tmp_path / "out"), "--dry-run", "--name", "mine"]
+    assert main(words) == 1
+    told = capsys.readouterr()
+    assert "5 lines, 3 bad" in told.out
+    assert "Line 2: The model 'gpt-4' does not exist here. Use 'mine'." in told.err
+    assert "Line 3: 'temprature' is not known here" in told.err
+    assert "Line 5: 'stream' cannot be honoured in a batch" in told.err
+    assert main([*words, "--limit", "1"]) == 0
+    assert "1 line, 0 bad" in capsys.readouterr().out
+
+
+def test_the_usual_names_of_models(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, flags in (
+        (NAME, []),
+        (f"{NAME}-int8", ["--quantize", "int8"]),
+        ("some/model", ["--model", "some/model"]),
+        ("folder", ["--model", str(tmp_path / "folder")]),
+    ):
+        source = write(tmp_path / "in.jsonl", {"prompt": "a", "model": name})
+        assert main(["batch", str(source), "--out", "out", "--dry-run", *flags]) == 0
+    assert main(["batch", str(source), "--out", "out", "--dry-run"]) == 1
+    assert f"Use '{NAME}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

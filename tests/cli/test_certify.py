@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -178,8 +179,24 @@ def test_a_function_that_cannot_be_found(
 ) -> None:
     assert main(["certify", "--function", spec]) == 2
     err = capsys.readouterr().err
-    assert "cannot be found" in err or "There is no such file" in err
+    found = ("cannot be found", "There is no such file", "has nothing of that name")
+    assert any(words in err for words in found)
     assert "mine.py:verify" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def verify(:\n", r"SyntaxError: .*broken\.py, line 1"),
+        ("import math\n\nmath.sqrt(-1)\n", r"ValueError: .*\(broken\.py, line 3\)"),
+    ],
+)
+def test_a_file_that_fails_says_where(
+    code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    assert main(["certify", "--function", f"{tmp_path}/broken.py:verify"]) == 2
+    assert re.search(rf"broken cannot be imported\. Received {said}", capsys.readouterr().err)
 
 
 def test_too_few_samples_are_refused(mine: None, capsys: pytest.CaptureFixture[str]) -> None:

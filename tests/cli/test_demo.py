@@ -28,6 +28,24 @@ def test_plain_and_speculative_are_the_same_text(
         assert "6 rounds, 1.00 tokens per round" in rest
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_compiling_is_announced_where_there_is_something_to_compile(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    class LeanModel:
+        name = "one on the lean pass"
+
+    monkeypatch.setattr(demo, "load_target", lambda _: LeanModel())
+    monkeypatch.setattr(demo, "generate", lambda *_, **__: None)
+    monkeypatch.setattr(demo, "_compare", lambda *_: 0)
+    monkeypatch.setattr("forerun.clock.is_code_kept", True)
+    monkeypatch.setattr("forerun.lean.jit.is_on_disk", lambda _: is_kept)
+    assert main(["demo"]) == 0
+    told = capsys.readouterr().err
+    assert "warming up" in told
+    assert ("compiled for this machine" in told) is not is_kept
+
+
 @pytest.mark.slow
 def test_a_difference_is_diagnosed(
     tiny_model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -233,7 +233,7 @@ def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None
         assert main([*command, "--stats", "--dtype", "float64"]) == 0
     err = capsys.readouterr().err
     assert f"target: HuggingFaceModel({tiny_model!r}, llama of 39.7k parameters, tr" in err
-    assert "transformers, crop, float64, cpu); not the lean CPU pass: its weights are not" in err
+    assert "transformers, float64, cpu); not the lean CPU pass: its weights are not" in err
     assert main(command) == 0
     assert "target:" not in capsys.readouterr().err
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import completion, info, main, make_parser
+from forerun.cli import completion, info, main
+from forerun.cli.commands import make_parser
 from forerun.cli.completion import bash, fish, zsh
 from forerun.cli.parsing import commands_of
 from forerun.version import __version__

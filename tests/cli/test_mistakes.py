@@ -121,6 +121,12 @@ def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None
         (["generate", "A", "--temp", "1"], "did you mean --temperature?"),
         (["doctor", "--prompt", "F"], "did you mean --prompts?"),
         (["doctor", "--top"], "did you mean --top-p?"),
+        (["serve", "--target", "m"], "the model is given without an option: forerun serve MODEL"),
+        (["plan", "--model=m"], "the model is given without an option: forerun plan MODEL"),
+        (["sweep", "--out", "d", "--model", "m"], "without an option: forerun sweep MODEL"),
+        (["train", "--target", "m", "--out", "d"], "without an option: forerun train MODEL"),
+        (["batch", "in", "--out", "d", "--target", "m"], "given as --model: forerun batch --model"),
+        (["generate", "A", "--model", "m"], "given as --target: forerun generate --target MODEL"),
     ],
 )
 def test_an_option_is_never_taken_for_another(

@@ -97,8 +97,8 @@ def test_what_is_compared_when_no_drafter_is_named(
     monkeypatch.setattr("forerun.cli.plan.load_drafter", lambda name, *_: named.append(name))
     monkeypatch.setattr("forerun.cli.plan.load_target", stop)
     for target, wanted in (
-        ([], ["ngram", "suffix", "heads"]),
-        (["HuggingFaceTB/SmolLM2-135M-Instruct"], ["ngram", "suffix", "heads"]),
+        ([], ["ngram", "suffix", "heads+suffix"]),
+        (["HuggingFaceTB/SmolLM2-135M-Instruct"], ["ngram", "suffix", "heads+suffix"]),
         (["./mine"], ["ngram", "suffix"]),
     ):
         named.clear()

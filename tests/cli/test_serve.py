@@ -120,7 +120,7 @@ def test_origins() -> None:
 def test_a_request_has_at_most_as_many_answers_as_there_are_places() -> None:
     assert limits_for(None, 72).max_choices == 72
     assert limits_for(None, 10_000).max_choices == 128
-    assert limits_for(None, 72).max_tokens == 32_768
+    assert limits_for(None, 72).max_tokens is None
     assert limits_for(7, 72).max_tokens == 7
 
 

@@ -256,6 +256,23 @@ def test_a_timeout_ends_a_request() -> None:
     assert run(work).finish_reason == "deadline"
 
 
+def test_who_gives_up_waiting_does_not_end_the_request() -> None:
+    """Another may be waiting for it; `abort` ends it, as the page says."""
+
+    async def work(engine: fr.AsyncEngine) -> Any:
+        answer = engine.submit([1], max_new_tokens=10**9)
+        other = asyncio.ensure_future(answer)
+        await anext(answer)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(answer, 0.01)
+        assert engine.num_running == 1
+        assert not other.done()
+        assert answer.abort()
+        return await other
+
+    assert run(work).finish_reason == "aborted"
+
+
 def test_an_engine_that_is_dropped_ends_its_thread() -> None:
     """Not before its answers have ended; then nothing keeps it, not even an answer that is held."""
 

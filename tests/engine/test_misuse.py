@@ -145,6 +145,7 @@ def test_a_prompt_that_is_too_long_is_told_in_our_words_only(
         ({"do_sample": True}, "Leave it out: temperature=0 is greedy"),
         ({"max_tokens": 5}, "Pass max_new_tokens to generate"),
         ({"stop": "x"}, "Pass stop to generate"),
+        ({"bias": {1: 2.0}}, "Write logit_bias={token id: bias}"),
         ({"nosuch": 1}, "Its options are temperature, top_k, .*seed.$"),
     ],
 )

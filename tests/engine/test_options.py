@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import forerun as fr
-from forerun.engine.options import ELSEWHERE, IN_SAMPLING, GenerateOptions
+from forerun.engine.options import ELSEWHERE, IN_SAMPLING, OF_ENGINE, GenerateOptions
 from forerun.models import TableModel
 
 TABLE = TableModel.random(vocab_size=5, order=1, seed=0)
@@ -52,8 +52,24 @@ def test_so_does_a_request() -> None:
         async with fr.AsyncEngine(TABLE) as engine:
             with pytest.raises(fr.InputError, match=r"told to submit.*Sampling\(temperature=1\)"):
                 engine.submit([1], temperature=1)  # type: ignore[call-arg]
+            with pytest.raises(fr.InputError, match=r"Its options are prompt, sampling, max_new_"):
+                engine.submit([1], xyzzy=1)  # type: ignore[call-arg]
+            with pytest.raises(fr.InputError, match="of a request that fails raises"):
+                engine.submit([1], errors="return")  # type: ignore[call-arg]
+            for name, ours in (OF_ENGINE | {"assistant_model": "drafter"}).items():
+                message = rf"no option '{name}'.*write AsyncEngine\(target, {ours}=...\)"
+                with pytest.raises(fr.InputError, match=message):
+                    engine.submit([1], **{name: "ngram"})
 
     asyncio.run(ask())
+
+
+def test_what_requests_share_is_what_the_engine_takes_and_they_do_not() -> None:
+    engine, submit = (
+        inspect.signature(function).parameters.keys()
+        for function in (fr.AsyncEngine, fr.AsyncEngine.submit)
+    )
+    assert {*OF_ENGINE.values()} == engine - submit - {"target"}
 
 
 def test_the_types_name_the_options_that_there_are() -> None:

@@ -83,6 +83,13 @@ def test_messages_that_lack_something(chat: Any, message: str) -> None:
         fr.generate(chatty(), chat)
 
 
+@pytest.mark.parametrize("field", ["role", "content"])
+def test_half_of_a_character_in_a_chat_is_refused(field: str) -> None:
+    message = r"The chat holds half of a character, .*Received '[^']*a\\ud83db"
+    with pytest.raises(fr.InputError, match=message):
+        fr.generate(chatty(), [{"role": "user", "content": "hi"} | {field: "a\ud83db"}])
+
+
 def test_parts_of_text_are_put_together() -> None:
     parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "🦊"}]
     assert encode(chatty(), [CHAT[0], {"role": "user", "content": parts}]) == encode(chatty(), CHAT)

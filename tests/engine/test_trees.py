@@ -254,7 +254,8 @@ def test_a_law_only_rule_refuses_what_it_cannot_judge(guess: Guess, message: str
     ("how", "error", "message"),
     [
         ({"tree": 0}, InputError, "tree is out of range. Received 0"),
-        ({"tree": 2.5}, InputError, "tree is out of range"),
+        ({"tree": 2.5}, InputError, "tree has a wrong type. Received the float 2.5"),
+        ({"tree": "2,2"}, InputError, r"wrong type. Received the str '2,2'.*of_branching\(\(2, 2"),
         ({"tree": 8, "rule": "ratio"}, UnsupportedError, "This rule judges chains only"),
         ({"tree": 8, "rule": "traversal"}, UnsupportedError, "Pass a shape known before"),
     ],

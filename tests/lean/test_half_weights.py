@@ -63,7 +63,7 @@ def test_the_bits_are_those_of_the_widened_model(
     assert torch.equal(plain.score(plain.start(1, 40), [0], [text], [40]), logits)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_ragged_rows_equal_the_model_in_float32(dtype: Any, kind: str) -> None:
     model = half_model(dtype, kind)
@@ -105,7 +105,8 @@ def test_a_16_bit_checkpoint_takes_the_lean_pass(tmp_path: Path) -> None:
 def test_a_16_bit_model_that_is_not_reproduced_is_not_taken() -> None:
     """It is compared in float32, so a difference cannot hide in the rounding of 16 bits."""
     broken = half_model(torch.bfloat16)
-    broken.model.layers[1].self_attn.scaling *= 1.01
+    mlp = broken.model.layers[1].mlp
+    mlp.forward = lambda x, forward=mlp.forward: 1.01 * forward(x)
     plain = HuggingFaceModel(broken)
     with pytest.warns(RuntimeWarning, match="runs on transformers.*does not reproduce"):
         assert choose(plain) is plain

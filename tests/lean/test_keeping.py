@@ -194,6 +194,50 @@ def test_a_torn_file_is_made_again(saved: Path, cache: Path, size: int) -> None:
     assert torch.equal(logits_of(second), logits_of(first))
 
 
+def test_one_wrong_bit_anywhere_is_noticed(saved: Path, cache: Path) -> None:
+    """In a weight, in a table of addresses, in what the file says of itself."""
+    fr.load(str(saved))
+    (file,) = (cache / "packed").iterdir()
+    whole, random_places = file.read_bytes(), random.Random(2)
+    head = whole.index(b"\n", len(kept_file.MAGIC)) + 1
+    about = json.loads(whole[len(kept_file.MAGIC) + 9 : head])
+    begin = -(-head // kept_file.PAGE) * kept_file.PAGE
+    places = random_places.sample(range(head), 40)
+    for dtype, shape, offset, _ in about["arrays"].values():
+        size = np.dtype(dtype).itemsize * int(np.prod(shape))
+        places += [begin + offset + random_places.randrange(size)] if size else []
+    assert len(places) > 60
+    for place in places:
+        wrong = bytes([whole[place] ^ 1 << random_places.randrange(8)])
+        file.write_bytes(whole[:place] + wrong + whole[place + 1 :])
+        assert keeping.recall(saved, "auto", False) is None, place
+    file.write_bytes(whole)
+    assert keeping.recall(saved, "auto", False) is not None
+
+
+def test_sums_notice_what_has_moved() -> None:
+    array = np.random.default_rng(3).normal(size=100_000).astype(np.float32)
+    moved = np.roll(array, kept_file.STRETCH // 4)
+    assert kept_file.checksum(moved) != kept_file.checksum(array)
+    assert kept_file.checksum(array.copy()) == kept_file.checksum(array)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template.jinja", "additional_chat_templates/tools.jinja", "merges.txt", "spiece.model"],
+)
+def test_what_decides_on_tokens_or_prompts_is_part_of_the_contents(saved: Path, name: str) -> None:
+    digests = {contents.contents(saved)}
+    (saved / name).parent.mkdir(exist_ok=True)
+    for text in ("one", "two"):
+        (saved / name).write_text(text)
+        assert contents.known_contents(saved) is None
+        digests.add(contents.contents(saved))
+    (saved / "README.md").write_text("three")
+    assert contents.known_contents(saved) in digests
+    assert len(digests) == 3
+
+
 def test_a_folder_that_cannot_be_written_is_done_without(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -59,6 +61,7 @@ ARCHITECTURES = {
     ),
     "llama, llama3 rope, head 128": ("llama", {"head_dim": 128, "rope_parameters": LLAMA3}),
     "llama, odd sizes": ("llama", {"hidden_size": 36, "intermediate_size": 50, "head_dim": 10}),
+    "llama, a window that its code knows nothing of": ("llama", {"sliding_window": 6}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 16}),
@@ -223,6 +226,13 @@ def hooked(model: Any) -> Any:
     return model
 
 
+def changed(model: Any, path: str, value: Any) -> Any:
+    """Something of its second layer is set by hand."""
+    owner, _, name = path.rpartition(".")
+    setattr(model.model.layers[1].get_submodule(owner), name, value)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -235,6 +245,9 @@ def hooked(model: Any) -> Any:
         (lambda: tiny().double(), "32 or 16 bits"),
         (lambda: adapted(tiny()), "replaced"),
         (lambda: hooked(tiny()), "hooks"),
+        (lambda: changed(tiny(), "self_attn.scaling", 0.1), "scale their attention"),
+        (lambda: changed(tiny(), "mlp.act_fn", torch.nn.GELU()), "another activation"),
+        (lambda: changed(tiny(), "input_layernorm.variance_epsilon", 0.1), "norms add"),
     ],
 )
 def test_what_it_does_not_compute_is_refused(make: Any, reason: str) -> None:
@@ -284,3 +297,13 @@ def test_an_engine_reads_arrays_and_others_get_tensors(monkeypatch: pytest.Monke
     fr.generate(model, [1, 2, 3], drafter=None, max_new_tokens=4)
     assert kinds == {np.ndarray}
     assert torch.is_tensor(model.score(model.start(1), [0], [[1, 2, 3]], [1]))
+
+
+def test_it_says_what_to_do_instead_of_pickling_it() -> None:
+    lean = LeanModel(tiny())
+    with pytest.raises(UnsupportedError, match=r"cannot be pickled. Received LeanModel.*Load it"):
+        pickle.dumps(lean)
+    with pytest.raises(UnsupportedError, match=r"cannot be deeply copied.*Pass it on as it is"):
+        copy.deepcopy(lean)
+    prompt = [1, 2, 3]
+    assert fr.generate(copy.copy(lean), prompt).tokens == fr.generate(lean, prompt).tokens

@@ -210,6 +210,16 @@ def test_an_interval_that_contains_1_is_not_clear() -> None:
     assert "made, K = " in str(unclear)
 
 
+def test_so_is_one_whose_mean_is_below_1() -> None:
+    """Then nothing is drafted, and nobody is told that nothing could be gained."""
+    found = planned(bad=made(0.3, 0.4, 0.2))
+    wide = [replace(one, speedup=replace(one.speedup, high=1.1)) for one in found.forecasts]
+    unclear = replace(found, forecasts=tuple(wide))
+    assert str(unclear).startswith("Not clear whether speculation pays: the interval contains 1.")
+    assert not unclear.speculates
+    assert "draft length auto, the default" in str(unclear)
+
+
 def test_where_nothing_pays_it_says_so() -> None:
     found = planned(bad=made(0.3, 0.4, 0.2))
     assert not found.speculates

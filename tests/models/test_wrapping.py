@@ -17,7 +17,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Model, Quantized
-from forerun.errors import InputError
+from forerun.errors import InputError, UnsupportedError
 from forerun.models.base import identity
 from forerun.shelf import Shelf
 
@@ -177,11 +177,61 @@ def test_a_model_put_back_into_training_is_refused() -> None:
         fr.generate(model.train(), PROMPT, drafter=None, max_new_tokens=2)
 
 
+class Letters:
+    """Enough of a tokenizer."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(letter) % 32 for letter in text]
+
+    def decode(self, tokens: list[int], **_: Any) -> str:
+        return "".join(chr(64 + token % 32) for token in tokens)
+
+
 def test_tokenizers_share_what_was_found_out() -> None:
-    model = tiny()
-    one, other = fr.wrap(model, "one"), fr.wrap(model, "other")
-    assert (one.tokenizer, other.tokenizer) == ("one", "other")
+    model, letters = tiny(), [Letters(), Letters()]
+    one, other = (fr.wrap(model, tokenizer) for tokenizer in letters)
+    assert [one.tokenizer, other.tokenizer] == letters
     assert one.findings is other.findings
+    assert fr.generate(one, "ab", max_new_tokens=3).text is not None
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "shown"),
+    [("tok", "the str 'tok'"), (b"tok", "the bytes b'tok'"), (Letters, "the type <class"), (3, "")],
+)
+def test_what_cannot_encode_and_decode_is_no_tokenizer(tokenizer: Any, shown: str) -> None:
+    message = f"can encode and decode. Received {shown}.*Pass the tokenizer itself"
+    with pytest.raises(InputError, match=message):
+        fr.wrap(tiny(), tokenizer)
+
+
+def test_a_tokenizer_is_no_model() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    bare = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    for tokenizer in (bare, PreTrainedTokenizerFast(tokenizer_object=bare)):
+        for others in ((), (tiny(),)):
+            with pytest.raises(InputError, match=r"argument is a tokenizer.*wrap\(model, tokeniz"):
+                fr.wrap(tokenizer, *others)
+
+
+def test_a_function_that_also_encodes_and_decodes_is_still_a_model() -> None:
+    class Speller(Letters):
+        def __call__(self, ids: Any) -> Any:
+            return [0.5, 0.5]
+
+    assert fr.wrap(Speller()).vocab_size == 2
+
+
+def test_a_loaded_model_says_why_it_is_not_pickled() -> None:
+    wrapped = fr.wrap(tiny())
+    with pytest.raises(UnsupportedError, match=r"cannot be pickled.*HuggingFaceModel.*forerun.lo"):
+        pickle.dumps(wrapped)
+    assert vars(copy(wrapped)) == vars(wrapped)
+    apart = deepcopy(wrapped)
+    assert apart.model is apart._forward.model is not wrapped.model
 
 
 def test_threads_share_one_trial() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,21 @@ def test_another_input_seed_or_arithmetic_is_another_job(source: Input, tmp_path
     source.path.write_text('{"prompt": "x"}')
     with pytest.raises(InputError, match="differs in input"):
         run(source, tmp_path / "out", Answers())
+
+
+def test_in_a_log_progress_and_failures_are_lines(
+    source: Input, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tell(number: int, reason: str) -> None:
+        print(f"failed: {number}", file=sys.stderr)
+
+    run(source, tmp_path / "out", Answers(), on_failure=tell)
+    told = capsys.readouterr().err
+    assert "\r" not in told
+    first, *failures, last = told.splitlines()
+    assert first.startswith("0%|")
+    assert sorted(failures) == ["failed: 1", "failed: 40", "failed: 8"]
+    assert last.startswith("100%|")
 
 
 def test_too_few_workers(source: Input, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_what_stays_on_one_process_is_refused_by_name(pair: tuple[Any, Any]) -> 
 
 def test_its_name_and_fingerprint_tell_of_ranks(pair: tuple[Any, Any]) -> None:
     _, spread = pair
-    assert spread.pass_name == "transformers, crop, float32, cpu, 2 ranks"
+    assert spread.pass_name == "transformers, float32, cpu, 2 ranks"
     first = spread.fingerprint
     assert first == spread.fingerprint
     assert len(set(first.split("'")[1::2])) == 2  # each rank holds other weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talk
 
 import forerun as fr
 from forerun.serve.errors import ApiError
-from forerun.serve.offer import Limits
+from forerun.serve.offer import MOST_TOKENS, Limits
 from forerun.serve.routes.completions import Completions
 from forerun.serve.words import Words
 
@@ -320,6 +321,17 @@ def test_limits_come_from_one_place() -> None:
         "over all prompts. Received 2 x 2."
         in refusal(route, **{**body, "prompt": ["a", "b"]}, n=2).message
     )
+
+
+def test_an_answer_is_at_most_as_long_as_the_context_unless_the_server_says_otherwise() -> None:
+    assert ROUTE.read({**BODY, "max_tokens": 512}).max_new_tokens == 512
+    assert "at most 512. Received 513." in refusal(ROUTE, **{**BODY, "max_tokens": 513}).message
+    assert ROUTE.body.schema()["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 512
+    route = Completions(offer_of(limits=Limits(max_tokens=600)))
+    assert route.read({**BODY, "max_tokens": 600}).max_new_tokens == 600
+    endless = copy(talker())
+    endless.max_context = None
+    assert offer_of(endless).max_tokens == MOST_TOKENS
 
 
 def test_a_prompt_without_room_is_refused_with_numbers() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from serving import run
-from talking import MESSAGES, offer_of, talking
+from talking import MESSAGES, offer_of, talker, talking
 
+from forerun.serve.assembly import make_server
 from forerun.serve.openapi import document
 from forerun.serve.routes import queries, text_routes
+from forerun.serve.static import page_routes
 
 OFFER = offer_of()
 ROUTES: list[Any] = [
@@ -43,11 +45,19 @@ def test_it_is_served_with_every_route_there_is() -> None:
     assert told["openapi"] == "3.1.0"
     paths = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"}
     paths |= {"/detokenize", "/v1/models", "/v1/models/{name}", "/health", "/ready"}
+    paths |= {"/v1/stats", "/metrics"}
     assert set(told["paths"]) == paths
     for operations in told["paths"].values():
         for operation in operations.values():
             assert {"200", "400", "500"} <= operation["responses"].keys()
     assert "security" not in told
+
+
+def test_no_route_of_the_server_is_left_out() -> None:
+    app, _ = make_server(talker(), {"none": None})
+    served = {route.path.replace(":path}", "}") for route in app.routes}
+    pages = {page.path for page in page_routes()}
+    assert served - pages - PATHS.keys() == {"/openapi.json"}
 
 
 def test_keys_are_asked_for_where_there_are_some() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
+import time
 from copy import copy
 from typing import Any
 
@@ -63,6 +65,34 @@ def test_a_server_says_that_it_warms_up_and_that_it_stops(
     told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
     assert told[0] == "warming up"
     assert "stopping" in told
+
+
+def test_a_server_that_is_stopped_while_it_warms_up_never_announces_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_warming, gate = threading.Event(), threading.Event()
+
+    def wait(ids: object) -> None:
+        is_warming.set()
+        gate.wait(60)
+
+    app, desk = make_server(Babbler(wait), {"none": None})
+    announced: list[str] = []
+    server = Server(app, desk, drain_seconds=30, announce=lambda: announced.append("ready"))
+
+    def stop() -> None:
+        is_warming.wait(30)
+        server.handle_exit(signal.SIGINT, None)
+
+    threading.Thread(target=stop, daemon=True).start()
+    began = time.monotonic()
+    with caplog.at_level(logging.INFO), bind("127.0.0.1", 0, Bounds()) as bound:
+        server.run(sockets=[bound])
+    gate.set()
+    assert time.monotonic() - began < 20  # and not until the pass returns
+    assert announced == []
+    told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
+    assert told == ["warming up", "stopping"]
 
 
 def test_a_server_without_a_chat_template_becomes_ready() -> None:

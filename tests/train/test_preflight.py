@@ -16,6 +16,7 @@ from tiny_training import save_prompts, save_target, tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forerun as fr
+from forerun.cli import main
 from forerun.drafters import Heads
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
@@ -174,3 +175,13 @@ def test_the_shapes_of_a_design_are_its_networks(mlp_size: int | None) -> None:
         design = Design.after(tiny(kind).config, 20, mlp_size)
         network = Network(design).state_dict()
         assert design.shapes == {name: tuple(value.shape) for name, value in network.items()}
+
+
+def test_without_torch_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("forerun.cli.train.find_spec", lambda name: None)
+    assert main(["train", "mine", "--prompts", "some.jsonl", "--out", str(tmp_path)]) == 2
+    assert "Training needs torch. Received an environment without torch. Install it with: pip" in (
+        capsys.readouterr().err
+    )

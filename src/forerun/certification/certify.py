@@ -157,7 +157,7 @@ def certify(
     if reason and progress is None:
         telling.begin(
             f"certify: the outcomes of {label} cannot be listed ({reason}), so {samples:,} texts "
-            f"are sampled for each of {len(some)} cases; samples= takes fewer"
+            f"are sampled for each of {len(some)} cases; fewer `samples` take less time"
         )
     findings = []
     for number, case in enumerate(some):

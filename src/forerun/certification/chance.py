@@ -40,7 +40,7 @@ NO_RNG = explain(
     "The function draws random numbers, but none from the rng that it is given.",
     "other tokens for the same draft and rng",
     "Draw with rng.random() and rng.choice() in place of numpy.random or a generator of its own; "
-    "method='sampled' tests it as it is.",
+    "in Python, certify(function, method='sampled') tests it as it is.",
 )
 """What a function hears that leaves its rng alone."""
 

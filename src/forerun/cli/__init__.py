@@ -1,107 +1,48 @@
-"""The `forerun` command: one file per subcommand."""
+"""The `forerun` command: one file per subcommand, and here what may end any of them.
+
+Everything else is imported by `main`: an interruption is met from the first moment.
+"""
 
 from __future__ import annotations
 
-import argparse
+import errno
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 
-from forerun.cli import (
-    audit,
-    batch,
-    certify,
-    completion,
-    demo,
-    doctor,
-    generate,
-    info,
-    plan,
-    plot,
-    serve,
-    simulate,
-    sweep,
-    train,
-)
-from forerun.cli.parsing import Parser, hint
-from forerun.engine.drafting import HARMLESS
-from forerun.errors import ForerunError
-from forerun.version import __version__
+from forerun.errors import explain
 
-COMMANDS = (
-    generate,
-    serve,
-    batch,
-    audit,
-    doctor,
-    certify,
-    simulate,
-    plan,
-    sweep,
-    plot,
-    train,
-    demo,
-    info,
-    completion,
-)
-
-EXAMPLES = """examples:
-  forerun generate "What is the capital of France?" --stats
-  forerun serve
-  forerun batch questions.jsonl --out answers
-  forerun doctor --temperature 0.8
-  forerun certify
-  forerun certify --rule block
-  forerun audit http://localhost:8000/v1
-  forerun simulate --acceptance 0.8 --draft-cost 0.05
-  forerun train ./my-model --prompts prompts.jsonl --out my-drafter
-  forerun plan
-  forerun sweep --out sweep
-  forerun plot sweep
-  forerun demo
-  forerun info
-"""
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command, with all subcommands."""
-    parser = Parser(
-        prog="forerun",
-        description="Speculative decoding that provably keeps the target's distribution.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"forerun {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    return parser
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk that takes no more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; errors meant for people are one line on stderr and exit status 2."""
-    parser = make_parser()
-    args, extra = parser.parse_known_args(argv)
-    if args.command is None and not extra:
-        parser.print_help()
-        return 0
-    if args.command is None:
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
-    if extra:
-        meant = hint(parser, args.command, extra)
-        parser.error(f"unrecognized arguments: {' '.join(extra)}{meant}")
-    warnings.filterwarnings(
-        "ignore", f"(?s).*{HARMLESS}", RuntimeWarning
-    )  # commands print the note
+    """Run a subcommand; the exit status."""
     try:
-        return int(args.run(args))
-    except ForerunError as error:
-        print(f"forerun {args.command}: {error}", file=sys.stderr)
-        return 2
+        from forerun.cli.commands import run
+
+        try:
+            return run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the exit it would be too late to say what went wrong
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _drop_output()
+        cure = "Make room there, or write to another place."
+        received = f"'{error.strerror}' from the system"
+        told = explain("The output cannot be written.", received, cure)
+        print(f"forerun: {told}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """What is left of the output goes nowhere, so that Python does not try again at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

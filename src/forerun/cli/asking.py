@@ -20,7 +20,7 @@ def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
         action="extend",
         nargs="+",
         help="one or more: a name that `forerun generate --drafter` takes (default: ngram, suffix, "
-        "and for the default model heads)",
+        "and for the default model heads+suffix)",
     )
     parser.add_argument(
         "--prompts",

@@ -13,6 +13,7 @@ from typing import Any
 from forerun.cli.generate import OPTIONS, draft_length
 from forerun.cli.loading import DRAFTERS, MODELS, add_pass, add_place
 from forerun.errors import InputError, explain
+from forerun.models.bundled import NAME
 from forerun.sampling import Sampling
 from forerun.scale.batch_input import Input
 from forerun.scale.lines import BadLine
@@ -44,7 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--out", metavar="DIR", required=True, help="folder to write, or go on in")
     parser.add_argument("--limit", metavar="N", type=int, help="only the first N lines")
     parser.add_argument(
-        "--dry-run", action="store_true", help="only read the input, and say which lines are bad"
+        "--dry-run",
+        action="store_true",
+        help="only read the input, and say which lines are bad, as far as no model is needed",
     )
     parser.add_argument(
         "--retry-failed",
@@ -112,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     source = Input(Path(args.input), args.seed, _defaults(args), args.limit)
     _check_counts(args)
     if args.dry_run:
-        return _dry_run(source)
+        return _dry_run(source, _settings(args))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see cli/loading.py
     from forerun.scale.batch import Summary, batch
 
@@ -205,29 +208,45 @@ def _check_counts(args: argparse.Namespace) -> None:
         raise InputError(explain(wrong, args.draft_length, "Use 0 or more."))
 
 
-def _dry_run(source: Input) -> int:
+def _dry_run(source: Input, settings: Any) -> int:
+    from forerun.scale.batch_routes import Judge
+
     source.digest()  # an unreadable file is told here
+    judge = Judge(_model_id(settings), settings.drafter, is_raw=settings.is_raw)
     teller, num_bad, num_lines = _Teller(), 0, len(source)
     for line in source:
-        if isinstance(line, BadLine):
+        reason = line.message if isinstance(line, BadLine) else judge.why_not(line)
+        if reason is not None:
             num_bad += 1
-            teller(line.number, line.message)
+            teller(line.number, reason)
     teller.end()
-    print(f"{num_lines:,} lines, {num_bad:,} bad")
+    print(f"{_counted(num_lines, 'line')}, {num_bad:,} bad")
     return 1 if num_bad else 0
+
+
+def _model_id(settings: Any) -> str:
+    """What bodies may call the model, as the loaded one would say."""
+    if settings.name is not None:
+        return str(settings.name)
+    return (settings.model or NAME) + (f"-{settings.quantize}" if settings.quantize else "")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _in_words(summary: Any, seconds: float) -> str:
     counts = summary.counts
     num_answered = summary.num_lines - summary.num_failed
     lines = (
-        f"{summary.num_lines:,} lines: {num_answered:,} answered, {summary.num_failed:,} failed; "
+        f"{_counted(summary.num_lines, 'line')}: {num_answered:,} answered, "
+        f"{summary.num_failed:,} failed; "
         f"{summary.num_new:,} of them done in this run"
     )
     if not counts.new_tokens:
         return lines
     return (
-        f"{lines}, {counts.new_tokens:,} tokens in {seconds:.0f} s with loading the model "
-        f"({counts.new_tokens / seconds:.1f} tokens/s, "
+        f"{lines}, {_counted(counts.new_tokens, 'token')} in {seconds:.0f} s with loading the "
+        f"model ({counts.new_tokens / seconds:.1f} tokens/s, "
         f"{(counts.new_tokens) / max(counts.rounds, 1):.2f} per round)"
     )

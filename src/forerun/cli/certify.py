@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from forerun import rules
@@ -150,10 +151,21 @@ def _function(spec: str) -> Any:
             raise InputError(explain("There is no such file.", repr(place), cure))
         folder, place = str(Path(place).parent.resolve()), Path(place).stem
     sys.path.insert(0, folder)
+    wrong = "That function cannot be found."
+    cure = "Write file and name, mine.py:verify for example, or module and name, mine:verify."
+    if not place or not name:
+        raise InputError(explain(wrong, repr(spec), cure))
     try:
-        return getattr(import_module(place), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        cure = "Write file and name, mine.py:verify for example, or module and name, mine:verify."
-        raise InputError(
-            explain("That function cannot be found.", f"{spec} ({error})", cure)
-        ) from error
+        module = import_module(place)
+    except ModuleNotFoundError as error:
+        raise InputError(explain(wrong, f"{spec} ({error})", cure)) from error
+    except Exception as error:  # of that file's own code
+        failure = f"{type(error).__name__}: {error}"
+        if not isinstance(error, SyntaxError):  # which says so itself
+            at = extract_tb(error.__traceback__)[-1]
+            failure += f" ({Path(at.filename).name}, line {at.lineno})"
+        cure = "Correct it there, and certify the function again."
+        raise InputError(explain(f"{place} cannot be imported.", failure, cure)) from error
+    if not hasattr(module, name):
+        raise InputError(explain(f"{place} has nothing of that name.", repr(name), cure))
+    return getattr(module, name)

@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cli import make_parser
+    from forerun.cli.commands import make_parser
 
     scripts = {"bash": bash, "zsh": zsh, "fish": fish}
     print(scripts[args.shell](make_parser()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from forerun import clock
 from forerun.cli.loading import load_target
 from forerun.cli.paint import legend
 from forerun.cli.screen import Screen
@@ -65,10 +66,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     target = load_target(None)
     drafter = Mixed(Heads(), Suffix())
-    notice("warming up; the first time, code is compiled for this machine, which takes minutes")
+    compiling = "; code is compiled for this machine first, which takes about a minute"
+    notice(f"warming up{compiling if _must_compile(target) else ''}")
     generate(target, "Once upon", drafter=drafter, max_new_tokens=32, ignore_eos=True)
     print(f"{target.name}, greedy; drafter: {drafter.name}")
     return max(_compare(target, drafter, title, prompt) for title, prompt in PROMPTS.items())
+
+
+def _must_compile(target: Any) -> bool:
+    """Whether the passes of the target and of its drafter are yet to be compiled."""
+    if type(target).__name__ != "LeanModel":
+        return False
+    from forerun.lean.forward import forward
+    from forerun.lean.heads_pass import draft
+    from forerun.lean.jit import is_on_disk
+
+    return not (clock.is_code_kept and is_on_disk(forward) and is_on_disk(draft))
 
 
 def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:

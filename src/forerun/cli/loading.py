@@ -116,8 +116,9 @@ DRAFTERS = (
 
 
 def usual_drafters(target: str | None) -> list[str]:
-    """The drafters compared by default: those that need neither training nor another model."""
-    return ["ngram", "suffix", "heads"] if target in (None, NAME) else ["ngram", "suffix"]
+    """The drafters compared by default: those that need neither training nor another model, and
+    what the default model drafts with."""
+    return ["ngram", "suffix", *(["heads+suffix"] if target in (None, NAME) else [])]
 
 
 def load_drafter(

@@ -38,6 +38,10 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [action for action in parser._actions if action.option_strings]
 
 
+MODELS = ("--target", "--model")
+"""Options that name the model in some commands, and not in others."""
+
+
 def hint(parser: argparse.ArgumentParser, command: str, extra: Sequence[str]) -> str:
     """What was probably meant by the first of the arguments that are not known."""
     flag, is_flag = extra[0].partition("=")[0], extra[0].startswith("-")
@@ -45,8 +49,20 @@ def hint(parser: argparse.ArgumentParser, command: str, extra: Sequence[str]) ->
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'
     if command == "generate" and not is_flag:
         return " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
-    options = options_of(commands_of(parser)[command])
-    flags = [name for option in options for name in option.option_strings]
+    chosen = commands_of(parser)[command]
+    flags = [name for option in options_of(chosen) for name in option.option_strings]
+    if flag in MODELS and (way := _way_to_name_a_model(chosen, flags)):
+        return f" ({way})"
     alike = [name for name in flags if is_flag and name.startswith(flag)]
     alike = alike or get_close_matches(flag, flags, 1)
     return f" (did you mean {' or '.join(alike[:3])}?)" if is_flag and alike else ""
+
+
+def _way_to_name_a_model(command: argparse.ArgumentParser, flags: Sequence[str]) -> str | None:
+    """How this command takes its model, if it takes one."""
+    for flag in MODELS:
+        if flag in flags:
+            return f"the model is given as {flag}: {command.prog} {flag} MODEL"
+    if any(action.dest in ("model", "target") for action in command._actions):
+        return f"the model is given without an option: {command.prog} MODEL"
+    return None

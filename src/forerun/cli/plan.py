@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         )
     source = "of our own" if args.prompts is None else f"of {args.prompts}"
     report = as_dict(advice) | {"num_prompts": len(prompts)}
-    about = f"{len(prompts)} prompts {source}"
+    about = f"{len(prompts)} {'prompt' if len(prompts) == 1 else 'prompts'} {source}"
     if args.json:
         print(json.dumps(report))
     elif args.engine is not None:
@@ -124,12 +124,12 @@ def render(advice: SpeculationPlan, about: str) -> str:
         name = setting.drafter.rstrip("/").split("/")[-1]
         name = (name if setting.tree is None else f"{name} tree {setting.tree}")[:24]
         length = setting.draft_length
-        lines.append(f"{name:<24} {setting.rule:<6} {length:>3}  {tokens:<20}  {gain:<20}{mark}")
+        lines.append(f"{name:<24} {setting.rule:<6} {length:>3}  {tokens:<20}  {gain:<17}{mark}")
     lines += ["", str(advice), ""]
     for export in exports(advice):
         lines.append(f"{export.engine}: {'-' if export.arguments is None else export.arguments}")
         lines += [f"  {note}" for note in export.notes]
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def as_dict(advice: SpeculationPlan) -> dict[str, Any]:

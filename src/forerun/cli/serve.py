@@ -33,7 +33,7 @@ from forerun.cli.loading import (
 from forerun.cli.serve_ray import Loaded
 from forerun.errors import InputError, MissingExtraError, explain
 from forerun.models.bundled import NAME
-from forerun.serve.offer import Limits
+from forerun.serve.offer import MOST_TOKENS, Limits
 
 if TYPE_CHECKING:
     from forerun.serve.keys import Keys
@@ -50,7 +50,6 @@ rules named here, or is false; under the rule match none of that changes the tex
 SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 """
 
-MOST = Limits.max_tokens
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -120,7 +119,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         (
             "--max-tokens",
             None,
-            f"new tokens of an answer (default: what fits, {MOST} at most)",
+            f"new tokens of an answer (default: what fits, {MOST_TOKENS} at most)",
         ),
         ("--max-body-mib", 4, "size of a request"),
         ("--drain-seconds", 30, "for running requests to finish when stopped"),
@@ -218,7 +217,7 @@ def end_at_once(reason: str) -> None:
 def limits_for(max_tokens: int | None, num_places: int) -> Limits:
     """What a request may ask for; one with more answers than there are places never gets in."""
     max_choices = min(Limits.max_choices, num_places)
-    return Limits(max_tokens=max_tokens or Limits.max_tokens, max_choices=max_choices)
+    return Limits(max_tokens=max_tokens, max_choices=max_choices)
 
 
 def check_extra() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.loading import load_target
-from forerun.errors import InputError, explain
+from forerun.errors import InputError, MissingExtraError, explain
 
 if TYPE_CHECKING:
     from forerun.scale.ray_train import SpreadOnRay
@@ -107,6 +108,10 @@ def run(args: argparse.Namespace) -> int:
         cure = "Pass --prompts F to collect answers, or --from-data DIR to use collected ones."
         raise InputError(explain("Either prompts or their answers are needed.", received, cure))
     _check_workers(args)
+    if find_spec("torch") is None:
+        cure = 'Install it with: pip install "forerun[hf]"'
+        received = "an environment without torch"
+        raise MissingExtraError(explain("Training needs torch.", received, cure))
     from forerun.train.beginning import Beginning
     from forerun.train.optimiser import usual_optimiser
     from forerun.train.prompts import read_prompts

@@ -13,7 +13,10 @@ from forerun.errors import InputError, explain
 
 
 class Answer(AsyncIterator[Piece]):
-    """One request on its way: iterate over its pieces, await its `Generation`, or abort it."""
+    """One request on its way: iterate over its pieces, await its `Generation`, or abort it.
+
+    Several may await it.  So one that gives up (`asyncio.wait_for`) does not end the request.
+    """
 
     def __init__(self, request: Request, engine: Any, abort: Callable[[Answer], bool]) -> None:
         self.request = request

@@ -21,11 +21,12 @@ def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
     """Refuse what is no whole number, or too small; None stands for what was left out."""
     given = None if draft_length == "auto" else draft_length
     for name, value in {"draft_length": given, **counts}.items():
-        least = LEAST[name]
-        if value is not None and (not isinstance(value, int) or value < least):
-            also = ', or "auto"' if name == "draft_length" else ""
-            cure = f"Use a whole number from {least} on{also}."
-            raise InputError(explain(f"{name} is out of range.", repr(value), cure))
+        also = ', or "auto"' if name == "draft_length" else ""
+        cure = f"Use a whole number from {LEAST[name]} on{also}."
+        if value is not None and not isinstance(value, int):
+            raise wrong_type(name, value, cure)
+        if value is not None and value < LEAST[name]:
+            raise InputError(explain(f"{name} is out of range.", value, cure))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -37,7 +38,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
     listed: list[Any] = list(ids) if isinstance(ids, Iterable) else [None]
     if not all(isinstance(token, int | np.integer) for token in listed):
-        raise _wrong_type(name, ids, "Pass token ids, in a list even for one.")
+        raise wrong_type(name, ids, "Pass token ids, in a list even for one.")
     outside = [token for token in listed if not 0 <= token < model.vocab_size]
     if outside:
         cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
@@ -47,11 +48,13 @@ def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
 
 def stops_of(value: Any) -> tuple[str, ...]:
     """The strings that end a text, given as one or as several."""
-    stops = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    is_one = isinstance(value, str | bytes) or not isinstance(value, Iterable)
+    stops = (value,) if is_one else tuple(value)
     for stop in stops:
         if not isinstance(stop, str):
             is_token = isinstance(stop, int | np.integer)
             cure = f"For a token id, use stop_tokens=[{stop}]." if is_token else "Pass strings."
+            cure = "Decode bytes first, with bytes.decode()." if isinstance(stop, bytes) else cure
             raise InputError(explain("stop holds what is no text.", f"{value!r:.80}", cure))
     if "" in stops:
         cure = "Leave it out, or pass the text that should end the answer."
@@ -88,7 +91,7 @@ def samplings_of(value: Any, count: int) -> list[Sampling]:
         if isinstance(wrong, Mapping):
             inside = ", ".join(f"{key}={option!r}" for key, option in wrong.items())
             cure = f"Write Sampling({inside})."
-        raise _wrong_type("sampling", wrong, cure)
+        raise wrong_type("sampling", wrong, cure)
     return samplings
 
 
@@ -100,7 +103,7 @@ def limits_of(value: Any, count: int) -> list[int]:
             continue
         is_whole = isinstance(wrong, float) and wrong.is_integer()
         like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
-        raise _wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")
+        raise wrong_type("max_new_tokens", wrong, f"Pass a whole number{like}.")
     return [int(limit) for limit in limits]
 
 
@@ -137,6 +140,6 @@ def _each(value: Any, count: int, name: str, kind: Any) -> list[Any]:
     return list(value)
 
 
-def _wrong_type(name: str, value: object, cure: str) -> InputError:
+def wrong_type(name: str, value: object, cure: str) -> InputError:
     received = f"the {type(value).__name__} {value!r:.80}"
     return InputError(explain(f"{name} has a wrong type.", received, cure))

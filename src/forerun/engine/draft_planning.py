@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.engine.account import why_few
+from forerun.engine.checks import wrong_type
 from forerun.engine.draft_policy import POLICIES, Choice, DraftPolicy, policy_key
 from forerun.engine.drafting import Drafting
 from forerun.engine.ladder_policy import Ladder, LadderPolicy
@@ -164,13 +165,16 @@ class DraftPlanner:
         return DraftLimits(self._tree if depth else 0, depth)
 
 
-def check_tree(tree: int | Tree | None, rule: Rule, target: LanguageModel) -> None:
+def check_tree(tree: Any, rule: Rule, target: LanguageModel) -> None:
     """Refuse a tree that the rule or the target cannot handle."""
     if tree is None:
         return
-    if not isinstance(tree, Tree) and (not isinstance(tree, int) or tree < 1):
-        cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
-        raise InputError(explain("tree is out of range.", repr(tree), cure))
+    cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
+    if not isinstance(tree, int | Tree):
+        like = "For one child count per level, write forerun.Tree.of_branching((2, 2))."
+        raise wrong_type("tree", tree, f"{cure} {like}")
+    if isinstance(tree, int) and tree < 1:
+        raise InputError(explain("tree is out of range.", tree, cure))
     if not rule.judges_trees:
         given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
         cure = f"Use match, siblings or traversal{given}; or leave the tree out."

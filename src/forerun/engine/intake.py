@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.engine.checks import check_ids, refuse_processors, stops_of
-from forerun.engine.prompts import encode
+from forerun.engine.prompts import encode, refuse_halves
 from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
@@ -199,6 +199,7 @@ def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...
             cure = "Pass it as token ids, or wrap the model with its tokenizer."
             raise InputError(explain("A bad word given as text needs a tokenizer.", word, cure))
         else:
+            refuse_halves("A bad word", word)
             for form in (word, " " + word):
                 words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
     return tuple(sorted(words - {()}))

@@ -61,8 +61,14 @@ NOWHERE = {
     "return_dict_in_generate": "Leave it out: a Generation has text, tokens and more.",
     "attention_mask": "Pass what the tokenizer returned as the prompt, as it is.",
     "input_ids": "Pass it as the prompt, the second argument.",
+    "errors": "Leave it out: awaiting the answer of a request that fails raises.",
 }
-"""Options of transformers without a counterpart, and what to do instead."""
+"""Options without a counterpart, mostly of transformers, and what to do instead."""
+
+OF_ENGINE = {name: name for name in ("drafter", "tree", "rule", "max_batch", "max_waiting")} | {
+    "batch_size": "max_batch"
+}
+"""Options that all requests of an `AsyncEngine` share, and what it calls them."""
 
 IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {
     "num_return_sequences": "n",
@@ -77,7 +83,7 @@ def refuses_unknown(
     function: Callable[Parameters, Returned],
 ) -> Callable[Parameters, Returned]:
     """Let a function answer an unknown option with what to write instead."""
-    known = list(signature(function).parameters)
+    known = [name for name in signature(function).parameters if name != "self"]
 
     @wraps(function)
     def called(*args: Parameters.args, **options: Parameters.kwargs) -> Returned:
@@ -111,6 +117,8 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
         alike = alike or get_close_matches(name, known, 1, cutoff=0.7)
         cure = f"Use {alike[0]}." if alike else f"Its options are {', '.join(known)}."
         cure = NOWHERE.get(name, cure)
+        if function == "submit" and (shared := OF_ENGINE.get(ELSEWHERE.get(name, name))):
+            cure = f"All requests share it: write AsyncEngine(target, {shared}=...)."
     return InputError(explain(wrong, received, cure))
 
 

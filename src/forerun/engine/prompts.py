@@ -28,7 +28,7 @@ def is_one(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return True
     if hasattr(prompt, "ndim"):
-        return bool(prompt.ndim == 1)
+        return bool(prompt.ndim < 2)
     if not isinstance(prompt, Sequence):
         return True
     return len(prompt) > 0 and (isinstance(prompt[0], int | np.integer) or _is_message(prompt[0]))
@@ -44,6 +44,7 @@ def encode(model: LanguageModel, prompt: Any) -> list[int]:
     """The token ids of one prompt; chat messages go through the tokenizer's template."""
     if isinstance(prompt, str):
         tokenizer = _tokenizer(model, "A prompt given as text")
+        refuse_halves("The prompt", prompt)
         with no_warnings():  # of its length: what is too long is refused in our own words
             tokens = tokenizer.encode(prompt)
     elif _is_chat(prompt):
@@ -125,6 +126,7 @@ def _encoded_chat(model: LanguageModel, chat: Sequence[Message]) -> list[int]:
                 wrong = f"The chat template of this model is broken: {reason}."
                 cure = "Pass a string (--raw), or set tokenizer.chat_template to one that works."
         raise InputError(explain(wrong, f"a chat for {model.name}", cure)) from error
+    refuse_halves("The chat", text)
     check_roles(chat, text, getattr(tokenizer, "chat_template", None), render)
     with no_warnings():
         tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
@@ -163,14 +165,43 @@ def _ids(prompt: Any) -> list[int]:
     except ValueError:  # lists of different lengths
         ids = np.asarray(None)
     if ids.size and (ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer)):
-        received = f"{type(prompt).__name__} of {ids.dtype}"
         cure = "Pass a string, a list of token ids, or a list of chat messages."
         is_message = isinstance(prompt, Mapping) and "role" in prompt
-        if is_message or isinstance(prompt, int | np.integer):
+        if isinstance(prompt, bytes):
+            cure = "Bytes are no text: decode them first, with bytes.decode()."
+        is_id = isinstance(prompt, int | np.integer) and not isinstance(prompt, bool)
+        if is_message or is_id:
             what = "a message" if is_message else "a token id"
             cure = f"If it is {what}, put it in a list: [{str(prompt)[:60]}]."
-        raise InputError(explain("That is no prompt.", received, cure))
+        raise InputError(explain("That is no prompt.", _described(prompt), cure))
     return [int(token) for token in ids]
+
+
+def _described(value: Any) -> str:
+    """What was given in place of a prompt, in words; of a list, the types of what it holds."""
+    if value is None or isinstance(value, bytes):
+        return "None" if value is None else "bytes"
+    kind = type(value).__name__
+    if hasattr(value, "ndim"):
+        return f"an array of {value.dtype}, of shape {tuple(value.shape)}"
+    if not isinstance(value, list | tuple | set):
+        return f"the {kind} {value!r:.80}"
+    inside = dict.fromkeys("None" if one is None else type(one).__name__ for one in value)
+    return f"a {kind} of {' and '.join(inside)}"
+
+
+def refuse_halves(what: str, text: str) -> None:
+    """Refuse a lone surrogate, which some ways to cut or read texts leave behind."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{what} holds half of a character, which no tokenizer can encode."
+        around = text[max(0, error.start - 10) : error.start + 11]
+        cure = (
+            "Leave it out, or join halves and mark those left alone: "
+            "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        )
+        raise InputError(explain(wrong, repr(around), cure)) from error
 
 
 def _tokenizer(model: LanguageModel, what: str) -> Any:

@@ -28,6 +28,7 @@ from forerun.models.base import (
 from forerun.models.findings import LOCK, Findings, findings_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
+from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
 from forerun.rules import Block, Match, Ratio
 
@@ -50,7 +51,7 @@ class DevicePass:
         return self.places == places(model)
 
 
-class GpuModel:
+class GpuModel(NotPickled):
     """Scores like the model it was made from, within the rounding of its precision.
 
     The weights are the model's own: its linear layers become views of larger matrices and go on

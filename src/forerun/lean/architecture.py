@@ -50,11 +50,11 @@ def post_norms(model: Any) -> Floats:
 
 def embedding_scale(model: Any) -> Any:
     """What embeddings are multiplied by, as float32."""
-    return np.float32(getattr(model.model.embed_tokens, "embed_scale", 1.0))
+    return np.float32(float(getattr(model.model.embed_tokens, "embed_scale", 1.0)))
 
 
 def windows(model: Any) -> Ints:
     """(layers,): how many tokens a token sees, itself included."""
-    kinds = layer_kinds(model.config)
+    kinds = layer_kinds(model)
     assert kinds is not None, "refused by why_other_shape"
     return np.array([kind.window or UNLIMITED for kind in kinds])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from forerun.errors import UnsupportedError, explain, warn
+from forerun.errors import ForerunError, UnsupportedError, explain, warn
 from forerun.lean.model import LeanModel
 from forerun.lean.weights import unfit
 from forerun.models.agreement import Probe
@@ -35,8 +35,12 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
             probe = Probe(forward, plain.vocab_size)
             reproduces = probe.agrees_with(candidate.start(2, 16))
     except Exception as error:  # of the compiler on a processor it does not know, or no memory
-        if lean is True:
+        if lean is True and isinstance(error, ForerunError):
             raise
+        if lean is True:
+            wrong, cure = "The lean CPU pass failed on this model.", "Use lean=False."
+            received = f"{type(error).__name__}: {error}"
+            raise UnsupportedError(explain(wrong, received, cure)) from error
         warn(f"The lean CPU pass is not used: {error}", UserWarning)
         plain.why_not_lean = str(error)
         return plain

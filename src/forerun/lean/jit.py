@@ -110,7 +110,9 @@ def kept(function: Function, **options: Any) -> Function:
         return cast(Function, numba.njit(**COMMON, **options)(function))
     files: Any = getattr(made._cache, "_cache_file", None)
     if read := getattr(files, "_load_index", None):
-        files._load_index = lambda: _known(read)
+        files._load_index = lambda: _unless_damaged(read) or {}
+    if load := getattr(made._cache, "load_overload", None):
+        made._cache.load_overload = lambda *about: _unless_damaged(load, *about)
     return cast(Function, made)
 
 
@@ -125,13 +127,16 @@ def is_on_disk(function: Any) -> bool:
         return True
 
 
-def _known(read: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """What an index on disk lists.  One of another version may name types that are gone, and Numba
-    looks for these before it sees that the version is another: it lists nothing."""
+def _unless_damaged(read: Callable[..., Any], *about: Any) -> Any:
+    """What is read from the disk, or None: then it is compiled, and written, again.
+
+    An index of another version may name types that are gone, and Numba looks for these before it
+    sees that the version is another.
+    """
     try:
-        return read()
-    except (ImportError, AttributeError):
-        return {}
+        return read(*about)
+    except Exception:
+        return None
 
 
 def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:

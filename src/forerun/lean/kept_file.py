@@ -1,7 +1,8 @@
 """Arrays and plain values of nested named tuples, in one file that loads in a moment.
 
 The file is a line of JSON, then the arrays, each from a page boundary on.  It is written beside its
-place and renamed, so it is complete or absent; its size is checked nevertheless.
+place and renamed, so it is complete or absent.  What a disk may do to it later is noticed: a wrong
+bit in a weight would be another model, and one in a table would be read as an address.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar, get_type_hints
+from zlib import crc32
 
 import numpy as np
 
-MAGIC = b"forerun kept file 1\n"
+MAGIC = b"forerun kept file 2\n"
 PAGE = 4096  # bytes
+STRETCH = 64 * 1024  # bytes that are summed before a CRC is taken
 UNFINISHED = ".unfinished"
 
 Tree = TypeVar("Tree")
@@ -29,9 +32,10 @@ def write(file: Path, tree: Any) -> None:
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named.items() if _is_array(leaf)}
     table, end = {}, 0
     for name, array in arrays.items():
-        table[name] = (array.dtype.str, named[name].shape, end)
+        table[name] = (array.dtype.str, named[name].shape, end, checksum(array))
         end += -(-array.nbytes // PAGE) * PAGE
-    head = MAGIC + json.dumps({"values": values, "arrays": table, "bytes": end}).encode() + b"\n"
+    about = json.dumps({"values": values, "arrays": table, "bytes": end}).encode()
+    head = MAGIC + b"%08x %b\n" % (crc32(about), about)
     with NamedTemporaryFile(dir=file.parent, suffix=UNFINISHED, delete=False) as unfinished:
         try:
             unfinished.write(_filled(head))
@@ -54,23 +58,35 @@ def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> 
     with file.open("rb") as stream:
         if stream.readline() != MAGIC:
             raise ValueError(f"{file} is no kept file")
-        head = json.loads(stream.readline())
+        found, _, about = stream.readline().rstrip(b"\n").partition(b" ")
+        if found != b"%08x" % crc32(about):
+            raise ValueError(f"{file} is damaged")
+        head = json.loads(about)
         begin = -(-stream.tell() // PAGE) * PAGE
         if os.fstat(stream.fileno()).st_size != begin + head["bytes"]:
             raise ValueError(f"{file} is cut short")
         named = dict(head["values"])
-        for name, (dtype, shape, offset) in head["arrays"].items():
+        for name, (dtype, shape, offset, total) in head["arrays"].items():
             if name in mapped:  # "c": our own copy of a page that is written to
                 table = np.memmap(stream, dtype, "c", begin + offset, tuple(shape))
-                named[name] = table.view(np.ndarray)
-                continue
-            array = np.empty(shape, dtype)
-            stream.seek(begin + offset)
-            if stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-                raise ValueError(f"{file} is cut short")
+                array = table.view(np.ndarray)
+            else:
+                array = np.empty(shape, dtype)
+                stream.seek(begin + offset)
+                stream.readinto(array.reshape(-1).view(np.uint8).data)
+            if checksum(array) != total:
+                raise ValueError(f"{file} is damaged: {name}")
             named[name] = array if shape else array[()]
     tree: Tree = _tree(kind, named, "")
     return tree
+
+
+def checksum(array: Any) -> int:
+    """A number that damage changes, at the speed at which memory is read: a CRC of sums."""
+    data = array.reshape(-1).view(np.uint8)
+    whole = data.size - data.size % STRETCH
+    sums = data[:whole].view(np.uint64).reshape(-1, STRETCH // 8).sum(1)
+    return crc32(data[whole:].tobytes(), crc32(sums.tobytes()))
 
 
 def _is_array(leaf: Any) -> bool:

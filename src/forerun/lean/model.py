@@ -23,6 +23,7 @@ from forerun.models.base import (
     generation_defaults,
 )
 from forerun.models.naming import size_name
+from forerun.models.pickling import NotPickled
 
 if TYPE_CHECKING:
     from forerun.models.first_layers import FirstLayers
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from forerun.models.rounded import Bits
 
 
-class LeanModel:
+class LeanModel(NotPickled):
     """Scores like the model it was made from, within float32 rounding.
 
     The weights are copied, in another order; `model` stays as it is and at hand.  Weights of 16

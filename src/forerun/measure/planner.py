@@ -21,6 +21,11 @@ RULES = ("match", "ratio", "block")
 ABOUT_AS_FAST = 0.02
 """`match` is chosen if it is at most this share slower: only `match` keeps the exact text."""
 
+ADAPTS = (
+    "Forecasts are of fixed lengths; draft length auto, the default, drafts where that pays as it "
+    "goes: `forerun sweep --draft-length 0,auto` measures it."
+)
+
 
 @dataclass(frozen=True)
 class SpeculationPlan:
@@ -40,17 +45,17 @@ class SpeculationPlan:
 
     def __str__(self) -> str:
         best = max(self.forecasts, key=lambda setting: setting.speedup.mean)
-        if self.choice is None:
+        choice = self.choice or best
+        setting = f"{choice.drafter}, {_draft(choice)}, under {choice.rule} at batch {self.batch}"
+        if choice.speedup.high <= 1:
             return (
                 f"Do not speculate at batch {self.batch}: the fastest forecast, {best.drafter} "
-                f"with {_draft(best)}, is {_words(best)} plain decoding."
+                f"with {_draft(best)}, is {_words(best)} plain decoding. {ADAPTS}"
             )
-        choice = self.choice
-        setting = f"{choice.drafter}, {_draft(choice)}, under {choice.rule} at batch {self.batch}"
         if choice.speedup.low <= 1:
             return (
                 f"Not clear whether speculation pays: the interval contains 1. The fastest "
-                f"forecast is {setting}: {_words(choice)} plain decoding."
+                f"forecast is {setting}: {_words(choice)} plain decoding. {ADAPTS}"
             )
         return f"Draft with {setting}: expect {_words(choice)} plain decoding."
 

@@ -6,7 +6,10 @@ keys and be cropped. It is also the only place that knows a tree from a chain.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import cache
+from inspect import getsource
 from typing import Any
 
 import torch
@@ -39,27 +42,50 @@ class Branches:
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_kinds(config: Any) -> list[LayerKind] | None:
+ONE_MASK = ("mistral",)
+"""Models that mask all layers alike, whatever a configuration says of each."""
+
+
+def layer_kinds(model: Any) -> list[LayerKind] | None:
     """One kind per cached layer, or None if some layer keeps more than keys and values.
 
     The answer is read off the cache that transformers itself would build, because that is what
-    the layers will write to; configurations name things less consistently.
+    the layers will write to; configurations name things less consistently.  They may name a window
+    that a model's code knows nothing of: such a model sees all of its text.
     """
+    config, knows_windows = model.config, _knows_windows(model)
     try:
         layers = DynamicCache(config=config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     kinds = []
     for layer in layers:
-        if type(layer) is DynamicLayer:
+        is_sliding = type(layer) is DynamicSlidingWindowLayer
+        if type(layer) is DynamicLayer or (is_sliding and not knows_windows):
             kinds.append(LayerKind(FULL, None))
-        elif type(layer) is DynamicSlidingWindowLayer:
+        elif is_sliding:
             kinds.append(LayerKind(SLIDING, layer.sliding_window))
         else:
             return None
     names = getattr(config.get_text_config(decoder=True), "layer_types", None) or [FULL, SLIDING]
     is_known = {FULL, SLIDING}.issuperset(names)  # chunked layers use the sliding cache class
-    return kinds if kinds and is_known and len(set(kinds)) == len({k.name for k in kinds}) else None
+    most = 1 if config.model_type in ONE_MASK else len({kind.name for kind in kinds})
+    return kinds if kinds and is_known and len(set(kinds)) == most else None
+
+
+def _knows_windows(model: Any) -> bool:
+    """Whether the code of a model says anything of windows; true where it cannot be looked at."""
+    return any(map(_mentions_windows, {type(module).__module__ for module in model.modules()}))
+
+
+@cache
+def _mentions_windows(module: str) -> bool:
+    if module.startswith("torch."):
+        return False
+    try:
+        return not module.startswith("transformers.") or "sliding" in getsource(sys.modules[module])
+    except (OSError, TypeError, KeyError):
+        return True
 
 
 def attention_mask(

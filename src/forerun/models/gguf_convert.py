@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from forerun.arrays import HostArray
 from forerun.errors import ForerunError, InputError, explain, notice
 from forerun.models.gguf_config import architecture, config_of
-from forerun.models.gguf_file import GgufFile, Tensor, read_gguf
+from forerun.models.gguf_file import LAYER, GgufFile, Tensor, read_gguf
 from forerun.models.gguf_tokenizer import tokenizer_of
 
 BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
@@ -62,9 +62,7 @@ def convert(source: Path, folder: Path, title: str) -> None:
     file = read_gguf(source)
     with _explaining(file):
         config = config_of(file)
-        tensors = {
-            _name(file, name): tensor for name, tensor in file.tensors.items() if name not in TABLES
-        }
+        tensors = _renamed(file)
         _check(file, config, tensors)
         tokenizer = tokenizer_of(file, config.max_position_embeddings)
     needed = sum(map(_num_bytes, tensors.values()))
@@ -98,7 +96,9 @@ def _explaining(file: GgufFile) -> Iterator[None]:
         yield
     except (ForerunError, ImportError, OSError, MemoryError):  # which are not about the file
         raise
-    except Exception as error:  # tokenizers raises nothing more special
+    except BaseException as error:  # tokenizers raises nothing more special than an Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         said = (str(error).strip().splitlines() or [""])[0]
         raise file.damaged(f"{type(error).__name__}: {said:.200}") from error
 
@@ -121,12 +121,29 @@ def _num_bytes(tensor: Tensor) -> int:
     return 4 * math.prod(tensor.shape)
 
 
+def _renamed(file: GgufFile) -> dict[str, Tensor]:
+    """The tensors by their names in transformers."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in file.tensors.items():
+        if name in TABLES:
+            continue
+        if (own := _name(file, name)) in tensors:
+            raise file.damaged(f"two tensors for {own}, of which one is {name!r:.80}")
+        tensors[own] = tensor
+    return tensors
+
+
 def _name(file: GgufFile, name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight
+
+    A name that is not known stays as it is, and is refused with the shapes.
+    """
     names = GEMMA_NAMES if architecture(file) == "gemma3" else NAMES
-    *layer, part, kind = name.split(".")
-    place = f"model.layers.{layer[1]}." if len(layer) == 2 else ""
-    return f"{place}{names.get(part, part)}.{kind}"
+    place, rest = "", name
+    if layer := LAYER.fullmatch(name):
+        place, rest = f"model.layers.{layer[1]}.", layer[2]
+    part, _, kind = rest.rpartition(".")
+    return f"{place}{names[part]}.{kind}" if part in names else name
 
 
 def _check(file: GgufFile, config: Any, tensors: dict[str, Tensor]) -> None:
@@ -155,6 +172,10 @@ def _check(file: GgufFile, config: Any, tensors: dict[str, Tensor]) -> None:
 def _values(file: GgufFile, config: Any, tensor: Tensor) -> HostArray:
     """A tensor as transformers wants it."""
     values, kind = tensor.values(), architecture(file)
+    if not np.isfinite(values).all():
+        wrong = "The weights of the GGUF file are damaged: some are not finite."
+        cure = "Download the file again, or convert the model anew."
+        raise InputError(explain(wrong, f"{tensor.name} in {str(file.path)!r}", cure))
     if kind == "gemma3" and "_norm." in tensor.name:
         return values - np.float32(1)  # transformers adds it
     if kind == "llama" and ".attn_q." in tensor.name:

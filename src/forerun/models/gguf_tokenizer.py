@@ -5,6 +5,7 @@ transformers can make one itself, but splits numbers unlike the models' own toke
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from tokenizers import (
@@ -41,12 +42,17 @@ WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not put toget
 
 def tokenizer_of(file: GgufFile, max_length: int) -> Any:
     """A fast tokenizer, or None if the file has no vocabulary."""
-    fields = file.fields
+    fields = dict(file.fields)
     kind = fields.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab") or "tokenizer.ggml.tokens" not in fields:
         return None
     if kind not in ("gpt2", "llama"):
         raise _unsupported(file, f"tokenizer {kind!r}")
+    template = fields.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise file.damaged(f"tokenizer.chat_template {template!r:.40}")
+    fields["tokenizer.ggml.tokens"] = _tokens(file)
+    file = file._replace(fields=fields)
     core = _byte_pairs(file) if kind == "gpt2" else _sentence_pieces(file)
     core.add_special_tokens(_verbatim(file, CONTROL, UNKNOWN))
     core.add_tokens(_verbatim(file, USER_DEFINED))
@@ -58,13 +64,26 @@ def tokenizer_of(file: GgufFile, max_length: int) -> Any:
         **{role: token for role, token in named.items() if token is not None},
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
-        chat_template=fields.get("tokenizer.chat_template"),
+        chat_template=template,
     )
+
+
+def _tokens(file: GgufFile) -> list[str]:
+    """All tokens; llama.cpp too wants each once, and one for each row of the embedding."""
+    listed = file.strings("tokenizer.ggml.tokens")
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(listed)]  # its name for it
+    num_rows = file.tensors["token_embd.weight"].shape[0]
+    if len(tokens) != num_rows:
+        raise file.damaged(f"{len(tokens):,} tokens for {num_rows:,} rows of the embedding")
+    if len(set(tokens)) < len(tokens):
+        [(token, count)] = Counter(tokens).most_common(1)
+        raise file.damaged(f"{count:,} tokens {token!r:.40}")
+    return tokens
 
 
 def _verbatim(file: GgufFile, *kinds: int) -> list[AddedToken]:
     """Tokens of these types, which are looked for before anything is split."""
-    tokens = file.strings("tokenizer.ggml.tokens")
+    tokens = file.fields["tokenizer.ggml.tokens"]
     pairs = zip(tokens, file.numbers("tokenizer.ggml.token_type", len(tokens)), strict=True)
     return [AddedToken(token, normalized=False) for token, kind in pairs if kind in kinds]
 
@@ -74,7 +93,7 @@ def _byte_pairs(file: GgufFile) -> Any:
     fields = file.fields
     name = fields.get("tokenizer.ggml.pre", "default")
     name = ALIASES.get(name, name)
-    tokens = file.strings("tokenizer.ggml.tokens")
+    tokens = file.fields["tokenizer.ggml.tokens"]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     pairs = [merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges")]
     merges = [(left, right) for left, _, right in pairs]
@@ -100,7 +119,7 @@ def _byte_pairs(file: GgufFile) -> Any:
 def _sentence_pieces(file: GgufFile) -> Any:
     """Merges of characters, the best piece first; what is no piece is spelt in bytes."""
     fields = file.fields
-    tokens = file.strings("tokenizer.ggml.tokens")
+    tokens = file.fields["tokenizer.ggml.tokens"]
     scores = file.numbers("tokenizer.ggml.scores", len(tokens))
     kinds = file.numbers("tokenizer.ggml.token_type", len(tokens))
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -166,9 +185,9 @@ def _frame(core: Any, file: GgufFile) -> None:
 
 def _token(file: GgufFile, role: str) -> str | None:
     """The token of a role, if the file names one."""
-    index = file.fields.get(f"tokenizer.ggml.{role}_token_id")
+    index = file.token_id(role)
     tokens: list[str] = file.fields["tokenizer.ggml.tokens"]
-    return tokens[index] if index is not None and index < len(tokens) else None
+    return None if index is None else tokens[index]
 
 
 def _unsupported(file: GgufFile, received: str) -> UnsupportedError:

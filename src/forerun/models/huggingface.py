@@ -7,8 +7,8 @@ can serve, and picks the first strategy that reproduces a fresh pass on the give
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from typing import Any, Literal, NamedTuple, get_args
+from copy import copy, deepcopy
+from typing import Any, Literal, NamedTuple, Self, get_args
 from weakref import ref
 
 import torch
@@ -32,6 +32,7 @@ from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.fitness import max_context, refuse_attention, refuse_unfit
 from forerun.models.forward import Forward
 from forerun.models.naming import size_name
+from forerun.models.pickling import NotPickled
 from forerun.models.recompute import RecomputeRows
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import SnapshotRows
@@ -50,7 +51,7 @@ class Candidate(NamedTuple):
     cost: str = ""
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(NotPickled):
     """Rows over a transformers causal language model, on its own device and in its own dtype.
 
     The strategy is tried out in a few tiny passes the first time rows are made: `"auto"` takes
@@ -88,14 +89,18 @@ class HuggingFaceModel:
         size = f"{self.model.config.model_type} of {size_name(count)}"
         return f"{type(self).__name__}({self.name!r}, {size}, {self.pass_name})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """With weights of its own, which transformers can copy."""
+        other = copy(self)
+        vars(other).update(deepcopy(vars(self), memo))
+        return other
+
     @property
     def pass_name(self) -> str:
-        """Which pass runs, for people to read; the strategy once it has been tried out."""
-        candidate = self.findings.candidate
+        """Which pass runs, for people to read."""
         dtype = str(self._forward.dtype).removeprefix("torch.")
-        strategy = [] if candidate is None else [candidate.strategy]
         weights = [f"weights {self.source}"] if self.source else []
-        return ", ".join(["transformers", *strategy, dtype, str(self._forward.device), *weights])
+        return ", ".join(["transformers", dtype, str(self._forward.device), *weights])
 
     @property
     def on_gpu(self) -> bool:
@@ -254,7 +259,7 @@ class HuggingFaceModel:
                 explain("Unknown strategy.", repr(self._asked), f"Use one of {choices}.")
             )
         forward = self._forward
-        kinds = layer_kinds(self.model.config) if forward.takes_positions else None
+        kinds = layer_kinds(self.model) if forward.takes_positions else None
         candidates: list[Candidate] = []
         if kinds is not None and self._asked in ("auto", "crop"):
             refuse_attention(self.model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.activations import ACT2FN
 
 from forerun.models.attention import layer_kinds
 
@@ -25,7 +26,7 @@ def why_no_llama(model: Any) -> str:
         return reason
     if activation(model.config) != "silu":
         return f"its activation is {activation(model.config)}"
-    if any(kind.window for kind in layer_kinds(model.config) or ()):
+    if any(kind.window for kind in layer_kinds(model) or ()):
         return "some of its layers see a sliding window"
     return ""
 
@@ -37,7 +38,7 @@ def why_other_shape(model: Any, family: tuple[str, ...] = FAMILY) -> str:
         return f"it is not one of {', '.join(family)}"
     if activation(config) not in ACTIVATIONS:
         return f"its activation is {activation(config)}"
-    if layer_kinds(config) is None:
+    if layer_kinds(model) is None:
         return "some of its layers see neither the whole text nor a sliding window"
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, name, None) is not None:
@@ -60,6 +61,23 @@ def _why_changed(model: Any) -> str:
         return "hooks on its layers would not be called"
     if model.lm_head.out_features != model.model.embed_tokens.num_embeddings:
         return "its head and its embedding differ in vocabulary"
+    return _why_uneven(model)
+
+
+def _why_uneven(model: Any) -> str:
+    """Why its layers are not all as its configuration says; empty if they are."""
+    attentions = [layer.self_attn for layer in model.model.layers]
+    if len({attention.scaling for attention in attentions}) > 1:
+        return "its layers scale their attention differently"
+    usual = type(ACT2FN[activation(model.config)])
+    if any(type(layer.mlp.act_fn) is not usual for layer in model.model.layers):
+        return "its layers have another activation than its configuration names"
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    if len({getattr(norm, "variance_epsilon", None) or norm.eps for norm in norms}) > 1:
+        return "its norms add different numbers"
+    tables = [table for name, table in model.model.rotary_emb.named_buffers() if "inv_freq" in name]
+    if any(table.numel() != attentions[0].head_dim // 2 for table in tables):
+        return "it turns only part of each head"
     return ""
 
 

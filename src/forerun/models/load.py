@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import InputError, MissingExtraError, explain, notice, warn
+from forerun.errors import InputError, MissingExtraError, explain, meant, notice, warn
 from forerun.models import hub
 from forerun.models.base import LanguageModel
 from forerun.models.bundled import NAME, local_copy, why_not_cached
 from forerun.models.findings import findings_of
-from forerun.models.folders import check_folder, check_name, is_large, tokenizer_of
+from forerun.models.folders import at_home, check_folder, check_name, is_large, tokenizer_of
 from forerun.models.function import FunctionModel
 from forerun.models.kept import Kept, can_keep, keep, recall
 from forerun.models.lean_pass import Lean, Quantize, check_pass, with_pass
@@ -27,8 +28,16 @@ if TYPE_CHECKING:
 
 SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 """Arguments that the tokenizer gets too."""
+OWN = ("device", "dtype", "lean", "quantize")
+"""Arguments of `load` itself."""
+OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
+"""Arguments that often go to `from_pretrained`."""
 
 NEEDED = ("torch", "transformers")
+DAMAGED = (
+    "Its files are damaged, or do not belong together: save or download the model again, and see "
+    "that its config.json is the one of its weights."
+)
 
 
 @shown_by('fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")')
@@ -69,7 +78,8 @@ def load(
     check_name(str(name_or_path))
     shared = {name: given[name] for name in SHARED if name in given}
     copied = None if "revision" in shared else local_copy(str(name_or_path))
-    place = copied or name_or_path
+    is_at_home = str(name_or_path).startswith("~")
+    place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
     kept = None
     if not given and lean is not False and can_keep(Path(place), device):
         is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
@@ -81,7 +91,7 @@ def load(
             _tell_numbers(chosen, dtype)
             return _from(chosen, copied)
     _check_extra()
-    if Path(place).is_dir() and not {"subfolder", "config"} & {*given}:
+    if Path(place).is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
         check_folder(Path(place))
     if not Path(place).exists() and not _can_download(str(place), shared):
         shared["local_files_only"] = given["local_files_only"] = True
@@ -95,9 +105,20 @@ def load(
     try:
         with no_loading_bar():
             tokenizer = tokenizer_of(place, **shared)
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto", **given)
+            model, read = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
+            )
     except (OSError, ValueError, SafetensorError) as error:
-        raise _not_loaded(str(name_or_path), f"the loader says: {_first_line(error)}") from error
+        raise _not_loaded(str(name_or_path), f"the loader says: {_said(error)}") from error
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (LookupError, AttributeError, RuntimeError) as error:
+        wrong = f"The loader failed: {type(error).__name__}: {_said(error)}"
+        raise InputError(explain(wrong, repr(str(name_or_path)), DAMAGED)) from error
+    except TypeError as error:
+        _refuse_unknown(error, given)
+        raise
+    _check_complete(str(name_or_path), read)
     if device is not None:
         model = model.to(device)
     elif (
@@ -163,13 +184,24 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
         wrong, name = "That is a class and not yet a model.", model.__name__
         raise InputError(explain(wrong, f"the class {name}", "Pass an object of it."))
     if isinstance(model, LanguageModel):
+        if tokenizer is not None and getattr(model, "tokenizer", None) is not tokenizer:
+            wrong, cure = "That is a LanguageModel already.", "Set its attribute `tokenizer`."
+            raise InputError(explain(wrong, f"{type(model).__name__} and a tokenizer", cure))
         return model
     if hasattr(model, "config") and hasattr(model, "forward"):
+        _check_tokenizer(tokenizer)
         wrapped = huggingface_model()(model, tokenizer)
         wrapped.findings = findings_of(model)
         return with_pass(wrapped) if wrapped.on_gpu else wrapped
+    if _is_tokenizer(model) and hasattr(model, "get_vocab"):  # which a function has not
+        wrong = "The first argument is a tokenizer and no causal language model."
+        cure = "Pass the model first: forerun.wrap(model, tokenizer)."
+        raise InputError(explain(wrong, f"a {type(model).__name__}", cure))
     if callable(model) and not hasattr(model, "forward"):
-        return FunctionModel(model)
+        _check_tokenizer(tokenizer)
+        made = FunctionModel(model)
+        made.tokenizer = tokenizer
+        return made
     cure = "Pass a model's name or folder, or one of these."
     if hasattr(model, "forward"):
         cure = (
@@ -184,6 +216,24 @@ def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
             cure,
         )
     )
+
+
+def _is_tokenizer(value: Any) -> bool:
+    verbs = (getattr(value, verb, None) for verb in ("encode", "decode"))
+    return not isinstance(value, type) and all(map(callable, verbs))
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what cannot turn texts into tokens and back, such as a tokenizer's name."""
+    if tokenizer is None or _is_tokenizer(tokenizer):
+        return
+    cure = (
+        "Pass the tokenizer itself, for example AutoTokenizer.from_pretrained(name) of "
+        "transformers, or None for a model that reads token ids."
+    )
+    wrong = "A tokenizer is an object that can encode and decode."
+    shown = f"the {type(tokenizer).__name__} {tokenizer!r:.80}"
+    raise InputError(explain(wrong, shown, cure))
 
 
 def on_usual_device(model: Any) -> Any:
@@ -251,5 +301,33 @@ def _not_loaded(name: str, reason: str) -> InputError:
     return InputError(explain(wrong, repr(name), cure))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _check_complete(name: str, read: Mapping[str, Any]) -> None:
+    """Refuse a model some of whose weights are random, because they were not in its files."""
+    mismatched = (entry[0] for entry in read.get("mismatched_keys", ()))
+    absent = sorted({*read.get("missing_keys", ()), *mismatched})
+    if not absent:
+        return
+    some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+    wrong = f"Weights that the model needs are not in its files ({len(absent)}: {some})."
+    raise InputError(explain(wrong, repr(name), DAMAGED))
+
+
+def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
+    """Refuse an option by name where that is what the loader complains of."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[1] not in given:
+        return
+    name = found[1]
+    wrong = f"load has no option {name!r}, and neither has the loader of transformers."
+    question = meant(name, (*OWN, *SHARED, *OFTEN))
+    cure = f"Leave it out; options of load itself are {', '.join(OWN)}.{question}"
+    raise InputError(explain(wrong, f"{name}={given[name]!r:.40}", cure)) from error
+
+
+def _said(error: Exception) -> str:
+    """The first line of a message; or its first sentence, where that line ends with a colon."""
+    text = str(error).strip() or type(error).__name__
+    line = text.splitlines()[0].rstrip()
+    if line.endswith(":"):
+        line = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(":")
+    return line if line.endswith((".", "!", "?")) else f"{line}."

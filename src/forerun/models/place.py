@@ -67,5 +67,5 @@ def _check_cuda(device: Any) -> None:
     index = str(device).partition(":")[2]
     if num_devices == 0 or (index.isdigit() and int(index) >= num_devices):
         there = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
-        cure = "Use device='cpu', or leave it out."
+        cure = "Use the device cpu, or leave it out."
         raise InputError(explain(f"PyTorch finds {there} here.", repr(str(device)), cure))

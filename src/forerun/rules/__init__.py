@@ -40,7 +40,8 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
     if not isinstance(rule, str):
         return _checked(rule)
     if rule not in RULES:
-        cure = f"Use one of {', '.join(RULES)}, or pass a rule object.{meant(rule, RULES)}"
+        names = ", ".join(RULES)
+        cure = f"Use one of {names}, or in Python an object of your own.{meant(rule, RULES)}"
         raise InputError(explain("There is no rule of that name.", repr(rule), cure))
     return RULES[rule](**settings)
 

@@ -17,6 +17,7 @@ from forerun.models.default import default_model
 from forerun.models.load import load
 from forerun.sampling import Sampling
 from forerun.scale.batch_output import OutputLine, answered, refused, request_id_of
+from forerun.scale.batch_routes import check_whole, routed
 from forerun.scale.lines import Request
 from forerun.serve.ask import Ask
 from forerun.serve.desk import Desk
@@ -147,12 +148,11 @@ class Answerer:
             return Answered(request.index, refused(request, told))
 
     async def _answer(self, request: Request) -> Answered:
-        url, body = self._routed(request)
+        has_template = getattr(self._offer.tokenizer, "chat_template", None) is not None
+        url, body = routed(request, is_chat=has_template and not self._settings.is_raw)
         route = self._routes[url]
         ask = route.read(body)
-        if ask.is_streamed:
-            message = "'stream' cannot be honoured in a batch. Leave it out."
-            raise ApiError(message, param="stream", code="unsupported_parameter")
+        check_whole(is_streamed=ask.is_streamed)
         name = request_id_of(request)
         reply = route.reply(ask, name, self._settings.created, self._fingerprint(ask))
         answers = await self._desk.enter(ask, request_id=f"{next(self._entries)}").results()
@@ -165,19 +165,6 @@ class Answerer:
             accepted=sum(one.accepted for one in stats),
         )
         return Answered(request.index, answered(request, reply.whole(answers)), counts)
-
-    def _routed(self, request: Request) -> tuple[str, Mapping[str, Any]]:
-        """The route of a request.  A bare prompt is a user's message where the model chats."""
-        body = dict(request.body)
-        if request.url is not None:
-            return request.url, body
-        if "messages" in body:
-            return "/v1/chat/completions", body
-        has_template = getattr(self._offer.tokenizer, "chat_template", None) is not None
-        if self._settings.is_raw or not has_template or not isinstance(body["prompt"], str):
-            return "/v1/completions", body
-        messages = [{"role": "user", "content": body.pop("prompt")}]
-        return "/v1/chat/completions", {**body, "messages": messages}
 
     async def close(self) -> None:
         await self._desk.close()

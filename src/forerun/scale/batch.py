@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -160,15 +161,30 @@ def _identity(source: Input, settings: Settings) -> dict[str, Any]:
 
 
 def _progress(num_done: int, total: int) -> Any:
-    """A progress bar with the time left; in a log file a line every half minute."""
+    """A progress bar with the time left; where nobody looks, a line of it every half minute."""
     try:
         from tqdm import tqdm
     except ImportError as error:
         cure = 'Run: pip install "forerun[hf]"'
         raise MissingExtraError(explain("A batch needs tqdm.", "no such module", cure)) from error
-    import sys
-
-    interval = 0.2 if sys.stderr.isatty() else 30.0
+    is_seen = sys.stderr.isatty()
+    interval = 0.2 if is_seen else 30.0
     return tqdm(
-        total=total, initial=num_done, unit="line", mininterval=interval, maxinterval=interval
+        total=total,
+        initial=num_done,
+        unit="line",
+        mininterval=interval,
+        maxinterval=interval,
+        file=sys.stderr if is_seen else _Lines(),
     )
+
+
+class _Lines:
+    """Standard error for a bar that is not drawn over: each state of it is a line of its own."""
+
+    def write(self, text: str) -> None:
+        if state := text.strip():
+            print(state, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -2,8 +2,8 @@
 
 Lines of JSON come in on standard input: the settings first, then requests.  Lines of JSON go out
 on standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
-finished.  When its input ends the worker does too, at once: whoever started it has all the
-answers, or is dead.
+finished.  When its input ends the worker does too, at once and without a word, also while it loads
+its model: whoever started it has all the answers, or is dead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from queue import SimpleQueue
 from typing import Any, TextIO
 
 from forerun.errors import ForerunError
@@ -24,40 +25,38 @@ from forerun.scale.lines import Request
 Tell = Callable[[dict[str, Any]], None]
 
 
-def main() -> int:
+def main() -> None:
     tell = _teller(_answer_output())
-    first = json.loads(sys.stdin.readline())
+    messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(messages,), daemon=True).start()
+    first = messages.get()
     settings = _placed(Settings(**first["settings"]), first["place"])
     try:
         answerer = Answerer.load(settings)
-        asyncio.run(_work(answerer, tell))
+        asyncio.run(_work(answerer, messages, tell))
     except ForerunError as error:
         tell({"refused": str(error)})
-        return 2
-    return 0
+        os._exit(2)  # the thread that listens cannot be ended otherwise
 
 
-async def _work(answerer: Answerer, tell: Tell) -> None:
+def _listen(messages: SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        messages.put(json.loads(line))
+    os._exit(0)
+
+
+async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell: Tell) -> None:
     await answerer.warm_up()
     tell({"ready": answerer.fingerprint})
-    loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
     async def answer(request: Request) -> None:
         tell({"answer": asdict(await answerer.answer(request))})
 
-    def start(request: Request) -> None:
-        task = loop.create_task(answer(request))
+    while True:  # until its input ends
+        task = asyncio.create_task(answer(Request(**await asyncio.to_thread(messages.get))))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-
-    def listen() -> None:
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(start, Request(**json.loads(line)))
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    await loop.create_future()  # until its input ends
 
 
 def _answer_output() -> TextIO:
@@ -69,8 +68,11 @@ def _answer_output() -> TextIO:
 
 def _teller(output: TextIO) -> Tell:
     def tell(message: dict[str, Any]) -> None:
-        output.write(json.dumps(message) + "\n")
-        output.flush()
+        try:
+            output.write(json.dumps(message) + "\n")
+            output.flush()
+        except BrokenPipeError:  # whoever started it died a moment ago
+            os._exit(0)
 
     return tell
 
@@ -86,4 +88,4 @@ def _placed(settings: Settings, place: int) -> Settings:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

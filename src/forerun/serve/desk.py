@@ -235,7 +235,7 @@ class Desk:
             ("rule", rule, self.rules),
         ):
             if value is not None and value not in known:
-                message = f"This server has no {name} {value!r}; it has {', '.join(known)}."
+                message = f"There is no {name} {value!r} here. Use {' or '.join(known)}."
                 raise ApiError(message, param=f"speculation.{name}", code=f"unknown_{name}")
         return drafter or next(iter(self.drafters)), rule or self.rule
 

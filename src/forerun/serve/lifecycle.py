@@ -92,7 +92,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
 class Server(uvicorn.Server):  # type: ignore[misc]
     """Answers until told to stop; then it finishes what it has, and refuses the rest.
 
-    A second signal ends it at once.  announce: called when it is ready.
+    Told before it is ready, it has nothing to finish.  A second signal ends it at once.
+    announce: called when it is ready.
     """
 
     def __init__(
@@ -115,24 +116,40 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self._drain_seconds = drain_seconds
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._was_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._warming = asyncio.create_task(self._warm_up())
+        await asyncio.wait([self._warming])
+        if self._warming.cancelled():
+            self.should_exit = True
+            return
+        self._warming.result()  # raises what it did
+        await super().startup(sockets)
+        if self.started and not self._was_told:
+            self._announce()
+
+    async def _warm_up(self) -> None:
         say("warming up")
         await self._desk.warm_up()
         await self.config.app.state.rehearse()
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal, between two steps of the main thread."""
         if self._was_told or self._loop is None:
             os._exit(128 + sig)
         self._was_told = True
-        self._loop.call_soon_threadsafe(self._drain)
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._warming is not None and not self._warming.done():
+            say("stopping")
+            self._warming.cancel()
+        else:
+            self._drain()
 
     def _drain(self) -> None:
         waiting = len(self._desk.tickets)

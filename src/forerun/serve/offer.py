@@ -10,12 +10,15 @@ from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 from forerun.serve.defaults import defaults_of
 
+MOST_TOKENS = 32_768
+"""New tokens of an answer, where the context holds more and nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Limits:
     """How much one request may ask for."""
 
-    max_tokens: int = 32_768  # new tokens of an answer
+    max_tokens: int | None = None  # new tokens of an answer; None: what the context holds
     max_choices: int = 128  # answers of a request, over all its prompts
     max_prompts: int = 64
     max_messages: int = 2_048
@@ -45,8 +48,8 @@ class Offer:
 
     def __post_init__(self) -> None:
         if getattr(self.target, "tokenizer", None) is None:
-            cure = "Serve one that has it; in Python, forerun.wrap(model, tokenizer) adds one."
-            raise InputError(explain("A server needs a model with a tokenizer.", self.name, cure))
+            cure = "Use one that has it; in Python, forerun.wrap(model, tokenizer) adds one."
+            raise InputError(explain("Requests need a model with a tokenizer.", self.name, cure))
 
     @property
     def tokenizer(self) -> Any:
@@ -55,6 +58,13 @@ class Offer:
     @property
     def max_context(self) -> int | None:
         return self.target.max_context
+
+    @property
+    def max_tokens(self) -> int:
+        """New tokens that a request may ask for."""
+        if self.limits.max_tokens is not None:
+            return self.limits.max_tokens
+        return min(MOST_TOKENS, self.max_context or MOST_TOKENS)
 
     @cached_property
     def defaults(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from forerun.version import __version__
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+PLAIN = "text/plain"
 WORDS = {
     "/v1/completions": "Continue a text.",
     "/v1/chat/completions": "Answer a conversation.",
@@ -88,6 +89,8 @@ MODELS: Schema = {
     "properties": {"data": {"type": "array", "items": MODEL}},
 }
 STATUS: Schema = {"type": "object", "required": ["status"]}
+STATS: Schema = {"type": "object", "additionalProperties": {"type": ["number", "null"]}}
+METRICS: Schema = {"type": "string"}
 
 
 class Described(Protocol):
@@ -116,6 +119,8 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
     paths |= {
         "/v1/models": {"get": _get("The models of this server.", MODELS)},
         "/v1/models/{name}": {"get": _get("One of them.", MODEL, "name")},
+        "/v1/stats": {"get": _get("What the last seconds were like.", STATS)},
+        "/metrics": {"get": _get("All counts, for Prometheus.", METRICS, kind=PLAIN)},
         "/health": {"get": _get("Whether the server runs.", STATUS)},
         "/ready": {"get": _get("Whether it takes requests.", STATUS, is_probe=True)},
     }
@@ -150,10 +155,15 @@ def _post(path: str, body: Object) -> dict[str, Any]:
 
 
 def _get(
-    summary: str, schema: Schema, parameter: str | None = None, *, is_probe: bool = False
+    summary: str,
+    schema: Schema,
+    parameter: str | None = None,
+    *,
+    kind: str = JSON,
+    is_probe: bool = False,
 ) -> dict[str, Any]:
     """is_probe: what is not well is told in the same shape."""
-    answer = {"description": "The answer.", "content": {JSON: {"schema": schema}}}
+    answer = {"description": "The answer.", "content": {kind: {"schema": schema}}}
     unwell = {"503": {**answer, "description": REFUSALS["503"]}} if is_probe else {}
     operation: dict[str, Any] = {
         "summary": summary,

@@ -37,7 +37,7 @@ REFUSED = {
     "prediction": "use `speculation` to say how is drafted; it never changes the text.",
     "reasoning_effort": "the model has no such setting.",
     "verbosity": "the model has no such setting.",
-    "prompt_cache_retention": "what is kept of a prompt is the server's to decide.",
+    "prompt_cache_retention": "what is kept of a prompt is not a request's to decide.",
 }
 """Fields of OpenAI's that no route can honour, and why."""
 
@@ -93,7 +93,7 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
             Either((stop, ListOf(stop, limits.max_stops)), "a text or a list of texts"),
             "Texts that end the answer and are left out of it.",
         ),
-        "min_tokens": Field(Whole(0, limits.max_tokens), "Nothing ends the answer before.", 0),
+        "min_tokens": Field(Whole(0, offer.max_tokens), "Nothing ends the answer before.", 0),
         "ignore_eos": Field(Flag(), "Go on after the model's ending token.", False),
     }
     for name in table.keys() & offer.defaults.keys():
@@ -113,7 +113,7 @@ def _usable(entry: Field, name: str, value: float) -> Any:
 
 def usual_tokens(offer: Offer, otherwise: int) -> int:
     """New tokens where a request does not say how many: the model's own default if it has one."""
-    return min(int(offer.defaults.get("max_new_tokens", otherwise)), offer.limits.max_tokens)
+    return min(int(offer.defaults.get("max_new_tokens", otherwise)), offer.max_tokens)
 
 
 def _speculation(offer: Offer) -> Either:
@@ -170,7 +170,7 @@ def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
 def check_model(offer: Offer, name: str | None) -> None:
     """Refuse a model that is not served here."""
     if name is not None and name != offer.name:
-        message = f"The model '{safe(name)}' does not exist here. This server has '{offer.name}'."
+        message = f"The model '{safe(name)}' does not exist here. Use '{offer.name}'."
         raise ApiError(message, status=404, param="model", code="model_not_found")
 
 
@@ -204,7 +204,7 @@ def check_length(offer: Offer, text: str, where: str) -> None:
 
 def room_for(offer: Offer, prompt: list[int], where: str) -> int:
     """How many tokens fit behind a prompt; a prompt that leaves no room is refused."""
-    longest, most = offer.max_context, offer.limits.max_tokens
+    longest, most = offer.max_context, offer.max_tokens
     if longest is None:
         return most
     if len(prompt) >= longest:

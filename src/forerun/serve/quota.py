@@ -62,7 +62,8 @@ class Quota:
         """Count a request, or refuse it.  Needs its key alone, so its body need not be read."""
         limits = self.limits
         if limits.max_running is not None and self._num_running >= limits.max_running:
-            raise _refusal(f"This API key may have {limits.max_running} requests at once.", 1.0)
+            few = f"{limits.max_running} request{'s' * (limits.max_running != 1)}"
+            raise _refusal(f"This API key may have {few} at once.", 1.0)
         for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None and (seconds := bucket.seconds_until(1)):
                 raise _refusal(f"This API key has used up its {what} per minute.", seconds)

@@ -40,7 +40,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
             json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # no halves of characters
     except RecursionError as error:
         raise _no_json("it is nested too deeply") from error
-    except UnicodeError as error:
+    except UnicodeEncodeError as error:
+        raise _no_json("a text in it has a lone surrogate, half of a character") from error
+    except UnicodeDecodeError as error:
         raise _no_json("it is no UTF-8") from error
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at character {error.pos}") from error

@@ -23,7 +23,7 @@ ROUNDINGS = 32  # steps of the number format that it may miss by, if these are m
 def check_trainable(model: Any) -> None:
     """Requires attention in every layer, full or in a sliding window, logits that are linear in
     the last state, and answers of the sampler that are the model's own."""
-    if layer_kinds(model.config) is None:
+    if layer_kinds(model) is None:
         _refuse(model, "Drafters are trained for models with attention in every layer.")
     head = model.get_output_embeddings()
     with torch.no_grad():

@@ -42,7 +42,7 @@ class Slots:
         device = model.device
         config = model.config.get_text_config(decoder=True)
         torch.manual_seed(seed)
-        self._kinds = list(dict.fromkeys(layer_kinds(model.config) or ()))
+        self._kinds = list(dict.fromkeys(layer_kinds(model) or ()))
         self._cache = SlotCache(config.num_hidden_layers, num_rows, context, device)
         self._all = torch.arange(num_rows, device=device)
         self._text = torch.zeros((num_rows, context), dtype=torch.long, device=device)

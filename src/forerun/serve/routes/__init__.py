@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from forerun.serve.ask import Route
 from forerun.serve.offer import Offer
@@ -17,6 +18,10 @@ from forerun.serve.routes.tokens import Detokenize, Tokenize
 
 class TextRoute(Route, Described, Protocol):
     """A route that generates text."""
+
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a body, checked as far as it takes no tokenizer; `read` does the rest."""
+        ...
 
 
 def text_routes(offer: Offer) -> list[TextRoute]:

@@ -42,9 +42,9 @@ class Chat:
             {
                 "messages": Field(messages, "The conversation so far.", required=True),
                 **common_fields(offer),
-                "max_tokens": Field(Whole(1, limits.max_tokens), "New tokens, by its older name."),
+                "max_tokens": Field(Whole(1, offer.max_tokens), "New tokens, by its older name."),
                 "max_completion_tokens": Field(
-                    Whole(1, limits.max_tokens),
+                    Whole(1, offer.max_tokens),
                     "New tokens; the model's own, or what fits.",
                 ),
                 "n": Field(Whole(1, limits.max_choices), "Answers.", 1),
@@ -60,17 +60,23 @@ class Chat:
             {
                 **REFUSED,
                 "audio": "the model reads and writes text.",
-                "web_search_options": "this server searches nothing.",
+                "web_search_options": "nothing is searched here.",
                 "functions": "use `tools`.",
                 "function_call": "use `tool_choice`.",
             },
         )
         self.words = Words(offer.tokenizer)
 
-    def read(self, body: Mapping[str, Any]) -> Ask:
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         check_choices(self.offer, 1, fields["n"])
+        _max_tokens(fields)
+        _num_logprobs(fields)
+        return fields
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.check(body)
         toolbox = Toolbox.of(self.offer, fields)
         tokens = chat_tokens(self.offer, fields["messages"], tools=toolbox.shown)
         room = room_for(self.offer, tokens, "messages")

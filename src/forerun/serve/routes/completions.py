@@ -50,7 +50,7 @@ class Completions:
                 "prompt": Field(prompt, "Texts or token ids.", required=True),
                 **common_fields(offer),
                 "max_tokens": Field(
-                    Whole(1, limits.max_tokens), "New tokens.", usual_tokens(offer, USUAL_TOKENS)
+                    Whole(1, offer.max_tokens), "New tokens.", usual_tokens(offer, USUAL_TOKENS)
                 ),
                 "n": Field(Whole(1, limits.max_choices), "Answers to each prompt.", 1),
                 "best_of": Field(Choice((1,)), "Answers are not ranked."),
@@ -65,15 +65,19 @@ class Completions:
         )
         self.words = Words(offer.tokenizer)
 
-    def read(self, body: Mapping[str, Any]) -> Ask:
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
-        prompts = _list_of(fields["prompt"])
         n = fields["n"]
-        check_choices(self.offer, len(prompts), n)
+        check_choices(self.offer, len(_list_of(fields["prompt"])), n)
         if fields["best_of"] is not None and n > 1:
             message = f"'best_of' must be at least 'n'. Received 1 and {n}; leave it out."
             raise ApiError(message, param="best_of", code="invalid_value")
+        return fields
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.check(body)
+        prompts = _list_of(fields["prompt"])
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
         for prompt in tokens:
             room_for(self.offer, prompt, "prompt")
@@ -82,7 +86,7 @@ class Completions:
             prompts=tokens,
             sampling=sampling_of(self.offer, fields, grammar),
             max_new_tokens=fields["max_tokens"],
-            n=n,
+            n=fields["n"],
             stop=stops_of(fields["stop"]),
             ignore_eos=fields["ignore_eos"],
             logprobs=fields["logprobs"],

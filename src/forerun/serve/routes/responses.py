@@ -82,7 +82,7 @@ class Responses:
                 **common_fields(offer),
                 "instructions": Field(Text(), "A system message before the input."),
                 "max_output_tokens": Field(
-                    Whole(1, limits.max_tokens),
+                    Whole(1, offer.max_tokens),
                     "New tokens; the model's own, or what fits.",
                 ),
                 "text": Field(
@@ -112,9 +112,14 @@ class Responses:
         )
         self.words = Words(offer.tokenizer)
 
-    def read(self, body: Mapping[str, Any]) -> Ask:
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
+        _num_logprobs(fields)
+        return fields
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.check(body)
         tokens = chat_tokens(self.offer, _messages(fields), where="input")
         room = room_for(self.offer, tokens, "input")
         chosen = (fields["text"] or {}).get("format")
