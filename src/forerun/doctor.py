@@ -132,7 +132,7 @@ def diagnose(
 
 def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
     """The tokens plain decoding picks from each of these logits (V,)."""
-    laws = np.stack([request.law(row, (), request.processors) for row in logits])  # (N, V)
+    laws = np.stack([request.law(row, (), request.processors).weights for row in logits])  # (N, V)
     key = seed_key(XP, [request.seed] * len(laws), None)
     return set(race(XP, laws, key, np.full(len(laws), request.num_output)).tolist())
 

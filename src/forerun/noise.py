@@ -129,7 +129,7 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
 
     def arrivals(row: Array, block: Array, token: Array) -> Array:
         """When tokens (C,) of the given rows and blocks, each (C,), arrive."""
-        noise = _lane_noise(
+        noise = lane_noise(
             xp,
             xp.take(key, row, axis=2),
             positions[row],
@@ -137,15 +137,15 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
             minimum[row, block],
             lane[row, block],
         )
-        return _time(xp, noise, weights[row, token])
+        return arrival(xp, noise, weights[row, token])
 
     rows = xp.arange(weights.shape[0], dtype=positions.dtype, device=compat.device(weights))
     top = xp.argmax(largest, axis=1)
-    fastest = _time(xp, minimum, _fastest_weights(xp, weights, lane))
+    fastest = arrival(xp, minimum, _fastest_weights(xp, weights, lane))
     best = xp.minimum(arrivals(rows, top, likeliest[rows, top]), xp.min(fastest, axis=1))
 
     needed = xp.astype(minimum / best[:, None] * SLACK, weights.dtype)  # to arrive before the best
-    needed = xp.maximum(needed, _smallest(xp, weights.dtype))
+    needed = xp.maximum(needed, smallest_weight(xp, weights.dtype))
     row, block = xp.nonzero(largest >= needed)
     tokens, values = take_blocks(xp, weights, row, block)  # both (M, BLOCK)
     opened, column = xp.nonzero(values >= needed[row, block][:, None])
@@ -161,40 +161,11 @@ def block_minima(xp: Namespace, key: Key, positions: Array, num_tokens: int) -> 
     return _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
 
 
-def race_row(weights: Array, key: Key, position: int, minimum: Array, lane: Array) -> int:
-    """The winner of a single race, weights (V,), where the block minima are known: a NumPy twin of
-    `race` for one row.  key: (rounds, 2, 1); minimum and lane: (num_blocks,)."""
-    xp = compat.array_namespace(minimum)
-    padding = len(minimum) * BLOCK - len(weights)
-    weights = np.pad(weights, (0, padding)) if padding else weights
-    blocks = weights.reshape(-1, BLOCK)
-    largest = blocks.max(axis=1)
-    best = _time(xp, minimum, weights[lane + np.arange(len(lane)) * BLOCK]).min()
-    top = int(largest.argmax())
-    likeliest = int(blocks[top].argmax())
-    time = minimum[top]
-    if likeliest != lane[top]:
-        seed = (int(key[0, 0, 0]), int(key[0, 1, 0]))
-        unit = _uniform_one(seed, position, top * BLOCK + likeliest, Purpose.TARGET)
-        time = time - math.log1p(-unit)
-    best = min(best, time / float(largest[top]))
-    needed = np.maximum(minimum * (SLACK / best), _smallest(xp, minimum.dtype))
-    opened = np.flatnonzero(largest >= needed)
-    row, column = np.nonzero(blocks[opened] >= needed[opened, None])
-    block = opened[row]
-    token = block * BLOCK + column
-    if len(token) == 1:
-        return int(token[0])
-    at = np.full_like(token, position)
-    noise = _lane_noise(xp, key, at, token, minimum[block], lane[block])
-    return int(token[_time(xp, noise, weights[token]).argmin()])
-
-
 def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     """The same winners from noise for every token."""
     tokens = xp.arange(weights.shape[1], dtype=positions.dtype, device=compat.device(weights))
     noise = exponentials(xp, key, positions, xp.broadcast_to(tokens, weights.shape))
-    return xp.argmin(_time(xp, noise, weights), axis=1)
+    return xp.argmin(arrival(xp, noise, weights), axis=1)
 
 
 def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
@@ -262,7 +233,7 @@ def _search(xp: Namespace, running: Array, aim: Array) -> Array:
     return xp.minimum(passed, last)
 
 
-def _lane_noise(
+def lane_noise(
     xp: Namespace, key: Key, positions: Array, tokens: Array, minimum: Array, lane: Array
 ) -> Array:
     """A token's exponential: its block's minimum, plus a fresh Exp(1) in all lanes but one."""
@@ -270,13 +241,13 @@ def _lane_noise(
     return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
 
 
-def _time(xp: Namespace, noise: Array, weights: Array) -> Array:
+def arrival(xp: Namespace, noise: Array, weights: Array) -> Array:
     """noise / weights: when a token arrives.  Weight 0 arrives after everything else."""
     weights = xp.astype(weights, noise.dtype, copy=False)
-    return noise / xp.maximum(weights, _smallest(xp, noise.dtype))
+    return noise / xp.maximum(weights, smallest_weight(xp, noise.dtype))
 
 
-def _smallest(xp: Namespace, dtype: Any) -> float:
+def smallest_weight(xp: Namespace, dtype: Any) -> float:
     """A weight that loses to any real one, yet divides without overflow."""
     return float(xp.finfo(dtype).smallest_normal * 16)
 
@@ -309,11 +280,11 @@ def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose
     seeds = xp.broadcast_to(key[0, ...], (2, *token.shape))
     columns = (seeds[0, ...], seeds[1, ...], position, token)
     addresses = zip(*(xp.reshape(column, (-1,)).tolist() for column in columns), strict=True)
-    units = [_uniform_one((low, high), at, t, purpose) for low, high, at, t in addresses]
+    units = [uniform_one((low, high), at, t, purpose) for low, high, at, t in addresses]
     return xp.reshape(xp.asarray(units, dtype=xp.float64), token.shape)
 
 
-def _uniform_one(seed: tuple[int, int], position: int, token: int, purpose: int) -> float:
+def uniform_one(seed: tuple[int, int], position: int, token: int, purpose: int) -> float:
     words = philox_one((token >> 2, position & MASK, position >> 32, int(purpose)), seed)
     return (words[token & 3] + 0.5) / 2**32
 

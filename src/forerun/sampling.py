@@ -1,6 +1,6 @@
 """Sampling options, and the law they make of a row of logits.
 
-One function, `weights`, turns logits at a position into the law that plain decoding would sample
+One function, `law`, turns logits at a position into the law that plain decoding would sample
 there, given the text so far *including the draft tokens before that position*.  The engine calls
 it for every position that a rule reads, so penalties, bans and grammars hold inside a draft
 exactly as they do outside one.
@@ -8,6 +8,7 @@ exactly as they do outside one.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
@@ -17,9 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.arrays import BLOCK, HostArray
 from forerun.errors import InputError, explain, meant
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
+from forerun.row_law import Law
 
 Class = TypeVar("Class")
 NUMBERS = (
@@ -170,15 +172,15 @@ class Bans:
     endings: tuple[int, ...] = ()
 
 
-def weights(
+def law(
     sampling: Sampling,
     logits: HostArray,
     prompt: Sequence[int],
     output: Sequence[int],
     bans: Bans,
     processors: Sequence[Any] = (),
-) -> HostArray:
-    """The law after prompt + output, (V,), unnormalised and largest at 1.
+) -> Law:
+    """The law after prompt + output.
 
     Raises ValueError where no token is possible or a logit is NaN.
     """
@@ -189,34 +191,42 @@ def weights(
             NOTHING_LEFT if best == -np.inf else NO_NUMBER.format("NaN" if best != best else best)
         )
     if sampling.temperature == 0:
-        greedy = np.zeros_like(scores)
-        greedy[int(np.argmax(scores))] = 1.0
-        return greedy
+        greedy = np.full_like(scores, -np.inf)
+        greedy[int(np.argmax(scores))] = best
+        return Law(greedy, best)
+    temperature = max(sampling.temperature, float(np.finfo(scores.dtype).tiny))
+    floor = -np.inf
     if sampling.top_k is not None and sampling.top_k < len(scores):
-        kth = np.partition(scores, -sampling.top_k)[-sampling.top_k]
-        scores = np.where(scores >= kth, scores, -np.inf)
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
-        law = scores - best
-        law /= max(sampling.temperature, np.finfo(scores.dtype).tiny)
-        np.exp(law, out=law)
+        floor = _kth(scores, sampling.top_k)
     if sampling.top_p < 1:
-        law = _nucleus(law, sampling.top_p)
-    if sampling.min_p > 0:
-        law = np.where(law >= sampling.min_p, law, 0.0).astype(law.dtype)  # the largest is 1
-    return np.asarray(law)
+        floor = _edge(Law(scores, best, temperature, floor), sampling.top_p)
+    if sampling.min_p > 0:  # of the largest weight, which is 1
+        floor = max(floor, float(best) + temperature * math.log(sampling.min_p))
+    return Law(scores, best, temperature, float(scores.dtype.type(floor)))
 
 
-def _nucleus(law: HostArray, top_p: float) -> HostArray:
-    """Keep the fewest likeliest tokens that hold top_p of the mass, ties at the edge included.
+def _kth(scores: HostArray, k: int) -> float:
+    """The k-th largest score.  As many blocks of tokens have one at least as large as the k-th of
+    their largest ones, so what is smaller need not be looked at."""
+    whole = scores[: len(scores) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    if k <= len(whole):
+        largest = whole.max(axis=1)
+        scores = scores[scores >= np.partition(largest, -k)[-k]]
+    return float(np.partition(scores, -k)[-k])
+
+
+def _edge(law: Law, top_p: float) -> float:
+    """The lowest score among the fewest likeliest tokens that hold top_p of the mass.
 
     Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
     complete before any of them: only the others are sorted.
     """
-    total = law.sum(dtype=np.float64)
-    top = np.sort(law[law >= (1 - top_p) * total / len(law)])[::-1]
-    reached = np.cumsum(top, dtype=np.float64) >= top_p * total
-    edge = top[int(np.argmax(reached))] if reached.any() else top[-1]
-    return np.where(law >= edge, law, 0).astype(law.dtype)
+    scores = law.scores if law.floor == -np.inf else law.scores[law.scores >= law.floor]
+    weights = law.weigh(scores)
+    total = weights.sum(dtype=np.float64)
+    top = np.sort(scores[weights >= (1 - top_p) * total / len(weights)])[::-1]
+    reached = np.cumsum(law.weigh(top), dtype=np.float64) >= top_p * total
+    return float(top[int(np.argmax(reached))] if reached.any() else top[-1])
 
 
 def _adjusted(
@@ -228,7 +238,10 @@ def _adjusted(
     processors: Sequence[Any],
 ) -> HostArray:
     """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
-    scores = logits.astype(np.float32 if logits.dtype == np.float16 else logits.dtype, copy=True)
+    scores = logits.astype(np.float32) if logits.dtype == np.float16 else logits
+    if not (processors or _adjusts(sampling, bans)):
+        return scores
+    scores = scores.copy()
     if sampling.logit_bias:
         ids = np.fromiter(sampling.logit_bias, dtype=np.int64)
         scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
@@ -249,6 +262,19 @@ def _adjusted(
     if sampling.grammar is not None:
         scores[~allowed_after(sampling.grammar, output, len(scores))] = -np.inf
     return _processed(processors, scores, prompt, output) if processors else scores
+
+
+def _adjusts(sampling: Sampling, bans: Bans) -> bool:
+    """Whether a request's options may change scores; a copy takes as long as a sample."""
+    return bool(
+        sampling.logit_bias
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.min_tokens
+        or bans.words
+        or sampling.grammar is not None
+    )
 
 
 def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ...]) -> bool:

@@ -216,8 +216,8 @@ def test_options_narrow_the_guesses(plain, folder, reference, options, tree):
     for each in drafts:
         wide = np.full(VOCAB_SIZE, -np.inf, np.float32)
         wide[reference.trained.tokens] = reference.law(each.text, [])
-        law = fr.sampling.weights(sampling, wide, (), (), fr.sampling.Bans())
-        assert law[each.guess.tokens[0]] > 0
+        law = fr.sampling.law(sampling, wide, (), (), fr.sampling.Bans())
+        assert law.weights[each.guess.tokens[0]] > 0
     assert drafts
 
 

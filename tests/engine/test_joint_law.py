@@ -49,7 +49,7 @@ class ListedNoise:
         return self.draw(weights)
 
     def sample(self, law: Any, row: int, depth: int) -> int:
-        return self.chance.pick(law)
+        return self.chance.pick(law.weights)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import forerun as fr
 from forerun import Sampling
 from forerun.models import TableModel
 from forerun.noise import race, seed_key
-from forerun.sampling import Bans, weights
+from forerun.sampling import Bans, law
 
 PROMPTS = [[5, 9, 33, 9], [8, 1, 8, 1, 8, 1, 8], [60]]
 LENGTHS = (1, 6)
@@ -149,8 +149,8 @@ def test_plain_text_is_the_race_of_each_position() -> None:
         output: list[int] = []
         for position in range(12):
             logits = fresh_logits(target.model, [*prompt, *output])[-1].numpy()  # type: ignore[attr-defined]
-            law = weights(sampling, logits, prompt, output, Bans())
-            output += [int(race(xp, law[None], key, np.array([position]))[0])]
+            weights = law(sampling, logits, prompt, output, Bans()).weights
+            output += [int(race(xp, weights[None], key, np.array([position]))[0])]
         assert (
             fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=12).tokens
             == output

@@ -14,7 +14,7 @@ from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import decided, example, launch  # noqa: E402
 
 from forerun.gpu.truncation import find_thresholds  # noqa: E402
-from forerun.sampling import Bans, Sampling, weights  # noqa: E402
+from forerun.sampling import Bans, Sampling, law  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 OPTIONS = [
@@ -48,7 +48,7 @@ def test_the_tokens_kept_are_those_of_sampling() -> None:
     logits[:, :, 17] = -torch.inf
     found = thresholds(logits, OPTIONS, [0] * len(OPTIONS))
     for row, sampling in enumerate(OPTIONS):
-        kept = weights(sampling, logits[row, 0].numpy(), [], [], Bans()) > 0
+        kept = law(sampling, logits[row, 0].numpy(), [], [], Bans()).weights > 0
         if sampling.temperature == 0 or sampling == Sampling():
             assert found[row, 0] == -torch.inf
         else:

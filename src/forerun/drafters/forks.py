@@ -15,7 +15,8 @@ from forerun.drafters.base import Turn
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
 from forerun.noise import Purpose, coin, draw, exponentials, race, seed_key
-from forerun.sampling import Bans, weights
+from forerun.sampling import Bans
+from forerun.sampling import law as law_of
 
 XP = compat.array_namespace(np.empty(0))
 
@@ -56,7 +57,7 @@ def fork(
     try:
         text = growth.text
         output = [*text.output, *growth.path(node)]
-        mass = weights(sampling, fitted, text.prompt, output, Bans())
+        mass = law_of(sampling, fitted, text.prompt, output, Bans()).weights
     except Exception:
         return None
     return Fork(growth, node, np.asarray(mass / mass.sum(dtype=np.float64)))

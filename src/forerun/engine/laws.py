@@ -20,6 +20,7 @@ import numpy as np
 from forerun.arrays import HostArray
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
+from forerun.row_law import Law
 from forerun.types import Drawn
 
 
@@ -58,28 +59,30 @@ class Fault:
 
 
 class TargetLaws(MadeRows):
-    """Rows (R, K + 1, V) of the target, processed by each request's own sampling options.
-
-    only_sampled: nothing is done with rows but to sample them, so they need no normaliser.
-    """
+    """Rows (R, K + 1, V) of the target, processed by each request's own sampling options."""
 
     def __init__(
         self,
         requests: Sequence[Request],
         drafts: Sequence[Proposal],
         logits: HostArray,
-        *,
-        only_sampled: bool = False,
     ) -> None:
         self.requests = requests
         self.drafts = drafts
         self.logits = logits  # (R, K + 1, V), on the host
-        self.only_sampled = only_sampled
-        self._made: dict[tuple[int, int], HostArray] = {}
+        self._made: dict[tuple[int, int], Law] = {}
+        self._normalised: dict[tuple[int, int], HostArray] = {}
         self._faults: dict[tuple[int, int], tuple[int, Exception]] = {}  # place, reason
         self._states: dict[tuple[int, int], list[Any]] = {}  # processors after each slot
 
     def law(self, row: int, slot: int) -> HostArray:
+        if (row, slot) not in self._normalised:
+            weights = self.unweighed(row, slot).weights
+            self._normalised[row, slot] = np.asarray(weights / weights.sum(dtype=np.float64))
+        return self._normalised[row, slot]
+
+    def unweighed(self, row: int, slot: int) -> Law:
+        """The law of one slot for whoever only samples it."""
         if (row, slot) not in self._made:
             self._made[row, slot] = self._make(row, slot)
         return self._made[row, slot]
@@ -119,30 +122,28 @@ class TargetLaws(MadeRows):
                 return token
         return None
 
-    def _make(self, row: int, slot: int) -> HostArray:
+    def _make(self, row: int, slot: int) -> Law:
         request, draft = self.requests[row], self.drafts[row]
         logits, path = self.logits[row, slot], draft.path(slot - 1)
         try:  # a grammar or processor of the user's may object to a draft that is never reached
             processors = self._processors_before(row, path) if request.processors else []
             law = request.law(logits, [draft.tokens[node] for node in path], processors)
             self._states[row, slot] = processors
-            return law if self.only_sampled else _normalised(law)
+            return law
         except Exception as error:
             self._faults[row, slot] = request.num_output + len(path), error
-            return np.asarray(np.eye(1, len(logits), dtype=logits.dtype)[0])  # something to read
+            scores = np.full(len(logits), -np.inf)
+            scores[0] = 0.0  # something to read
+            return Law(scores, 0.0)
 
     def _processors_before(self, row: int, path: Sequence[int]) -> list[Any]:
         """A copy of the processors in their state before the last node of a path."""
         state: list[Any] = self.requests[row].processors
         if path:
             slot = path[-2] + 1 if len(path) > 1 else 0
-            self.law(row, slot)
+            self.unweighed(row, slot)
             state = self._states[row, slot]
         return copy.deepcopy(state)
-
-
-def _normalised(law: HostArray) -> HostArray:
-    return np.asarray(law / law.sum(dtype=np.float64))
 
 
 class DraftLaws(MadeRows):

@@ -15,7 +15,8 @@ from forerun.arrays import HostArray
 from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.engine.token_bytes import token_text
-from forerun.sampling import Bans, Sampling, weights
+from forerun.row_law import Law
+from forerun.sampling import Bans, Sampling, law
 
 
 @dataclass(eq=False)
@@ -91,12 +92,10 @@ class Request:
         sampling = self.sampling
         return sampling.temperature == 0 and not sampling.logit_bias and not self.reads_text
 
-    def law(
-        self, logits: HostArray, drafted: Sequence[int], processors: Sequence[Any]
-    ) -> HostArray:
-        """The law after the text and the given draft tokens, (V,), largest entry 1."""
+    def law(self, logits: HostArray, drafted: Sequence[int], processors: Sequence[Any]) -> Law:
+        """The law after the text and the given draft tokens."""
         output = [*self.output, *drafted] if self.reads_text else []
-        return weights(self.sampling, logits, self.prompt, output, self.bans, processors)
+        return law(self.sampling, logits, self.prompt, output, self.bans, processors)
 
     def commit(
         self, tokens: Sequence[int], num_accepted: int, refused: bool, logits: Sequence[HostArray]

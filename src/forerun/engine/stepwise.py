@@ -66,6 +66,7 @@ class Stepwise:
         if hasattr(state, "is_read_on_host"):
             state.is_read_on_host = True  # the rules read NumPy arrays
         self.rule = rule
+        self._row_race = getattr(target, "row_race", None)
         self._drafting = drafting
         self._keyed: list[int] = []  # requests of the last decision that drew noise, whose
         self._key: Key | None = None  # noise keys these are,
@@ -171,10 +172,9 @@ class Stepwise:
         requests = [span.request for span in spans]
         if not requests:
             return TargetLaws([], [], logits), [], []
-        if type(self.rule) is Match:
-            laws = TargetLaws(requests, drafts, logits, only_sampled=True)
-            return laws, *walk(drafts, laws, lambda: self._noise(spans))
         laws = TargetLaws(requests, drafts, logits)
+        if type(self.rule) is Match:
+            return laws, *walk(drafts, laws, lambda: self._noise(spans))
         lengths = np.array([len(draft.tokens) for draft in drafts])
         tokens = np.zeros((len(drafts), int(lengths.max())), dtype=np.int64)
         for row, draft in enumerate(drafts):
@@ -196,7 +196,9 @@ class Stepwise:
             self._key = seed_key(XP, [span.request.seed for span in spans], None)
             self._keyed, self._noise_drawn = numbers, {}
         positions = np.array([span.request.num_output for span in spans])
-        return TargetNoise(XP, self._key, positions, drawn=self._noise_drawn)
+        return TargetNoise(
+            XP, self._key, positions, drawn=self._noise_drawn, row_race=self._row_race
+        )
 
     def _successors(
         self, tokens: Sequence[int], laws: TargetLaws, index: int

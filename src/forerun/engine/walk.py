@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from forerun.arrays import HostArray
 from forerun.counter_noise import CounterNoise
 from forerun.engine.laws import TargetLaws
 from forerun.engine.proposal import Proposal
-from forerun.noise import block_minima, race_row
+from forerun.noise import block_minima
+from forerun.row_law import Law
+from forerun.row_race import race_row
 
 AHEAD = 16
 """Positions whose noise is drawn at once: a call costs hardly more than for one."""
@@ -28,18 +31,23 @@ class TargetNoise(CounterNoise):
 
     drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
     """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
+    row_race: Callable[[Law, tuple[Any, Any], int], int] | None = None
+    """The target's own way to sample a law, with the words of a seed, at a position."""
 
-    def sample(self, law: HostArray, row: int, depth: int) -> int:
-        """The target's own token from a law (V,), so many positions into the round."""
-        position = int(self.positions[row]) + depth
+    def sample(self, law: Law, row: int, depth: int) -> int:
+        """The target's own token from a law, so many positions into the round."""
+        position, scores = int(self.positions[row]) + depth, law.scores
+        if self.row_race is not None:
+            return self.row_race(law, (self.key[0, 0, row], self.key[0, 1, row]), position)
         key = self.key[:, :, row : row + 1]
-        first, minimum, lane = self.drawn.get(row, (-AHEAD, law, law))
+        first, minimum, lane = self.drawn.get(row, (-AHEAD, scores, scores))
         if not first <= position < first + AHEAD:
             first = position
             ahead = np.arange(first, first + AHEAD)
-            minimum, lane = block_minima(self.xp, key, ahead, len(law))
+            minimum, lane = block_minima(self.xp, key, ahead, len(scores))
             self.drawn[row] = first, minimum, lane
-        return race_row(law, key, position, minimum[position - first], lane[position - first])
+        at = position - first
+        return race_row(scores, law.weigh, key, position, minimum[at], lane[at])
 
 
 def walk(
@@ -56,7 +64,7 @@ def walk(
             token = laws.certain(row, slot)
             if token is None:
                 noise = noise or make_noise()
-                token = noise.sample(laws.law(row, slot), row, len(path))
+                token = noise.sample(laws.unweighed(row, slot), row, len(path))
             child = draft.child(slot - 1, token)
             if child is None:
                 break

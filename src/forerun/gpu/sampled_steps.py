@@ -179,7 +179,7 @@ class SampledLaws(TargetLaws):
         faults: Any,  # (A, N)
         is_on_host: Sequence[bool],
     ) -> None:
-        super().__init__(requests, drafts, logits, only_sampled=True)
+        super().__init__(requests, drafts, logits)
         self._tokens = tokens
         self._codes = faults
         self._is_on_host = is_on_host

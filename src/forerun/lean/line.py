@@ -1,9 +1,8 @@
 """The next guess of a line, out of a drafter's logits, without leaving compiled code.
 
 A greedy line takes the likeliest token.  A sampled one lets the likeliest few race with the noise
-that the target will meet at that position: the compiled twin of `noise.exponentials`.  Either way
-the chance that a guess is kept is estimated, and a line ends where that is not worth a slot, or so
-nearly that the next would not be.
+that the target will meet at that position.  Either way the chance that a guess is kept is
+estimated, and a line ends where that is not worth a slot, or so nearly that the next would not be.
 """
 
 from __future__ import annotations
@@ -13,22 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import BLOCK
 from forerun.lean.jit import compiled, counted, inner, reordered
+from forerun.lean.noise import exponential
 from forerun.lean.plan import Ints
 from forerun.lean.scalar import Floats, exp, largest
-from forerun.noise import Purpose
-from forerun.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 
 Doubles = NDArray[np.float64]
 
 MOST_RACERS = 128
 REACH = 9.0  # tokens less likely than the likeliest by a factor of e**9 do not race
-WORD = np.uint64(0xFFFFFFFF)
-HALF = np.uint64(32)
-FIRST, SECOND = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
-FIRST_STEP, SECOND_STEP = np.uint64(KEY_STEPS[0]), np.uint64(KEY_STEPS[1])
-OF_TOKEN, OF_BLOCK = np.uint64(int(Purpose.TARGET)), np.uint64(int(Purpose.TARGET_BLOCK))
 
 
 class Line(NamedTuple):
@@ -161,32 +153,3 @@ def truncate(laws: Doubles, count: int, top_k: int, top_p: float, min_p: float) 
         if before >= top_p * total or law < min_p:
             laws[i] = 0.0
         before += law
-
-
-@compiled
-def exponential(low: Any, high: Any, position: int, token: int) -> Any:
-    """The target's Exp(1) noise of a token at a position: see `noise`."""
-    place = np.uint64(position)
-    words = philox(np.uint64(token // BLOCK), place, OF_BLOCK, low, high)
-    minimum = -np.log1p(-unit(words[0])) / BLOCK
-    if token % BLOCK == np.int64(words[1] & np.uint64(BLOCK - 1)):
-        return minimum
-    words = philox(np.uint64(token >> 2), place, OF_TOKEN, low, high)
-    return minimum - np.log1p(-unit(words[token & 3]))
-
-
-@compiled
-def unit(word: Any) -> Any:
-    return (np.float64(word) + 0.5) * 2.0**-32
-
-
-@compiled
-def philox(index: Any, position: Any, purpose: Any, low: Any, high: Any) -> Any:
-    """Four words for one counter."""
-    c0, c1, c2, c3 = index, position & WORD, position >> HALF, purpose
-    for _ in range(NUM_ROUNDS):
-        one, two = FIRST * c0, SECOND * c2
-        c0, c1 = (two >> HALF) ^ c1 ^ low, two & WORD
-        c2, c3 = (one >> HALF) ^ c3 ^ high, one & WORD
-        low, high = (low + FIRST_STEP) & WORD, (high + SECOND_STEP) & WORD
-    return c0, c1, c2, c3

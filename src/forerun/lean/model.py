@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
 from forerun.lean.packed import Packed, storage_name
+from forerun.lean.race import race
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.models.base import (
@@ -24,6 +27,7 @@ from forerun.models.base import (
 )
 from forerun.models.naming import size_name
 from forerun.models.pickling import NotPickled
+from forerun.row_law import Law
 
 if TYPE_CHECKING:
     from forerun.models.first_layers import FirstLayers
@@ -132,6 +136,12 @@ class LeanModel(NotPickled):
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
         logits = state.score(rows, tokens, num_logits, parents)
         return logits if state.is_read_on_host else tensor_if_loaded(logits)
+
+    def row_race(self, law: Law, seed: tuple[Any, Any], position: int) -> int:
+        """The token of a law that arrives first, under the two words of a seed."""
+        scores = np.require(law.scores, np.float32, ("C", "W"))
+        best, temperature = np.float32(law.best), float(law.temperature)
+        return int(race(scores, best, temperature, law.floor, *seed, position))
 
     def commit(self, state: LeanRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         state.commit(rows, kept)

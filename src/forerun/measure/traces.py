@@ -25,7 +25,7 @@ from forerun.arrays import HostArray, to_numpy
 from forerun.drafters.base import Guess
 from forerun.measure.texts import Text
 from forerun.models.base import LanguageModel
-from forerun.sampling import Bans, Sampling, weights
+from forerun.sampling import Bans, Sampling, law
 from forerun.theory.overlap import acceptance, gumbel_acceptance
 from forerun.tree import ROOT, Tree
 
@@ -152,8 +152,8 @@ def laws(
         for place, logits in enumerate(rows, start=begin):
             fitted = np.full(vocab_size, -np.inf, dtype=logits.dtype)
             fitted[: len(logits)] = logits[:vocab_size]
-            law = weights(sampling, fitted, text.prompt, tokens[first:place], Bans())
-            yield law / law.sum(dtype=np.float64)
+            weights = law(sampling, fitted, text.prompt, tokens[first:place], Bans()).weights
+            yield weights / weights.sum(dtype=np.float64)
 
 
 def slot_by_slot(hits: HostArray, most: int) -> HostArray:

@@ -1,0 +1,88 @@
+"""The compiled race has the winners of the race over whole arrays, and the engine runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import Architecture
+
+import forerun as fr
+from cases import for_all
+from forerun import noise
+from forerun.row_law import Law
+from libraries import load
+
+numba = pytest.importorskip("numba")
+
+from forerun.lean.model import LeanModel  # noqa: E402
+from forerun.lean.race import race  # noqa: E402
+
+NUMPY = load("numpy")
+
+
+def winner(law: Law, seed: int, position: int) -> int:
+    key = noise.seed_key(NUMPY.xp, [seed], None)
+    words = key[0, 0, 0], key[0, 1, 0]
+    return race(law.scores, law.best, law.temperature, law.floor, *words, position)
+
+
+def wanted(law: Law, seed: int, position: int) -> int:
+    key = noise.seed_key(NUMPY.xp, [seed], None)
+    (token,) = noise.race(NUMPY.xp, law.weights[None], key, np.array([position]))
+    return int(token)
+
+
+@for_all("size", [1, 2, 255, 256, 257, 1000, 49152])
+@for_all("spread", [0.0, 1.0, 8.0])
+@for_all("temperature", [1e-30, 0.1, 1.0, 3.0, 1e6])
+def test_it_has_the_winner_of_the_whole_race(size: int, spread: float, temperature: float) -> None:
+    """With impossible tokens, with and without a floor, under seeds and positions of any size."""
+    rng = np.random.default_rng(size)
+    for place, floor_at in ((3, None), (2**40 + 7, 2), (2**62, 5)):
+        scores = (spread * rng.normal(size=size)).astype(np.float32)
+        scores[rng.random(size) < 0.2] = -np.inf
+        scores[rng.integers(size)] = 20.0 if spread == 8 else spread
+        floor = -np.inf if floor_at is None else float(np.sort(scores)[-1 - size // floor_at])
+        law = Law(scores, scores.max(), temperature, floor)
+        seed = int(rng.integers(2**64, dtype=np.uint64))
+        assert winner(law, seed, place) == wanted(law, seed, place)
+
+
+def test_its_winners_follow_the_law() -> None:
+    """A correct race fails with probability 1e-9 at most; a bias of 2% is caught in turn."""
+    scores = np.array([0.0, 1.0, 2.0, -np.inf, 0.5], np.float32)
+    law = Law(scores, scores.max(), 0.7, floor=0.25)
+    count = 20_000
+    found = np.bincount([winner(law, 5, place) for place in range(count)], minlength=5) / count
+    exact = law.weights / law.weights.sum()
+    bound = np.sqrt(np.log(2 * 5 / 1e-9) / (2 * count))
+    assert np.abs(found - exact).max() < bound
+    assert bound < 0.03
+    assert found[0] == found[3] == 0
+
+
+def test_a_lean_model_samples_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text as with NumPy's race, with and without drafts."""
+    model: Any = LeanModel(Architecture("llama", "", dtype=torch.float32).build())
+    calls: list[int] = []
+    original = LeanModel.row_race
+
+    def counting(self: Any, law: Law, seed: Any, position: int) -> int:
+        calls.append(position)
+        return original(self, law, seed, position)
+
+    monkeypatch.setattr(LeanModel, "row_race", counting)
+    options: dict[str, Any] = {
+        "sampling": fr.Sampling(temperature=0.9, top_p=0.95, min_p=0.01, seed=4),
+        "max_new_tokens": 40,
+        "ignore_eos": True,
+    }
+    plain = fr.generate(model, [1, 2, 3], drafter=None, **options).tokens
+    drafted = fr.generate(model, [1, 2, 3], drafter=fr.drafters.Suffix(), **options).tokens
+    assert sorted(set(calls)) == list(range(40))
+    monkeypatch.delattr(LeanModel, "row_race")
+    by_numpy = fr.generate(model, [1, 2, 3], drafter=None, **options).tokens
+    assert plain == drafted == by_numpy
