@@ -63,7 +63,7 @@ def main() -> None:
             contenders["llama.cpp"] = server.contender(size)
             about["llama.cpp"] = f"build {server.build}: {ABOUT}"
         if args.old:
-            contenders |= stack.enter_context(other_tree(args.old, size))
+            contenders |= stack.enter_context(other_tree(args.old, size, HEAT))
         records = take_turns(contenders, prompts, args.repeats)
     results = {name: figures(name, record, records) for name, record in records.items()}
     report(results, len(prompts) * args.repeats)
@@ -103,9 +103,10 @@ def our_contenders(target: Any, size: int) -> dict[str, Contender]:
 def figures(name: str, record: Record, records: dict[str, Record]) -> dict[str, Any]:
     """Of one contender, beside every other that stands for something."""
     is_sampled = name.endswith(f"T {HEAT}")
-    plain = records.get(f"{PLAIN}, T {HEAT}" if is_sampled else PLAIN) or records[PLAIN]
-    others = {"transformers": PEER, "llama_cpp": "llama.cpp", "old_plain": "old plain"}
-    others["old_default"] = "old default"
+    warmth = f", T {HEAT}" if is_sampled else ""
+    plain = records.get(PLAIN + warmth) or records[PLAIN]
+    others = {"transformers": PEER, "llama_cpp": "llama.cpp"}
+    others |= {"old_plain": f"old plain{warmth}", "old_default": f"old default{warmth}"}
     return {
         "tokens_per_second": record.tokens_per_second(),
         "tokens_per_second_by_group": record.tokens_per_second_by_group(),

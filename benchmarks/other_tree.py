@@ -21,12 +21,13 @@ from turns import Answer, Contender, ours
 
 
 @contextmanager
-def other_tree(source: str, num_tokens: int) -> Iterator[dict[str, Contender]]:
-    """Plain decoding and the default of the version whose `src` this is, until the block ends."""
+def other_tree(source: str, num_tokens: int, heat: float) -> Iterator[dict[str, Contender]]:
+    """Plain decoding and the default of the version whose `src` this is, greedy and sampled at a
+    temperature, until the block ends."""
     folder = str(Path(source).resolve())
     paths = [folder, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import other_tree; other_tree.answer({num_tokens})"],
+        [sys.executable, "-c", f"import other_tree; other_tree.answer({num_tokens}, {heat})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -47,21 +48,25 @@ def other_tree(source: str, num_tokens: int) -> Iterator[dict[str, Contender]]:
         imported = answered.readline().strip()
         if not imported.startswith(folder):
             raise RuntimeError(f"{source} holds no forerun that runs: got {imported or 'nothing'}.")
-        yield {"old plain": contender("plain"), "old default": contender("default")}
+        names = [name + warmth for name in ("plain", "default") for warmth in ("", f", T {heat}")]
+        yield {f"old {name}": contender(name) for name in names}
     finally:
         asked.close()
         process.wait()
 
 
-def answer(num_tokens: int) -> None:
+def answer(num_tokens: int, heat: float) -> None:
     """The other process: where the package lies, then an answer to each line."""
     answers, sys.stdout = sys.stdout, sys.stderr  # nothing else gets between the lines
     print(fr.__file__, file=answers, flush=True)
     target = default_model()
     both = fr.drafters.Mixed(fr.drafters.Heads(), fr.drafters.Suffix())
+    warm = fr.Sampling(temperature=heat, seed=1)
     contenders = {
         "plain": ours(target, num_tokens),
         "default": ours(target, num_tokens, drafter=both),
+        f"plain, T {heat}": ours(target, num_tokens, sampling=warm),
+        f"default, T {heat}": ours(target, num_tokens, sampling=warm, drafter=both),
     }
     for line in sys.stdin:
         name, prompt = json.loads(line)

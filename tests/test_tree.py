@@ -58,6 +58,18 @@ def test_what_is_no_branching(branching: Any) -> None:
         Tree.of_branching(branching)
 
 
+@pytest.mark.parametrize("parents", ["abc", 3, None, (-1, 0.5), np.array([-1.0, 0.0])])
+def test_what_is_no_tree(parents: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"parents of its nodes.*Tree.chain\(3\)"):
+        Tree(parents)
+
+
+@pytest.mark.parametrize("length", ["3", 2.0, None, [3], -1])
+def test_what_is_no_length_of_a_chain(length: Any) -> None:
+    with pytest.raises(fr.InputError, match=r"A chain has .*Tree.chain\(3\)"):
+        Tree.chain(length)
+
+
 def test_beginnings_and_parts() -> None:
     assert FORK.first(4) == Tree((-1, -1, 0, 0))
     assert FORK.only([0, 3, 5]) == Tree.chain(3)

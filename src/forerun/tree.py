@@ -26,18 +26,27 @@ class Tree:
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parents", tuple(int(parent) for parent in self.parents))
+        try:
+            parents = tuple(index(parent) for parent in self.parents)
+        except TypeError:  # a text, a single number, fractions
+            wrong = "A tree is made of the parents of its nodes, whole numbers."
+            cure = "For example Tree((-1, 0, 0)), or Tree.chain(3)."
+            raise InputError(explain(wrong, repr(self.parents), cure)) from None
+        object.__setattr__(self, "parents", parents)
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 wrong = f"The parent of node {node} is not an earlier node."
                 cure = f"Use -1 for the end of the text, or a node before {node}."
                 raise InputError(explain(wrong, parent, cure))
 
-    @classmethod
-    @cache
-    def chain(cls, length: int) -> Tree:
+    @staticmethod
+    def chain(length: int) -> Tree:
         """Node after node."""
-        return cls(tuple(range(-1, length - 1)))
+        try:
+            return _chain(index(length))
+        except TypeError:
+            wrong = "A chain has a whole number of nodes."
+            raise InputError(explain(wrong, repr(length), "For example Tree.chain(3).")) from None
 
     @classmethod
     def of_branching(cls, branching: Sequence[int]) -> Tree:
@@ -130,3 +139,11 @@ class Tree:
     @property
     def leaves(self) -> tuple[int, ...]:
         return tuple(node for node in range(len(self)) if not self.children[node])
+
+
+@cache
+def _chain(length: int) -> Tree:
+    if length < 0:
+        wrong = "A chain has no fewer than 0 nodes."
+        raise InputError(explain(wrong, length, "For example Tree.chain(3)."))
+    return Tree(tuple(range(-1, length - 1)))

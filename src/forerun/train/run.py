@@ -253,6 +253,7 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
             bar.update(int(1000 * training.budget.share(progress)) - bar.n)
 
         is_over = training.run(spoken, held_out, report)
+        bar.update(int(1000 * training.budget.share(training.progress)) - bar.n)
     training.note(held_out)
     training.save()
     return is_over
