@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -259,6 +260,27 @@ def test_a_row_without_a_law_says_why(value: float, message: str) -> None:
     logits[3] = value
     with pytest.raises(ValueError, match=message):
         law_of(Sampling(), logits, PROMPT, OUTPUT, Bans())
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, Fraction])
+@pytest.mark.parametrize("size", [1.0, 20.01, 70_000.0])
+def test_numbers_of_any_kind_leave_the_best_token(kind: Any, size: float) -> None:
+    """In half precision a floor may be rounded above every score."""
+    for dtype in (np.float32, np.float64):
+        logits = np.array([1.0, size + 1, 3.0, 4.0], dtype)
+        for min_p in (0.01, 0.5, 1.0):
+            sampling = Sampling(temperature=kind(0.75), min_p=min_p, top_k=np.uint8(3))
+            found = law_of(sampling, logits, [0], [], Bans())
+            same = Sampling(temperature=0.75, min_p=min_p, top_k=3)
+            plain = law_of(same, logits, [0], [], Bans())
+            assert found.floor <= found.best
+            np.testing.assert_array_equal(found.weights, plain.weights)
+
+
+def test_the_hottest_temperature_is_no_fault() -> None:
+    logits = np.array([-np.inf, 0.0, 5.0], np.float32)
+    found = law_of(Sampling(temperature=1e300, min_p=0.1), logits, [0], [], Bans())
+    assert found.weights.tolist() == [0, 1, 1]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

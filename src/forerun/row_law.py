@@ -15,7 +15,7 @@ class Law:
     """The law at a position, as scores (V,): a token weighs exp((score - best) / temperature).
 
     Whoever samples it weighs few tokens; an exponential for each of 50,000 would take longer than
-    all else that is done to choose one.
+    all else that is done to choose one.  (The total that top_p needs takes them all the same.)
     """
 
     scores: HostArray
@@ -25,8 +25,8 @@ class Law:
 
     def weigh(self, scores: HostArray) -> HostArray:
         """The weights of some of its scores, the larger the larger, at most 1."""
-        weights = scores - self.best
         with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
+            weights = scores - self.best
             weights /= self.temperature
         np.exp(weights, out=weights)
         if self.floor > -np.inf:

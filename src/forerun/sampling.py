@@ -194,15 +194,17 @@ def law(
         greedy = np.full_like(scores, -np.inf)
         greedy[int(np.argmax(scores))] = best
         return Law(greedy, best)
-    temperature = max(sampling.temperature, float(np.finfo(scores.dtype).tiny))
+    limits = np.finfo(scores.dtype)
+    temperature = min(max(float(sampling.temperature), float(limits.tiny)), float(limits.max))
     floor = -np.inf
     if sampling.top_k is not None and sampling.top_k < len(scores):
-        floor = _kth(scores, sampling.top_k)
+        floor = _kth(scores, int(sampling.top_k))
     if sampling.top_p < 1:
         floor = _edge(Law(scores, best, temperature, floor), sampling.top_p)
     if sampling.min_p > 0:  # of the largest weight, which is 1
-        floor = max(floor, float(best) + temperature * math.log(sampling.min_p))
-    return Law(scores, best, temperature, float(scores.dtype.type(floor)))
+        least = float(best) + temperature * math.log(sampling.min_p)
+        floor = max(floor, float(scores.dtype.type(max(least, float(limits.min)))))
+    return Law(scores, best, temperature, floor)
 
 
 def _kth(scores: HostArray, k: int) -> float:

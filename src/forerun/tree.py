@@ -39,12 +39,12 @@ class Tree:
                 cure = f"Use -1 for the end of the text, or a node before {node}."
                 raise InputError(explain(wrong, parent, cure))
 
-    @staticmethod
-    def chain(length: int) -> Tree:
+    @classmethod
+    def chain(cls, length: int) -> Tree:
         """Node after node."""
         try:
-            return _chain(index(length))
-        except TypeError:
+            return _chain(cls, index(length))  # type: ignore[arg-type]  # a class has a hash
+        except (TypeError, OverflowError, MemoryError):
             wrong = "A chain has a whole number of nodes."
             raise InputError(explain(wrong, repr(length), "For example Tree.chain(3).")) from None
 
@@ -142,8 +142,5 @@ class Tree:
 
 
 @cache
-def _chain(length: int) -> Tree:
-    if length < 0:
-        wrong = "A chain has no fewer than 0 nodes."
-        raise InputError(explain(wrong, length, "For example Tree.chain(3)."))
-    return Tree(tuple(range(-1, length - 1)))
+def _chain(kind: type[Tree], length: int) -> Tree:
+    return kind(tuple(range(-1, length - 1)))

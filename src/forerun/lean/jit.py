@@ -87,6 +87,12 @@ def reordered(function: Function) -> Function:
     return cast(Function, numba.njit(fastmath=True, **UNCOUNTED)(function))
 
 
+def reordered_with_infinities(function: Function) -> Function:
+    """`reordered`, for numbers that may be infinite; what comes out is so in any order."""
+    flags = {"nnan", "nsz", "reassoc"}
+    return cast(Function, numba.njit(fastmath=flags, **UNCOUNTED)(function))
+
+
 def entry(function: Function) -> Function:
     """`counted`, and kept on disk for the next process.
 
@@ -97,7 +103,8 @@ def entry(function: Function) -> Function:
 
 
 def exact_entry(function: Function) -> Function:
-    """Kept on disk too, with arithmetic to the letter; it may depend on nothing but its file."""
+    """Kept on disk too, with arithmetic to the letter; it may depend on nothing but its file, or
+    is a closure over `sources()` like an `entry`."""
     return kept(function)
 
 
@@ -146,8 +153,11 @@ def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def sources() -> int:
-    """A number that changes when any file of this package does, or the kind of products."""
+    """A number that changes when any file of this package does, or one whose constants it has, or
+    the kind of products."""
     digest = sha256(DOT_PRODUCTS.encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    others = [here.parent / name for name in ("addresses.py", "arrays.py", "philox.py")]
+    for file in [*sorted(here.glob("*.py")), *others]:
         digest.update(file.read_bytes())
     return int.from_bytes(digest.digest()[:6], "big")

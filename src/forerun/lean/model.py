@@ -140,8 +140,11 @@ class LeanModel(NotPickled):
     def row_race(self, law: Law, seed: tuple[Any, Any], position: int) -> int:
         """The token of a law that arrives first, under the two words of a seed."""
         scores = np.require(law.scores, np.float32, ("C", "W"))
-        best, temperature = np.float32(law.best), float(law.temperature)
-        return int(race(scores, best, temperature, law.floor, *seed, position))
+        best, floor = np.float32(law.best), float(np.float32(law.floor))
+        token = int(race(scores, best, law.temperature, floor, *seed, position))
+        if token < 0:
+            raise RuntimeError(f"No token of a law may be chosen: best {best}, floor {floor}.")
+        return token
 
     def commit(self, state: LeanRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         state.commit(rows, kept)

@@ -32,19 +32,19 @@ def build(revision: int) -> Callable[..., int]:
         high: Any,
         position: int,
     ) -> int:
-        """The first token to arrive, of scores (V,) of which the largest is `best`.
+        """The first token to arrive, of scores (V,) of which the largest is `best`; -1: none.
 
         floor: tokens with a lower score cannot be chosen.  low, high: the words of the seed.
         """
         size, top = scores.size, np.float64(best)
-        num_blocks, first = (size + BLOCK - 1) // BLOCK, 0
+        num_blocks, first = (size + BLOCK - 1) // BLOCK, 0 * revision  # which thus counts
         tops = np.empty(num_blocks, np.float32)
         for block in range(num_blocks):
             begin = block * BLOCK
             tops[block] = largest(scores[begin:], min(BLOCK, size - begin))
             if tops[block] == best:
                 first = block
-        winner, soonest = 0, np.inf
+        winner, soonest = -1, np.inf
         for turn in range(-1, num_blocks):
             block = first if turn < 0 else turn  # that of the largest score, then few are opened
             begin = block * BLOCK

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
-from forerun.lean.jit import compiled, intrinsic, reordered
+from forerun.lean.jit import compiled, intrinsic, reordered, reordered_with_infinities
 
 Floats = NDArray[np.float32]
 
@@ -119,7 +119,7 @@ def add_normalised(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
         out[i] += x[i] * scale * weight[i]
 
 
-@reordered
+@reordered_with_infinities
 def largest(x: Floats, count: int) -> Any:
     """The maximum of the first `count` numbers."""
     top = x[0]
