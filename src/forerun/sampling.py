@@ -267,7 +267,7 @@ def _adjusted(
 
 
 def _adjusts(sampling: Sampling, bans: Bans) -> bool:
-    """Whether a request's options may change scores; a copy takes as long as a sample."""
+    """Whether a request's options may change scores, so that they have to be copied."""
     return bool(
         sampling.logit_bias
         or sampling.repetition_penalty != 1

@@ -33,7 +33,8 @@ class LanguageModel(Protocol):
     """Any model that can score the continuation of several texts at once.
 
     A model whose attribute `scores_trees` is true can score several continuations of each text.
-    The engine passes `parents` and paths to such models only.
+    The engine passes `parents` and paths to such models only.  One with a method `row_race` samples
+    its laws itself under the rule `match`, with the noise of `forerun.noise`.
     """
 
     name: str
