@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tiny_models import Architecture
 import forerun as fr
 from clocks import StillClock
 from forerun import rules
+from forerun.drafters import EarlyExit, NGram, Suffix
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
@@ -97,6 +98,33 @@ def test_long_prompts_are_read_while_short_ones_keep_coming(still_clock: StillCl
         slow.engine.step()
         assert len(slow.seconds) < 400
     assert num_short > 5
+
+
+@pytest.mark.parametrize("tree", [None, 6], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "drafter", [Suffix, NGram, lambda: EarlyExit(1)], ids=["suffix", "ngram", "exit"]
+)
+@pytest.mark.parametrize("is_drafted_for", [True, False], ids=["drafted", "not drafted"])
+def test_an_engine_that_has_drafted_reads_a_prompt_of_several_parts(
+    drafter: Callable[[], Any], tree: int | None, is_drafted_for: bool
+) -> None:
+    target = fr.wrap(MODEL)
+    engine = Engine(
+        target, drafter=drafter(), draft_length="auto", tree=tree, rule=rules.get("match"),
+        num_rows=2, is_paced=True,
+    )  # fmt: skip
+    sampling = fr.Sampling(temperature=0.0)
+    for prompt, is_asked in (
+        ([5, 6, 7] * 20, True),  # which the drafters guess, so that guesses are judged
+        (PROMPTS[0] + PROMPTS[1][:300], is_drafted_for),
+    ):
+        request = make_request(target, prompt, sampling, max_new_tokens=30)
+        request.draft_length = None if is_asked else 0
+        engine.submit(request)
+        while engine.busy:
+            engine.step()
+        plain = fr.generate(target, prompt, drafter=None, sampling=sampling, max_new_tokens=30)
+        assert request.output == plain.tokens
 
 
 def test_a_newcomer_waits_for_a_short_pass_also_where_nobody_is_answered(

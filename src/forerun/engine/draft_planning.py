@@ -131,13 +131,13 @@ class DraftPlanner:
     ) -> None:
         """A round is over: what was accepted of each draft, and the seconds by stage, None where
         they are not those of a usual round."""
-        if self._policy is None or self._drafting.drafter is None:
-            return
+        if self._policy is None or self._drafting.drafter is None or not plan.answering:
+            return  # a round that only reads a part of a prompt asked nobody for a draft
         rows = [span.row for span in plan.answering]
         requests = [span.request for span in plan.answering]
         for request in requests:
             request.stats.num_asked += drafted.height is not None
-        self._num_rows = len(rows) or self._num_rows
+        self._num_rows = len(rows)
         timed = None if plan.reading else spent
         self._policy.learn(rows, requests, drafted, paths, timed)
         plain = self._policy.plain_seconds(len(rows))
