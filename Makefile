@@ -82,7 +82,7 @@ format: setup  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
-bench: setup  ## the CPU benchmarks; each writes its JSON beside itself
+bench: setup  ## the CPU benchmarks; each writes its JSON into benchmarks/results/MACHINE
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 docs: setup  ## the pages and the API reference, into build/pages; installs mkdocs

@@ -3,7 +3,7 @@
     python benchmarks/audit.py honest --audits 200     # at most 6 false alarms are allowed
     python benchmarks/audit.py power                   # every bad server, at the default budget
 
-Both write into audit.json beside this file.
+Both write into `audit.json`, which depends on no machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,8 +23,9 @@ from forerun.audit.endpoint import Endpoint
 from forerun.audit.journal import Journal
 from forerun.audit.prompts import prompts
 from forerun.audit.standins.gallery import BAD, HONEST, Exhibit
+from machine import ANY, result_file, write
 
-RESULTS = Path(__file__).with_suffix(".json")
+RESULTS = result_file("audit", folder=ANY)
 BUDGET = 2000
 
 
@@ -122,7 +122,7 @@ def main() -> None:
         rows = {row["server"]: row for row in results.get("power", [])}
         rows |= {row["server"]: row for row in power(args.repeats, args.most, args.servers)}
         results["power"] = list(rows.values())
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write(RESULTS, results)
 
 
 if __name__ == "__main__":

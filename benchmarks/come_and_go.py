@@ -32,7 +32,8 @@ from forerun import rules
 from forerun.engine.engine import Engine
 from forerun.engine.intake import make_request
 from forerun.models.default import default_model
-from spec_bench import read, save, summary
+from machine import save
+from spec_bench import read, summary
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
             for key, value in figures.items()
         )
         print(f"{name:34}{shown}")
-    save(__file__, {"load_average": [load, os.getloadavg()[0]], "results": results})
+    save("come_and_go", {"load_average": [load, os.getloadavg()[0]], "results": results})
 
 
 def prompt_tokens(target: Any) -> list[int]:

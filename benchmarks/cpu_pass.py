@@ -41,7 +41,8 @@ from forerun.lean.threads import usual_threads
 from forerun.models.bundled import NAME, packaged_weights
 from forerun.models.default import default_model
 from llama_server import ABOUT, LEFT_OUT, LlamaServer, start_llama
-from spec_bench import save, summary
+from machine import save
+from spec_bench import summary
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 CONTEXT = 64  # tokens before the pass
@@ -95,7 +96,7 @@ def main() -> None:
         results = {**about, **measure(contenders, lean, options.repeats)}
     results["load_average"] = [load_before, os.getloadavg()[0]]
     report(results)
-    save(str(Path(__file__).with_name(options.output)), results)
+    save(options.output, results)
 
 
 def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[str, Any]:

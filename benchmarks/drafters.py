@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import forerun as fr
@@ -20,7 +19,8 @@ from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
 from forerun.measure.read_once import ReadOnce
 from forerun.models.bundled import NAME
 from forerun.models.default import default_model
-from spec_bench import read, save
+from machine import result_file, save
+from spec_bench import read
 from turns import Contender, Record, encode, ours, take_turns, theirs
 
 NUM_NODES, DEPTH = 16, 5
@@ -45,8 +45,7 @@ def main() -> None:
     plain = default_model(lean=False) if is_default else fr.load(args.target, lean=False)
     heads = Heads(args.heads)
     prompts = [(group, encode(target, text)) for group, text in read(args.prompts, args.per_group)]
-    place = Path(__file__).with_name(args.output)
-    file = place.with_suffix(".json")
+    file = result_file(args.output)
     tables: dict[str, Any] = json.loads(file.read_text())["results"] if args.keep else {}
     for temperature in args.temperature:
         runs = contenders(target, plain, heads, size, temperature)
@@ -59,7 +58,7 @@ def main() -> None:
         tables[str(temperature)] = {"prompts": len(prompts), "load_average": load, "rows": rows}
         about: dict[str, Any] = {"target": args.target} if not is_default else {}
         about |= {"max_new_tokens": size, "nodes": NUM_NODES, "depth": DEPTH}
-        save(str(place), {**about, "results": tables})
+        save(args.output, {**about, "results": tables})
 
 
 def contenders(

@@ -12,14 +12,14 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 import forerun as fr
-from spec_bench import read, save, summary
+from machine import result_file, save
+from spec_bench import read, summary
 from tiny_draft import first_layers, truncated
 
 DRAFT_LAYERS = 8
@@ -56,7 +56,7 @@ def main() -> None:
     }
     results: dict[str, Any] = {}
     if args.only:
-        known = json.loads(Path(__file__).with_suffix(".json").read_text())
+        known = json.loads(result_file("engine").read_text())
         results, pairs = known["results"], {}
     for name, (mine, peer) in pairs.items():
         results[name] = compare(name, mine, peer, prompts, args.repeats)
@@ -64,7 +64,7 @@ def main() -> None:
     several = sorted((encode(target, text) for _, text in read(args.prompts, 8)), key=len)[:8]
     results["batch_8"] = batch_throughput(target, several, args.repeats)
     tqdm.write(f"batch: {results['batch_8']}")
-    save(__file__, {"max_new_tokens": size, "prompts": len(prompts), "results": results})
+    save("engine", {"max_new_tokens": size, "prompts": len(prompts), "results": results})
 
 
 def encode(target: Any, text: str) -> list[int]:

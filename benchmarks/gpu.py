@@ -1,6 +1,6 @@
 """Rounds on a GPU: the pass, whole rounds, and text through `fr.generate`, beside transformers.
 
-    python benchmarks/gpu.py [--output FILE] [--parts pass text forward peers] [--size 8b]
+    python benchmarks/gpu.py [--output gpu] [--parts pass text forward peers] [--size 8b]
         [--agreements 0.8 0.3] [--batches 1 8 32] [--lengths 0 3 auto] [--rules ratio]
         [--prompts 64 4000] [--repeats 5] [--cell-seconds 20] [--seconds 280]
 
@@ -18,10 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import Counter
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
 from forerun.models.huggingface import HuggingFaceModel
 from llama_pair import Pair
+from machine import result_file
 
 NEW, PROMPT = 256, 64
 AUTO = "auto"
@@ -78,15 +79,15 @@ class Bench:
             for key, value in figures.items()
         )
         print(f"{name:60}{shown}", flush=True)
-        if self.args.output is not None:
-            made = {
-                "command": "python benchmarks/gpu.py",
-                "device": torch.cuda.get_device_name(),
-                "versions": {"torch": torch.__version__, "forerun": fr.__version__},
-                "bytes_per_second": self.bandwidth,
-                "results": self.results,
-            }
-            self.args.output.write_text(json.dumps(made, indent=1) + "\n")
+        made = {
+            "command": " ".join(["python", *sys.argv]),
+            "device": torch.cuda.get_device_name(),
+            "versions": {"torch": torch.__version__, "forerun": fr.__version__},
+            "bytes_per_second": self.bandwidth,
+            "results": self.results,
+        }
+        path = result_file(self.args.output, "cuda")
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
     def passes(self) -> None:
         """Captured passes of one row, at several sizes and contexts."""
@@ -250,7 +251,7 @@ def bandwidth() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="where to save the table, as JSON")
+    parser.add_argument("--output", default="gpu", help="name of the JSON file")
     parser.add_argument("--size", default="8b")
     parts = ("pass", "text", "forward", "peers")
     parser.add_argument("--parts", nargs="+", default=parts, choices=parts)

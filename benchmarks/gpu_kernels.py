@@ -1,7 +1,7 @@
 """Verification kernels on a CUDA device: milliseconds a decision, captured in a CUDA graph.
 
-    python benchmarks/gpu_kernels.py [--json FILE] [--sweep] [--dtype bfloat16] [--batches 1 8]
-                                     [--rules match ratio]
+    python benchmarks/gpu_kernels.py [--output gpu_kernels] [--sweep] [--dtype bfloat16]
+                                     [--batches 1 8] [--rules match ratio]
 
 K = 5, V = 128256.  Every decision of a graph has inputs of its own, together larger than the
 second-level cache, so rows come from memory.  `limit` is the time to read every row once (for
@@ -12,14 +12,12 @@ pieces, on which no outcome depends.  Its kernels are compiled beforehand, by se
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from forerun.gpu import ARITHMETIC, decide
 from forerun.gpu.decide import Round
 from forerun.gpu.pieces import LawPiece, RacePiece
 from forerun.gpu.scratch import Outcome, Scratch
+from machine import result_file, write
 
 VOCAB_SIZE, LENGTH = 128256, 5
 ENOUGH_BYTES = 300 * 2**20
@@ -267,7 +266,7 @@ def launch_floor() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", default="gpu_kernels", help="name of the JSON file")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64, 256])
@@ -310,8 +309,8 @@ def main() -> None:
             f"{result['what']:>14} batch {result['batch']:>3}{setting}: {result['ms']:.4f} ms"
             f" (limit {result['limit_ms']:.4f}), {result['accepted']} kept"
         )
-    if asked.json:
-        asked.json.write_text(json.dumps(header | {"results": results}, indent=1) + "\n")
+    if not asked.sweep:
+        write(result_file(asked.output, "cuda"), header | {"results": results})
 
 
 if __name__ == "__main__":

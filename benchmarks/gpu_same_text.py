@@ -1,6 +1,6 @@
 """Same seed, same text in bfloat16 on a GPU: SmolLM2, plain against every way of speculating.
 
-    python benchmarks/gpu_same_text.py [SPEC_BENCH.jsonl] [--output FILE]
+    python benchmarks/gpu_same_text.py [SPEC_BENCH.jsonl] [--output gpu_same_text]
 
 24 prompts at temperature 0 and 0.8, with draft lengths of 2, 5 and "auto" and a tree of 16, three
 drafters, in batches of 1 and 8.  A draft model of two layers is made of the target's own.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ import torch
 import forerun as fr
 from forerun.gpu.model import GpuModel
 from forerun.models.default import default_model
+from machine import result_file, write
 from spec_bench import read
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="?", help="Spec-Bench's file (default: our own prompts)")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", default="gpu_same_text", help="name of the JSON file")
     parser.add_argument("--num-prompts", type=int, default=24)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of cases")
@@ -89,15 +89,14 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    if args.output is not None:
-        made = {
-            "command": "python benchmarks/gpu_same_text.py",
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "model": repr(target),
-            "rows": rows,
-        }
-        args.output.write_text(json.dumps(made, indent=1) + "\n")
+    made = {
+        "command": " ".join(["python", *sys.argv]),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "model": repr(target),
+        "rows": rows,
+    }
+    write(result_file(args.output, "cuda"), made)
     print("all the same:", all(row["same"] == row["of"] for row in rows))
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 import forerun as fr
 from forerun import prompts
 from forerun.doctor import diagnose
-from spec_bench import save
+from machine import save
 
 SCHEMA = {
     "type": "object",
@@ -124,7 +124,7 @@ def main() -> None:
                 rows.append(row)
                 tqdm.write(json.dumps(row))
     save(
-        __file__,
+        "grammar",
         {
             "requests": args.requests,
             "prompts": len(texts),

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
@@ -27,7 +26,8 @@ import torch
 import forerun as fr
 from forerun.engine.prompts import encode
 from forerun.models.default import default_model
-from spec_bench import save, summary
+from machine import save
+from spec_bench import summary
 
 GREEDY = fr.Sampling(temperature=0.0)
 PROMPT = "Explain to a curious child, step by step and with an example, why the sky is blue."
@@ -75,7 +75,7 @@ def main() -> None:
         "tokens_equal_to_transformers_float32": same,
         "load_average": [load_before, os.getloadavg()[0]],
     }
-    save(str(Path(__file__).with_name(args.output)), {**about, "results": results})
+    save(args.output, {**about, "results": results})
     least = results["transformers, bfloat16"]["lean_is_so_many_times_as_fast"]["median"]
     print(f"{'✓' if least >= 3 else '✗'} at least 3 times as fast as transformers on the same file")
     raise SystemExit(least < 3)

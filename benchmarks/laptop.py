@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import forerun as fr
@@ -23,8 +22,9 @@ from forerun.lean.threads import usual_threads
 from forerun.models.bundled import packaged_weights
 from forerun.models.default import default_model
 from llama_server import ABOUT, LEFT_OUT, start_llama
+from machine import result_file, save
 from other_tree import other_tree
-from spec_bench import read, save
+from spec_bench import read
 from turns import Contender, Record, encode, ours, take_turns, theirs
 
 LENGTH, NODES, HEAT = 5, 16, 0.8
@@ -42,7 +42,6 @@ def main() -> None:
     parser.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server")
     parser.add_argument("--old", metavar="SRC", help="the source folder of another version")
     args = parser.parse_args()
-    place = Path(__file__).with_name(args.output)
     load_before = os.getloadavg()[0]
     target, size = default_model(), args.max_new_tokens
     contenders = our_contenders(target, size)
@@ -69,13 +68,13 @@ def main() -> None:
     report(results, len(prompts) * args.repeats)
     print(about["llama.cpp"])
     about["load_average"] = [load_before, os.getloadavg()[0]]
-    written = place.with_suffix(".json")
+    written = result_file(args.output)
     if args.only is not None and written.exists():
         known = json.loads(written.read_text())
         results = {**known["results"], **results}
         before = {"command": known["machine"]["command"], "load": known["load_average"]}
         about["the_rest"] = known.get("the_rest", before)  # of the run that measured them all
-    save(str(place), {**about, "results": results})
+    save(args.output, {**about, "results": results})
 
 
 def our_contenders(target: Any, size: int) -> dict[str, Contender]:

@@ -13,14 +13,13 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import forerun as fr
 from forerun.drafters import Guess
-from spec_bench import save
+from machine import save
 
 WARM = fr.Sampling(temperature=0.8, seed=1)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,8 +119,7 @@ def main() -> None:
                 print(f"{key:55} {statistics.median(costs):8.0f} us per round")
     if not args.no_file:
         about = {"vocab_size": args.vocab_size}
-        place = str(Path(__file__).with_name(args.output))
-        save(place, {**about, "microseconds per round outside the models": results})
+        save(args.output, {**about, "microseconds per round outside the models": results})
 
 
 def cost(target: Reciter, drafter: Any, options: Any, batch: int, args: Any) -> float:

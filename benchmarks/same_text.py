@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 import forerun as fr
 from forerun.doctor import diagnose
-from spec_bench import device_name, read, save
+from machine import device_name, save
+from spec_bench import read
 from tiny_draft import noisy_copy
 
 SAMPLING = fr.Sampling(temperature=0.8, top_p=0.95, seed=7)
@@ -71,13 +72,14 @@ def main() -> None:
         )
         tqdm.write(str(rows[-1]))
     save(
-        __file__,
+        "same_text",
         {
             "prompts": len(chats),
             "device": device_name(args.device),
             "sampling": str(SAMPLING),
             "rows": rows,
         },
+        args.device,
     )
 
 

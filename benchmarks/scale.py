@@ -31,8 +31,9 @@ from typing import Any
 
 from forerun.models.bundled import NAME
 from load import Stream, Turn, ask, drive, figures
+from machine import result_file, save
 from serve import counter, running
-from spec_bench import read, save, summary
+from spec_bench import read, summary
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "scale"))
 from replicas import replica_pids
@@ -295,10 +296,10 @@ def speed_of(laps: Mapping[str, list[dict[str, Any]]], name: str) -> dict[str, A
 
 def update(part: str, figures_of_part: Mapping[str, Any]) -> None:
     """Write one part of the results, and leave the other as it is."""
-    path = Path(__file__).with_suffix(".json")
+    path = result_file("scale")
     known = json.loads(path.read_text())["results"] if path.exists() else {}
     load = os.getloadavg()[0]
-    save(__file__, {"results": {**known, part: {"load_average": load, **figures_of_part}}})
+    save("scale", {"results": {**known, part: {"load_average": load, **figures_of_part}}})
 
 
 if __name__ == "__main__":

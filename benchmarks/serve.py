@@ -41,7 +41,8 @@ from typing import Any
 
 from forerun.models.bundled import NAME, local_copy, packaged_weights
 from load import Body, Stream, Turn, answer_all, ask, drive, figures
-from spec_bench import read, save, summary
+from machine import save
+from spec_bench import read, summary
 
 ENOUGH = 0.97
 """Speculation on is never slower than this against off."""
@@ -86,9 +87,9 @@ def main() -> None:
         "prompts": len(prompts),
         "commands": {name: " ".join(map(short, one.command)) for name, one in contenders.items()},
     }
-    place = Path(__file__).with_name(args.output)
     save(
-        str(place), {"load_average": load, "settings": settings, "holds": holds, "results": results}
+        args.output,
+        {"load_average": load, "settings": settings, "holds": holds, "results": results},
     )
     sys.exit(not holds)
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.models.bundled import NAME, cache_folder, local_copy
-from spec_bench import save, summary
+from machine import save
+from spec_bench import summary
 
 COMMAND = [sys.executable, "-m", "forerun.cli", "generate", "What is the capital of France?"]
 
@@ -45,7 +46,7 @@ def main() -> None:
         clock, busy = row["seconds"]["median"], row["processor_seconds"]["median"]
         print(f"{name:14}{clock:8.2f} s on the clock{busy:8.2f} s of processor time")
     about = {"load_average": [load_before, os.getloadavg()[0]], "asked": COMMAND[-1]}
-    save(str(Path(__file__).with_name(args.output)), {**about, "results": results})
+    save(args.output, {**about, "results": results})
 
 
 def start(cache: str, folder: Path) -> dict[str, float]:

@@ -4,7 +4,7 @@ The peer is the loop every tutorial has: one draft token after the other, `p / q
 number, and NumPy's `choice` for the token at the end.  Both judge the same rounds of a vocabulary
 of 128,256 tokens in turn, one call each, so that whatever else the machine is doing hits both.
 
-    python benchmarks/verify.py            prints a table and writes benchmarks/verify.json
+    python benchmarks/verify.py            prints a table and writes verify.json
     python benchmarks/verify.py --quick    fewer repeats, writes nothing
 """
 
@@ -16,7 +16,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
-import json
 import platform
 import sys
 import time
@@ -33,6 +32,7 @@ import forerun as fr
 from forerun import noise
 from forerun.noise import Purpose
 from forerun.rows import Dense
+from machine import result_file, write
 
 XP = compat.array_namespace(np.empty(0))
 DRAFT_LENGTH, VOCAB_SIZE = 5, 128_256
@@ -296,7 +296,7 @@ def main() -> int:
             "noise": costs,
             "shown": shown,
         }
-        Path(__file__).with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
+        write(result_file("verify"), report)
     return 0 if all(shown.values()) else 1
 
 

@@ -1,6 +1,6 @@
 """The README's picture: commands run in a real terminal, and what they printed, as an SVG.
 
-    python scripts/terminal.py record      # runs the commands; writes benchmarks/terminal.json
+    python scripts/terminal.py record      # runs the commands; writes docs/terminal.json
     python scripts/terminal.py draw        # draws docs/terminal.svg from that file
 
 The picture follows the reader's choice of light or dark.  Lines are broken between words and some
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RECORDING = ROOT / "benchmarks" / "terminal.json"
+RECORDING = ROOT / "docs" / "terminal.json"
 PICTURE = ROOT / "docs" / "terminal.svg"
 
 COLUMNS = 104

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md", "deploy/**/*.md")
+    for pattern in ("*.md", ".github/**/*.md", "docs/*.md", "benchmarks/**/*.md", "deploy/**/*.md")
     for page in ROOT.glob(pattern)
 )
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+PLAIN, DEFAULT = "forerun plain", "heads + suffix, auto"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 MENTION = re.compile(r"`((?:docs|src|tests|benchmarks|deploy|scripts)/[\w./-]+\.\w+)`")
 
@@ -77,88 +78,52 @@ def figures() -> dict[str, str]:
     """What the README must say, worked out from the JSON files."""
 
     def read(name: str) -> Any:
-        return json.loads((ROOT / "benchmarks" / name).read_text(encoding="utf-8"))
+        file = ROOT / "benchmarks" / "results" / f"{name}.json"
+        return json.loads(file.read_text(encoding="utf-8"))
 
-    laptop = read("laptop.json")["results"]
-    gpu, peers = read("gpu_batch1.json")["results"], read("gpu_assisted.json")["results"]
-    arm, same = read("cpu_pass-aarch64.json"), read("same_text.json")
-    halves = {
-        name: row["tokens_per_second"]["median"]
-        for name, row in read("half_weights-aarch64.json")["results"].items()
-    }
-    default = laptop["heads + suffix, auto"]
-    runs = [read(f"laptop-x86-many-{run}.json")["results"] for run in range(9)]
-    names = "forerun plain", "heads + suffix, auto"
-    on_arm = [read(f"laptop-aarch64-{run}.json")["results"] for run in ("default", "again")]
-    arm_rates = [
-        " to ".join(f"{run[name]['tokens_per_second']:.0f}" for name in names) for run in on_arm
-    ]
-    plain_speeds, speeds_of = ([run[name]["tokens_per_second"] for run in runs] for name in names)
-    rates = [f"{ours / plain:.2f}" for plain, ours in zip(plain_speeds, speeds_of, strict=True)]
-    groups = [[run[name]["tokens_per_second_by_group"] for name in names] for run in runs]
-    gains = [{g: ours[g] / plain[g] for g in plain} for plain, ours in groups]
-    means = {g: sum(gain[g] for gain in gains) / len(gains) for g in gains[0]}
-    single = [value for gain in gains for value in gain.values()]
-    worst = min(means, key=means.__getitem__)
-    speeds = {name: round(row["tokens_per_second"]) for name, row in laptop.items()}
-    beside = read("laptop-x86-two-cores.json")["results"]
-    x86 = {name: round(row["tokens_per_second"]) for name, row in beside.items()}
-    alone = read("laptop-x86-two-cores-default.json")["results"]
-    quiet = [round(alone[name]["tokens_per_second"]) for name in names]
-    gpu_speeds = {
-        name: round(row["tokens_per_second"])
-        for name, row in gpu.items()
-        if "tokens_per_second" in row
-    }
-    peer = {
-        name.removeprefix("transformers, "): round(row["tokens_per_second"])
-        for name, row in peers.items()
-        if name.startswith("transformers")
-    }
-    arm_speeds = {name: round(speed) for name, speed in arm["greedy_tokens_per_second"].items()}
-    on_arm_all = {
-        name: round(row["tokens_per_second"])
-        for name, row in read("laptop-aarch64.json")["results"].items()
-    }
-    starts = [read(f"start-{name}.json")["results"] for name in ("x86-two-cores", "aarch64")]
+    def speeds(name: str) -> dict[str, int]:
+        """Tokens per second of each row of a run."""
+        rows = read(name)["results"]
+        found = {key: row.get("tokens_per_second") for key, row in rows.items()}
+        return {key: round(speed) for key, speed in found.items() if speed is not None}
+
+    def gain(name: str) -> str:
+        rows = read(name)["results"]
+        plain, default = (rows[key]["tokens_per_second"] for key in (PLAIN, DEFAULT))
+        link = f"[{default:.0f} instead of {plain:.0f}](benchmarks/results/{name}.json)"
+        return f"{link}, {default / plain:.2f} times"
+
+    same = read("h200/gpu_same_text")["rows"]
+    (cases,) = {f"{row['same']} of {row['of']}" for row in same}
+    sampled = speeds("aarch64-2-cores/laptop-sampled")
+    arm = speeds("aarch64-2-cores/laptop")
+    drafted, alone = speeds("h200/gpu_batch1"), speeds("h200/gpu_ratio")
+    cell = "{}, K {}, agreement {}, batch 1, prompt 64"
+    starts = [read(f"{machine}/start")["results"] for machine in ("x86-2-cores", "aarch64-2-cores")]
     first, later = (
         [round(run[which]["seconds"]["median"]) for run in starts]
         for which in ("first start", "later starts")
     )
-    (identical,) = {row["identical"] for row in same["rows"]}
     return {
-        "laptop": f"transformers {speeds['transformers greedy']}, ours plain "
-        f"{speeds['forerun plain']}, the default drafter {speeds['heads + suffix, auto']}; "
-        f"all {default['same_text_as_forerun_plain']} texts identical",
-        "llama.cpp": f"llama.cpp {x86['llama.cpp']}, ours plain {x86['forerun plain']}, "
-        f"the default drafter {x86['heads + suffix, auto']} |",
-        "default": f"{', '.join(rates[:-1])} and {rates[-1]} times as fast; of {len(single)} "
-        f"figures of task groups {sum(value < 1 for value in single)} are below one, "
-        f"{min(single):.2f} in the least; {worst} {means[worst]:.2f} on average",
-        "default, quiet": f"ours plain {quiet[0]}, the default drafter {quiet[1]}, "
-        f"{quiet[1] / quiet[0]:.2f} times as fast",
-        "ARM": f"transformers {arm_speeds['transformers']}, llama.cpp {arm_speeds['llama.cpp']}, "
-        f"ours plain {arm_speeds['lean']}; four tokens cost "
-        f"{arm['cost_relative_to_1_token']['lean']['4']:.1f} passes",
-        "bfloat16": f"ours {halves['lean, bfloat16 weights']:.1f}; transformers in float32 "
-        f"{halves['transformers, float32']:.1f}, in bfloat16",
-        "bfloat16 in transformers": f"arithmetic for, {halves['transformers, bfloat16']:.2f} |",
-        "GPU": "the default rule `match` K = 6 "
-        f"{gpu_speeds['match, K 6, agreement 0.81, batch 1, prompt 64']}; "
-        f"plain {gpu_speeds['ratio, K 0, agreement 0.81, batch 1, prompt 64']}, "
-        f"`ratio` K = 6 {gpu_speeds['ratio, K 6, agreement 0.81, batch 1, prompt 64']}, "
-        f"`block` K = 6 {gpu_speeds['block, K 6, agreement 0.81, batch 1, prompt 64']} |",
-        "GPU peers": f"transformers plain {peer['plain']}, assisted {peer['assisted, K 5']} "
-        f"at best, static and compiled {peer['static cache, compiled']} |",
-        "ARM, beside others": f"transformers {on_arm_all['transformers greedy']}, llama.cpp "
-        f"{on_arm_all['llama.cpp']}, ours plain {on_arm_all['forerun plain']}, the default drafter "
-        f"{on_arm_all['heads + suffix, auto']}",
-        "ARM, default": f"{' and '.join(arm_rates)} tokens per second",
-        "first start": f"your processor, [{first[0]}](benchmarks/start-x86-two-cores.json) and "
-        f"[{first[1]} s]",
+        "same text": f"{cases} texts in each of {len(same)} ways",
+        "x86": gain("x86-2-cores/laptop"),
+        "ARM": gain("aarch64-2-cores/laptop-default"),
+        "sampled": f"[{sampled[f'{DEFAULT}, T 0.8']} instead of {sampled[f'{PLAIN}, T 0.8']}]",
+        "CPU pass": f"[{arm[PLAIN]}](benchmarks/results/aarch64-2-cores/laptop.json); "
+        f"llama.cpp {arm['llama.cpp']} on the same file, "
+        f"transformers {arm['transformers greedy']} |",
+        "four tokens": "four tokens costs "
+        f"{read('aarch64-2-cores/cpu_pass')['cost_relative_to_1_token']['lean']['4']:.1f} of one",
+        "GPU": f"[{drafted[cell.format('match', 6, '0.81')]} instead of "
+        f"{drafted[cell.format('match', 0, '0.81')]}]",
+        "GPU pass": f"[{alone[cell.format('ratio', 0, '0.80')]}]"
+        "(benchmarks/results/h200/gpu_ratio.json); transformers compiled "
+        f"{alone['transformers, static cache, compiled']}, "
+        f"as it is {alone['transformers, plain']} |",
+        "first start": f"[{first[0]}](benchmarks/results/x86-2-cores/start.json) "
+        f"and [{first[1]} s]",
         "later starts": f"later ones take {max(later)} s.",
-        "same text": f"{identical} of {same['prompts']} in every configuration",
-        "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}",
+        "bugs": f"{len(MUTANTS)} of {len(MUTANTS)}; bias",
     }
 
 
