@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,7 +34,39 @@ def test_config_files_name_our_application_and_its_options() -> None:
 
 def test_both_config_files_deploy_the_same_model() -> None:
     file, manifest = (app["args"] for app in applications())
-    assert file == {key: value for key, value in manifest.items() if key != "api_key_file"}
+    assert file == manifest
+
+
+def test_both_config_files_ask_for_keys_and_name_their_hosts() -> None:
+    for app in applications():
+        assert app["args"]["api_key_file"]
+        assert app["args"]["allowed_hosts"] == ["llm.example.org"]
+
+
+def test_images_are_named_by_digest() -> None:
+    manifest = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
+    cluster = manifest["spec"]["rayClusterConfig"]
+    images = [
+        container["image"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+        for container in group["template"]["spec"]["containers"]
+    ]
+    assert images == ["REGISTRY/forerun-ray@sha256:DIGEST"] * 2  # to be filled in
+
+
+def test_keys_and_hosts_reach_the_ingress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: dict[str, Any] = {}
+    parts = ModuleType("forerun.scale.ray_parts")
+    parts.model_replicas = lambda settings, scale: None  # type: ignore[attr-defined]
+    parts.ingress_over = lambda *args: made.update(args[-1])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, parts.__name__, parts)
+    monkeypatch.setattr(door, "check_ray", lambda: None)
+    (tmp_path / "keys").write_text("secret-of-one\n")
+    for app in applications():
+        door.application(app["args"] | {"api_key_file": str(tmp_path / "keys")})
+        assert made["hosts"] == ("llm.example.org",)
+        assert made["keys"] is not None
+        made.clear()
 
 
 def test_an_unknown_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,18 @@ def test_options_of_shipped_commands_exist(path: str) -> None:
     assert named <= set(known)
 
 
+@pytest.mark.parametrize("path", ["deploy/Dockerfile.cpu", "deploy/Dockerfile.cuda"])
+def test_images_have_a_base_that_is_given_and_pinned_packages(path: str) -> None:
+    text = (ROOT / path).read_text()
+    steps = [line.split("#")[0] for line in text.splitlines()]
+    bases = [line.split()[1] for line in steps if line.startswith("FROM ")]
+    assert bases == ["${PYTHON_IMAGE}"] * 2
+    constrained = text.index("ENV PIP_CONSTRAINT=/constraints.txt")
+    assert constrained < text.index("RUN pip install")
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert "constraints.txt" not in ignored
+
+
 @pytest.mark.parametrize("path", ["docs/serving.md", "deploy/forerun.service"])
 def test_set_up_installs_what_the_command_needs(path: str) -> None:
     """The default model is a package of its own."""

@@ -46,6 +46,7 @@ def deployment(
     name: str | None = None,
     api_key_file: str | None = None,
     cors_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
     num_ingresses: int = 1,
 ) -> Any:
     """An application for Ray Serve: `serve.run(deployment(...))`.
@@ -53,7 +54,8 @@ def deployment(
     model, drafters: by the names that `forerun serve` takes; every machine must find them.
     replicas: how many; or autoscale=(least, most), by the answers that wait or are written.
     num_cpus, num_gpus: what a replica takes of its machine.  max_queue: answers that may wait; a
-    request beyond that gets 429.  num_ingresses: each has its own queue, keys' limits and metrics.
+    request beyond that gets 429.  allowed_hosts: names that the server answers to; without any, to
+    all.  num_ingresses: each has its own queue, keys' limits and metrics.
     """
     check_ray()
     from forerun.scale.ray_parts import ingress_over, model_replicas
@@ -71,6 +73,7 @@ def deployment(
         "limits": Limits(max_choices=min(Limits.max_choices, most * max_batch + max_queue)),
         "bounds": Bounds(),
         "cors_origins": tuple(cors_origins),
+        "hosts": tuple(allowed_hosts),
         "name": name,
     }
     return ingress_over(model_replicas(settings, scale), settings, scale, num_ingresses, options)
