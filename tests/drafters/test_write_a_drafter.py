@@ -8,25 +8,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mypy import api
 
 import forerun as fr
 from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix, registry
 from forerun.drafters.registry import make_drafter
 from forerun.models import TableModel
 
-PAGE = Path(__file__).parents[2] / "docs" / "write-a-drafter.md"
+ROOT = Path(__file__).parents[2]
+PAGE, CONTRIBUTING = ROOT / "docs" / "write-a-drafter.md", ROOT / "CONTRIBUTING.md"
 TABLE = TableModel.random(vocab_size=5, order=1, seed=0)
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_page_runs() -> None:
+@pytest.mark.parametrize("page", [PAGE, CONTRIBUTING], ids=lambda page: page.stem)
+def test_the_page_runs(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks():
-        exec(compile(block, str(PAGE), "exec", dont_inherit=True), names)
-    assert len(blocks()[0].splitlines()) <= 65
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    assert len(blocks(page)[0].splitlines()) <= 75
+
+
+@pytest.mark.slow  # half a minute where mypy has no cache
+@pytest.mark.parametrize("page", [PAGE, CONTRIBUTING], ids=lambda page: page.stem)
+def test_the_example_passes_strict_mypy(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my_drafter.py"
+    file.write_text("\n".join(blocks(page)), encoding="utf-8")
+    config = str(ROOT / "pyproject.toml")
+    out, err, status = api.run(["--strict", "--config-file", config, str(file)])
+    assert (status, err) == (0, ""), out
+    file.write_text(file.read_text(encoding="utf-8").replace("list[Guess]:", "list[int]:"))
+    assert api.run(["--strict", "--config-file", config, str(file)])[2] == 1
 
 
 def load(name: str) -> Any:
