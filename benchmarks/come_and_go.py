@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 import forerun as fr
 from forerun import rules
 from forerun.engine.engine import Engine
-from forerun.engine.intake import make_request
-from forerun.models.default import default_model
+from forerun.generation.intake import make_request
+from forerun.gpu_rounds.choosing import executor_of
+from forerun.loading.default import default_model
 from machine import save
 from spec_bench import read, summary
 
@@ -85,6 +86,7 @@ def prompt_tokens(target: Any) -> list[int]:
 def engine_of(target: Any, num_rows: int, is_paced: bool = False) -> Engine:
     return Engine(
         target,
+        executor_of=executor_of,
         drafter=None,
         draft_length=0,
         rule=rules.get("match"),

@@ -38,8 +38,8 @@ from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
 from forerun.lean.shape import DOT_PRODUCTS, best_shape
 from forerun.lean.threads import usual_threads
-from forerun.models.bundled import NAME, packaged_weights
-from forerun.models.default import default_model
+from forerun.loading.bundled import NAME, packaged_weights
+from forerun.loading.default import default_model
 from llama_server import ABOUT, LEFT_OUT, LlamaServer, start_llama
 from machine import save
 from spec_bench import summary

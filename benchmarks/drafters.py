@@ -16,9 +16,9 @@ from typing import Any
 
 import forerun as fr
 from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
+from forerun.loading.bundled import NAME
+from forerun.loading.default import default_model
 from forerun.measure.read_once import ReadOnce
-from forerun.models.bundled import NAME
-from forerun.models.default import default_model
 from machine import result_file, save
 from spec_bench import read
 from turns import Contender, Record, encode, ours, take_turns, theirs

@@ -24,11 +24,12 @@ import torch
 import triton
 import triton.language as tl
 
-from forerun.addresses import Purpose
-from forerun.gpu import ARITHMETIC, decide
-from forerun.gpu.decide import Round
-from forerun.gpu.pieces import LawPiece, RacePiece
-from forerun.gpu.scratch import Outcome, Scratch
+from forerun.gpu import ARITHMETIC
+from forerun.kernels import decide
+from forerun.kernels.decide import Round
+from forerun.kernels.grids import LawPiece, RacePiece
+from forerun.kernels.scratch import Outcome, Scratch
+from forerun.noise.addresses import Purpose
 from machine import result_file, write
 
 VOCAB_SIZE, LENGTH = 128256, 5

@@ -18,7 +18,7 @@ import torch
 
 import forerun as fr
 from forerun.gpu.model import GpuModel
-from forerun.models.default import default_model
+from forerun.loading.default import default_model
 from machine import result_file, write
 from spec_bench import read
 

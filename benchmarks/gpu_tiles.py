@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.compiling import compile_together
 from forerun.gpu.forward import FEWEST, PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
 from forerun.gpu.storage import CapturedPass
 from forerun.gpu.tiles import TILES, Tile
+from forerun.kernels.compiling import compile_together
 from gpu import milliseconds
 from llama_pair import Pair
 

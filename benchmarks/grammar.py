@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import forerun as fr
 from forerun import prompts
-from forerun.doctor import diagnose
+from forerun.doctor.diagnosis import diagnose
 from machine import save
 
 SCHEMA = {
@@ -141,7 +141,7 @@ def main() -> None:
 
 def run(target: Any, chats: Any, is_forced: bool, **how: Any) -> list[fr.Generation]:
     """Answers to all prompts, with or without forced tokens in the drafts."""
-    from forerun.engine import intake
+    from forerun.generation import intake
 
     usual = intake.Cursor
     intake.Cursor = usual if is_forced else Unforced  # type: ignore[misc]

@@ -24,8 +24,8 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch is imported
 import torch
 
 import forerun as fr
-from forerun.engine.prompts import encode
-from forerun.models.default import default_model
+from forerun.generation.prompts import encode
+from forerun.loading.default import default_model
 from machine import save
 from spec_bench import summary
 

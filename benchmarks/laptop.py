@@ -19,8 +19,8 @@ from typing import Any
 
 import forerun as fr
 from forerun.lean.threads import usual_threads
-from forerun.models.bundled import packaged_weights
-from forerun.models.default import default_model
+from forerun.loading.bundled import packaged_weights
+from forerun.loading.default import default_model
 from llama_server import ABOUT, LEFT_OUT, start_llama
 from machine import result_file, save
 from other_tree import other_tree

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import forerun as fr
-from forerun.models.default import default_model
+from forerun.loading.default import default_model
 from turns import Answer, Contender, ours
 
 

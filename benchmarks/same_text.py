@@ -14,7 +14,7 @@ import time
 from tqdm import tqdm
 
 import forerun as fr
-from forerun.doctor import diagnose
+from forerun.doctor.diagnosis import diagnose
 from machine import device_name, save
 from spec_bench import read
 from tiny_draft import noisy_copy

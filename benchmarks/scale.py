@@ -29,7 +29,7 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
-from forerun.models.bundled import NAME
+from forerun.loading.bundled import NAME
 from load import Stream, Turn, ask, drive, figures
 from machine import result_file, save
 from serve import counter, running
@@ -212,7 +212,7 @@ def plain_server(args: argparse.Namespace) -> bool:
     from ray import serve
 
     from forerun.scale.settings import ModelSettings
-    from forerun.serve.assembly import make_server
+    from forerun.serve.http.assembly import make_server
 
     class ModelReplica:
         def __init__(self) -> None:

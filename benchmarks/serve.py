@@ -39,7 +39,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from forerun.models.bundled import NAME, local_copy, packaged_weights
+from forerun.loading.bundled import NAME, local_copy, packaged_weights
 from load import Body, Stream, Turn, answer_all, ask, drive, figures
 from machine import save
 from spec_bench import read, summary

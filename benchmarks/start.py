@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forerun.models.bundled import NAME, cache_folder, local_copy
+from forerun.loading.bundled import NAME, cache_folder, local_copy
 from machine import save
 from spec_bench import summary
 

@@ -29,9 +29,9 @@ import array_api_compat as compat
 import numpy as np
 
 import forerun as fr
-from forerun import noise
-from forerun.noise import Purpose
-from forerun.rows import Dense
+from forerun.noise import race as noise
+from forerun.noise.race import Purpose
+from forerun.rules.rows import Dense
 from machine import result_file, write
 
 XP = compat.array_namespace(np.empty(0))

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import settings
 
 from clocks import StillClock
-from forerun.clock import ErraticClock, timed_by
-from forerun.engine.draft_policy import POLICIES
+from forerun.base.clock import ErraticClock, timed_by
+from forerun.engine.steering.draft_policy import POLICIES
 from libraries import NAMES, Library, load
 
 # Kernels run in Triton's interpreter, on the CPU, unless a run for a device says otherwise

@@ -11,7 +11,7 @@ import array_api_compat as compat
 import numpy as np
 import pytest
 
-from forerun.arrays import to_numpy, widest_float
+from forerun.base.arrays import to_numpy, widest_float
 
 MODULES = {"numpy": "numpy", "torch": "torch", "strict": "array_api_strict", "jax": "jax.numpy"}
 NAMES = ["numpy", "torch", "strict", pytest.param("jax", marks=pytest.mark.jax)]

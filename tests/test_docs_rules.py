@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forerun import rules
-from forerun.certification import certify, standard_cases, tree_cases
-from forerun.certification.mutants import MUTANTS
+from forerun.proof import certify, standard_cases, tree_cases
+from forerun.proof.mutants import MUTANTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "rules.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)

@@ -12,8 +12,8 @@ HEAVY = (
 STEPS = {
     "`import forerun`": "import forerun as fr",
     "imports that others write": """
-import forerun.doctor
-from forerun.doctor import diagnose
+import forerun.doctor.diagnosis
+from forerun.doctor.diagnosis import diagnose
 import forerun as fr
 assert callable(fr.doctor) and callable(diagnose)
 """,
@@ -24,7 +24,7 @@ from forerun.classic import coin_round, numpy_loop, numpy_verify, torch_verify
 import forerun.models as models
 table = models.TableModel.random(3, 1, seed=0)
 table.score(table.start(1, 4), [0], [[1, 2]], [2])
-models.wrap(lambda ids: [0.5, 0.5])
+fr.wrap(lambda ids: [0.5, 0.5])
 """,
     "the engine": """
 target = models.TableModel.random(5, 1, seed=0)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from forerun import rules
-from forerun.certification.mutants import MUTANTS
+from forerun.proof.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

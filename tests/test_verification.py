@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import forerun as fr
 from cases import for_all
 from forerun import rules, verification
-from forerun.arrays import to_numpy
+from forerun.base.arrays import to_numpy
 from instances import Instance, dyadic_instance, random_instance
 from libraries import Library, load
 

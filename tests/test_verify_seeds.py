@@ -11,7 +11,7 @@ import pytest
 import forerun as fr
 from forerun import verification
 from forerun.models import TableModel
-from forerun.noise import fold
+from forerun.noise.race import fold
 from libraries import Library, largest_bias
 
 TARGET = np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])

@@ -1,15 +1,9 @@
 """Forerun: speculative decoding that keeps the target's distribution, and proves it."""
 
-import forerun.starting as starting  # first, because the others take a second
+import forerun.base.ctrl_c as ctrl_c  # first, because the others take a second
 from forerun import drafters, grammars, models, rules, theory
 from forerun.audit import Report, audit
-from forerun.certification import Certificate, certify
-from forerun.checkup import Checkup, doctor
-from forerun.engine.answer import Answer
-from forerun.engine.async_engine import AsyncEngine
-from forerun.engine.generate import Stream, generate, stream
-from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
-from forerun.errors import (
+from forerun.base.errors import (
     EngineFullError,
     ForerunError,
     GenerationError,
@@ -17,17 +11,23 @@ from forerun.errors import (
     MissingExtraError,
     UnsupportedError,
 )
+from forerun.base.version import __version__
+from forerun.doctor.checkup import Checkup, doctor
+from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
 from forerun.forecast import replay, simulate
-from forerun.law import law, target_law
+from forerun.generation.answer import Answer
+from forerun.generation.async_engine import AsyncEngine
+from forerun.generation.generate import Stream, generate, stream
+from forerun.loading.load import load, wrap
 from forerun.measure.planner import plan
 from forerun.measure.probe import probe
 from forerun.measure.sweep import sweep
-from forerun.models.load import load, wrap
-from forerun.sampling import Sampling
-from forerun.tree import Tree
-from forerun.types import Draft, Sparse, Verdict
+from forerun.proof import Certificate, certify
+from forerun.proof.law import law, target_law
+from forerun.rules.types import Draft, Sparse, Verdict
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
 from forerun.verification import verify
-from forerun.version import __version__
 
 __all__ = [
     "Answer",
@@ -75,7 +75,7 @@ __all__ = [
     "wrap",
 ]
 
-starting.end()
+ctrl_c.end()
 
 
 def __dir__() -> list[str]:

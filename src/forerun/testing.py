@@ -19,22 +19,24 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.clock import ErraticClock, timed_by
+from forerun.base.clock import ErraticClock, timed_by
+from forerun.base.errors import ForerunError, InputError, explain
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.drafters.texts import Texts
 from forerun.drafters.verbs import check_verbs
 from forerun.engine.drafting import HARMLESS
 from forerun.engine.engine import Engine
-from forerun.engine.generate import generate
-from forerun.engine.intake import make_request
-from forerun.errors import ForerunError, InputError, explain
-from forerun.models import TableModel, wrap
-from forerun.noise import race, seed_key
+from forerun.generation.generate import generate
+from forerun.generation.intake import make_request
+from forerun.gpu_rounds.choosing import executor_of
+from forerun.loading.load import wrap
+from forerun.models import TableModel
+from forerun.noise.race import race, seed_key
 from forerun.rules.match import Match
-from forerun.sampling import Sampling
-from forerun.tree import Tree
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
 MOST_SIGMAS = 5.0
@@ -268,7 +270,12 @@ class _Court:
         """The guesses for the last of some owners who ask the same, one after the other."""
         witness = Witness(self.make(), self.target.vocab_size)
         engine = Engine(
-            self.target, drafter=witness, draft_length=DRAFT_LENGTH, rule=Match(), num_rows=1
+            self.target,
+            drafter=witness,
+            draft_length=DRAFT_LENGTH,
+            rule=Match(),
+            num_rows=1,
+            executor_of=executor_of,
         )
         for owner in owners:
             witness.seen.clear()

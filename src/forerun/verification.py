@@ -10,8 +10,8 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun import broken, rules
-from forerun.arrays import (
+from forerun import rules
+from forerun.base.arrays import (
     Array,
     Namespace,
     as_indices,
@@ -23,16 +23,17 @@ from forerun.arrays import (
     to_numpy,
     upcast,
 )
-from forerun.counter_noise import CounterNoise
-from forerun.errors import InputError, UnsupportedError, explain
-from forerun.gpu.choice import covers
-from forerun.noise import folds, seed_key
-from forerun.philox import check_seeds
-from forerun.rows import Dense, Logits, Points, Rows, SparseRows
+from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.base.signatures import shown_by
+from forerun.noise.philox import check_seeds
+from forerun.noise.race import folds, seed_key
+from forerun.rules import refusals
 from forerun.rules.base import Rule, Trial
-from forerun.signatures import shown_by
-from forerun.tree import Tree
-from forerun.types import Draft, Drawn, Sparse, Verdict
+from forerun.rules.noise import CounterNoise
+from forerun.rules.on_device import covers
+from forerun.rules.rows import Dense, Logits, Points, Rows, SparseRows
+from forerun.rules.types import Draft, Drawn, Sparse, Verdict
+from forerun.trees.tree import Tree
 
 CACHE_BYTES = 2**19
 """Rows of so many bytes are computed with at a time on a CPU."""
@@ -64,7 +65,7 @@ def verify(
     check: "read" checks what the rule reads, "all" reads and checks everything first.
     """
     rule = rules.get(rule)
-    by_kernels = covers(broken.as_draft(draft), target_logits, rule, check)
+    by_kernels = covers(refusals.as_draft(draft), target_logits, rule, check)
     tables = target_probs, target_logits
     trial = prepare(draft, *tables, temperature, rule, check, read=not by_kernels)
     num_rows, device = trial.tokens.shape[0], compat.device(trial.tokens)
@@ -74,10 +75,10 @@ def verify(
     if min(first) < 0:
         raise InputError(explain("A position is negative.", min(first), "Count them from 0."))
     if by_kernels:
-        from forerun.gpu import door
+        from forerun.kernels import decide_trial
 
         check_seeds(seeds)
-        reached, extra = door.decide(trial, rule, seeds, first)
+        reached, extra = decide_trial.decide(trial, rule, seeds, first)
     else:
         key = seed_key(trial.xp, seeds, device)
         noise = CounterNoise(trial.xp, key, as_indices(trial.xp, first, device))
@@ -169,11 +170,11 @@ def prepare(
 
 def _is_callers_array(tokens: Any, table: Array) -> bool:
     """Lists became NumPy arrays on the way in; those follow the target's library."""
-    return not (type(tokens).__module__ == "numpy" and not _is_numpy(table))
+    return not _is_numpy(tokens) or _is_numpy(table)
 
 
-def _is_numpy(table: Array) -> bool:
-    return type(table).__module__ == "numpy"
+def _is_numpy(table: Any) -> bool:
+    return isinstance(table, np.ndarray | np.generic)
 
 
 def _draft_arrays(draft: Draft) -> dict[str, Any]:
@@ -229,7 +230,7 @@ def _tokens(
         inside |= np.arange(num_slots - 1) >= counts[:, None]
         if not inside.all():
             row, slot = (int(axis[0]) for axis in (~inside).nonzero())
-            raise broken.outside(row, slot, int(drafted[row, slot]), vocab_size)
+            raise refusals.outside(row, slot, int(drafted[row, slot]), vocab_size)
     slots = xp.arange(num_slots - 1, dtype=lengths.dtype, device=device)
     return xp.where(slots[None, :] < lengths[:, None], tokens, 0), lengths
 
@@ -304,7 +305,7 @@ def _check_drawn(trial: Trial) -> None:
     lied = to_numpy(trial.used & ~(trial.draft_at > 0))
     if lied.any():
         row, slot = (int(axis[0]) for axis in lied.nonzero())
-        raise broken.impossible(row, slot, int(trial.tokens[row, slot]))
+        raise refusals.impossible(row, slot, int(trial.tokens[row, slot]))
 
 
 def _check_all(trial: Trial) -> None:

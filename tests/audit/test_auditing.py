@@ -16,21 +16,21 @@ from forerun.audit.budget import Budget
 from forerun.audit.check_law import LawCheck
 from forerun.audit.check_stops import stops_in
 from forerun.audit.dialects import Dialect
+from forerun.audit.dry_run import planned, rehearse
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Report, Status
 from forerun.audit.journal import Journal
 from forerun.audit.page import page
 from forerun.audit.prompts import prompts
 from forerun.audit.questions import Answer, Choice
-from forerun.audit.rehearsal import planned, rehearse
 from forerun.audit.speculating import counters, judge, told
 from forerun.audit.standins.gallery import BAD, HONEST, exhibit
 from forerun.audit.standins.rounds import FunctionRound, plain_round
 from forerun.audit.standins.server import StandIn
 from forerun.audit.wire import Call, EndpointError, Raw
-from forerun.certification.broken import walk
+from forerun.base.errors import InputError
 from forerun.cli import main
-from forerun.errors import InputError
+from forerun.proof.broken import walk
 
 BESIDE_THE_LAW = [one for one in BAD if one.check != "law"]
 URL = "http://stand-in/v1"

@@ -22,8 +22,8 @@ from forerun.audit.politeness import Polite, retry_after
 from forerun.audit.standins.rounds import FunctionRound
 from forerun.audit.standins.server import StandIn
 from forerun.audit.wire import Call, EndpointError, Raw
-from forerun.certification.broken import walk
-from forerun.errors import InputError
+from forerun.base.errors import InputError
+from forerun.proof.broken import walk
 
 CALL = Call("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
 

@@ -15,7 +15,7 @@ from forerun.audit.questions import Question, Token
 from forerun.audit.standins.rounds import FunctionRound
 from forerun.audit.standins.server import StandIn
 from forerun.audit.wire import Call, Raw
-from forerun.certification.broken import walk
+from forerun.proof.broken import walk
 
 PROMPT = prompts(1)[0]
 

@@ -7,9 +7,9 @@ import pytest
 import forerun as fr
 from forerun.audit.standins.rounds import FunctionRound
 from forerun.audit.standins.server import StandIn
-from forerun.certification.broken import walk
+from forerun.base.clock import timed_by
 from forerun.cli.audit import Shown
-from forerun.clock import timed_by
+from forerun.proof.broken import walk
 
 URL = "http://localhost/v1"
 

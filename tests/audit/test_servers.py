@@ -27,10 +27,10 @@ from transformers import PreTrainedTokenizerFast
 import forerun as fr
 from forerun.audit.findings import Finding, Report, Status
 from forerun.audit.standins.language import Language, PromptLanguage
-from forerun.certification.broken_addresses import coins_by_position
 from forerun.engine import stepwise
-from forerun.engine.walk import TargetNoise
+from forerun.engine.match_on_host import TargetNoise
 from forerun.models.function import FunctionModel
+from forerun.proof.broken_addresses import coins_by_position
 
 pytestmark = pytest.mark.serve
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun import verification
-from forerun.arrays import to_numpy
+from forerun.base.arrays import to_numpy
 
 
 class RngNoise:

@@ -9,12 +9,12 @@ import pytest
 
 import forerun as fr
 from cases import for_all
-from forerun.branches import Path, every_path
-from forerun.certification.cases import contextual, mixed
-from forerun.certification.chance import Chance
 from forerun.classic import numpy_loop
 from forerun.classic.numpy_loop import speculative_sampling
-from forerun.law import Model, target_law
+from forerun.proof.branches import Path, every_path
+from forerun.proof.cases import contextual, mixed
+from forerun.proof.chance import Chance
+from forerun.proof.law import Model, target_law
 
 PROMPT = (1, 0)
 

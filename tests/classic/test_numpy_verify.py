@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun.certification.cases import Case, contextual, mixed, standard_cases
 from forerun.classic import numpy_verify
 from forerun.classic.numpy_verify import speculative_decoding_verify
+from forerun.proof.cases import Case, contextual, mixed, standard_cases
 
 TARGET = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]])
 DRAFT = np.array([[0.4, 0.4, 0.2], [0.3, 0.3, 0.4]])

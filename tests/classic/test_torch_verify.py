@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import forerun as fr
-from forerun.certification.cases import Case, contextual
 from forerun.classic.torch_verify import speculative_decode
+from forerun.proof.cases import Case, contextual
 
 torch = pytest.importorskip("torch")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from forerun.batch.answerer import Counts
+from forerun.batch.batch import Summary
 from forerun.cli import main
 from forerun.cli.batch import _in_words
-from forerun.models.bundled import NAME
-from forerun.scale.answerer import Counts
-from forerun.scale.batch import Summary
+from forerun.loading.bundled import NAME
 
 Capture = pytest.CaptureFixture[str]
 MESSAGES = [{"role": "user", "content": "the cat"}]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import forerun as fr
-from forerun.certification import mutants, standard_cases, telling
-from forerun.certification.mutants import MUTANTS
 from forerun.cli import certify as command
 from forerun.cli import main
+from forerun.proof import mutants, standard_cases, telling
+from forerun.proof.mutants import MUTANTS
 
 MINE = """
 import numpy as np
@@ -77,8 +77,8 @@ def test_everything_is_one_line_each(quick: None, capsys: pytest.CaptureFixture[
 def test_an_unexpected_verdict_is_an_error(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerun.certification.broken import walk
-    from forerun.certification.mutants import Mutant
+    from forerun.proof.broken import walk
+    from forerun.proof.mutants import Mutant
 
     monkeypatch.setattr(command, "MUTANTS", (Mutant("harmless", "no bug at all", walk),))
     assert main(["certify"]) == 1

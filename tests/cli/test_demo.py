@@ -38,7 +38,7 @@ def test_compiling_is_announced_where_there_is_something_to_compile(
     monkeypatch.setattr(demo, "load_target", lambda _: LeanModel())
     monkeypatch.setattr(demo, "generate", lambda *_, **__: None)
     monkeypatch.setattr(demo, "_compare", lambda *_: 0)
-    monkeypatch.setattr("forerun.clock.is_code_kept", True)
+    monkeypatch.setattr("forerun.base.clock.is_code_kept", True)
     monkeypatch.setattr("forerun.lean.jit.is_on_disk", lambda _: is_kept)
     assert main(["demo"]) == 0
     told = capsys.readouterr().err

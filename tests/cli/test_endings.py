@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun import starting
+from forerun.base import ctrl_c
 from forerun.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -88,10 +88,10 @@ def test_a_program_that_uses_the_package_keeps_its_own_way(monkeypatch: pytest.M
     for argv, words in ((["mine.py"], ["python", "mine.py"]), (["-m"], ["python", "-m", "mine"])):
         monkeypatch.setattr(sys, "argv", argv)
         monkeypatch.setattr(sys, "orig_argv", words)
-        starting.begin()
+        ctrl_c.begin()
     assert handlers == [before]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/forerun"])
-    starting.begin()
+    ctrl_c.begin()
     assert handlers[-1] is not before
-    starting.end()
+    ctrl_c.end()
     assert handlers[-1] is before

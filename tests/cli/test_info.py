@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from forerun.base.version import __version__
 from forerun.cli import completion, info, main
 from forerun.cli.commands import make_parser
 from forerun.cli.completion import bash, fish, zsh
 from forerun.cli.parsing import commands_of
-from forerun.version import __version__
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from forerun.base.errors import InputError
 from forerun.cli import main
 from forerun.cli.lists import tree
 from forerun.cli.loading import settled
 from forerun.cli.prompts import as_text
 from forerun.drafters import NGram, Suffix
-from forerun.errors import InputError
-from forerun.models import TableModel, load
-from forerun.tree import Tree
+from forerun.loading.load import load
+from forerun.models import TableModel
+from forerun.trees.tree import Tree
 
 PROMPT = "the cat sat on the mat, the cat sat on"
 Capture = pytest.CaptureFixture[str]

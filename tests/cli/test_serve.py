@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.base.errors import InputError
 from forerun.cli import main
 from forerun.cli.serve import (
     address_of,
@@ -18,7 +19,6 @@ from forerun.cli.serve import (
     warnings_for,
     welcome,
 )
-from forerun.errors import InputError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -26,7 +26,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.cli.serve.load_target", None)
-    monkeypatch.setattr("forerun.serve.logs.set_up", lambda **_: None)
+    monkeypatch.setattr("forerun.serve.watching.logs.set_up", lambda **_: None)
 
 
 @pytest.mark.parametrize(

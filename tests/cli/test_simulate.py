@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.base.errors import InputError, MissingExtraError
 from forerun.cli import simulate
-from forerun.errors import InputError, MissingExtraError
 
 
 def run(*arguments: str) -> int:
@@ -139,7 +139,7 @@ def test_plot_writes_a_picture(tmp_path: Path, name: str, flags: tuple[str, ...]
 def test_missing_matplotlib_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("forerun.forecast.picture", "forerun.drawing"):
+    for module in ("forerun.forecast.picture", "forerun.base.drawing"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r'pip install "forerun\[plot\]"'):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import forerun as fr
+from forerun.base.errors import InputError
 from forerun.cli import main
 from forerun.cli.lists import counts, numbers
 from forerun.cli.sweep import draft_lengths
-from forerun.errors import InputError
 from forerun.measure.log import Log
 from forerun.measure.records import FILE, read_records
 

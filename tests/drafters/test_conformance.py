@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafting import Quiet, Random, noisy_copy
+from drafting import Quiet, Random, TextTurn, noisy_copy
 from tiny_models import VOCAB_SIZE, Architecture
 
 import forerun as fr
-from forerun.children import Children
 from forerun.drafters import (
     EarlyExit,
     Forced,
@@ -28,11 +27,11 @@ from forerun.drafters import (
     Suffix,
     Turn,
 )
-from forerun.drafters.whole_texts import TextTurn
 from forerun.models import TableModel
+from forerun.rules.types import Drawn
 from forerun.testing import BrokenPromise, check_drafter
-from forerun.tree import ROOT
-from forerun.types import Drawn
+from forerun.trees.sibling_laws import Children
+from forerun.trees.tree import ROOT
 
 TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
 OTHER = TableModel.random(vocab_size=7, order=1, seed=3)

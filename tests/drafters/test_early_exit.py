@@ -10,8 +10,8 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun import Sampling
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import EarlyExit, early_exit
-from forerun.errors import InputError, UnsupportedError
 from forerun.models import LanguageModel, TableModel
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [3], [5, 4, 3, 2, 1]]

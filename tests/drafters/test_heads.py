@@ -13,17 +13,18 @@ import torch
 from tiny_heads import VOCAB_SIZE, network_of, save_drafter, tiny_llama
 
 import forerun as fr
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import Guess, Heads, Turn
 from forerun.drafters.heads import fitting
 from forerun.drafters.heads.files import Trained
 from forerun.drafters.heads.torch_runner import TorchRunner
-from forerun.errors import InputError, UnsupportedError
 from forerun.models import TableModel
-from forerun.noise import exponentials, seed_key
-from forerun.sampling import Sampling
+from forerun.noise.race import exponentials, seed_key
+from forerun.sampling.options import Bans, Sampling
+from forerun.sampling.options import law as law_of
 from forerun.testing import Witness, check_drafter
 from forerun.train.unroll import unroll
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
 PROMPTS = [[5, 9, 3], [7] * 11, [1, 2, 30, 4, 50, 6]]
@@ -216,7 +217,7 @@ def test_options_narrow_the_guesses(plain, folder, reference, options, tree):
     for each in drafts:
         wide = np.full(VOCAB_SIZE, -np.inf, np.float32)
         wide[reference.trained.tokens] = reference.law(each.text, [])
-        law = fr.sampling.law(sampling, wide, (), (), fr.sampling.Bans())
+        law = law_of(sampling, wide, (), (), Bans())
         assert law.weights[each.guess.tokens[0]] > 0
     assert drafts
 

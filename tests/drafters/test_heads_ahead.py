@@ -15,7 +15,7 @@ from test_heads_lean_runner import VOCAB_SIZE, lean_runner, network
 
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.heads.listening import Listening
-from forerun.sampling import Sampling
+from forerun.sampling.options import Sampling
 
 IDS = np.sort(np.random.default_rng(0).permutation(VOCAB_SIZE)[:40])
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8)

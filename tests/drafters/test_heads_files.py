@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from tiny_heads import save_drafter, tiny_llama, tiny_network
 
+from forerun.base.errors import InputError, MissingExtraError, UnsupportedError
 from forerun.drafters import Heads
 from forerun.drafters.heads.files import (
     DESCRIPTION,
@@ -24,8 +25,7 @@ from forerun.drafters.heads.files import (
     to_blocks,
 )
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.drafters.registry import make_drafter
-from forerun.errors import InputError, MissingExtraError, UnsupportedError
+from forerun.generation.choosing import make_drafter
 
 
 @pytest.fixture

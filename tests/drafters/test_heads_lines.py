@@ -17,8 +17,8 @@ from test_heads_lean_runner import VOCAB_SIZE, lean_runner, network
 from forerun.drafters.base import Turn
 from forerun.lean.line import MOST_RACERS, REACH, exponential, racers
 from forerun.lean.plan import MOST_TOKENS
-from forerun.noise import exponentials, seed_key
-from forerun.sampling import Sampling
+from forerun.noise.race import exponentials, seed_key
+from forerun.sampling.options import Sampling
 
 XP = compat.array_namespace(np.empty(0))
 IDS = np.sort(np.random.default_rng(0).permutation(VOCAB_SIZE)[:40])

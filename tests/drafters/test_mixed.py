@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from drafting import Quiet
+from drafting import Quiet, TextTurn
 
 import forerun as fr
 from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
 from forerun.drafters.base import Prices
 from forerun.drafters.mixed import merge
 from forerun.drafters.track_record import MOST_LOST, Record, worth_of
-from forerun.drafters.whole_texts import TextTurn
 from forerun.models import TableModel
 
 COUNT = TableModel(5, 1, {(): [1, 0, 0, 0, 0]} | {(i,): row for i, row in enumerate(

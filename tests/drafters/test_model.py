@@ -14,8 +14,8 @@ import forerun as fr
 from forerun import Sampling
 from forerun.drafters import Model, Turn
 from forerun.models import FunctionModel, TableModel
-from forerun.noise import exponentials, seed_key
-from forerun.types import Drawn
+from forerun.noise.race import exponentials, seed_key
+from forerun.rules.types import Drawn
 
 XP = compat.array_namespace(np.empty(0))
 TABLE = TableModel.random(vocab_size=6, order=2, seed=1)

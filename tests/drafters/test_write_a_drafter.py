@@ -12,7 +12,7 @@ from mypy import api
 
 import forerun as fr
 from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix, registry
-from forerun.drafters.registry import make_drafter
+from forerun.generation.choosing import make_drafter
 from forerun.models import TableModel
 
 ROOT = Path(__file__).parents[2]

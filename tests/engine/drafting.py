@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -14,9 +14,22 @@ from tiny_models import VOCAB_SIZE, Architecture
 
 import forerun as fr
 from forerun.drafters import Drafter, Guess, Outcome, Turn
-from forerun.drafters.texts import Texts
-from forerun.drafters.whole_texts import TextTurn, with_text
+from forerun.drafters.texts import Text, Texts
 from forerun.models import LanguageModel
+
+
+@dataclass(frozen=True)
+class TextTurn(Turn):
+    """A turn that shows the whole text."""
+
+    tokens: Sequence[int] = ()  # the text so far, prompt included
+    num_prompt: int = 0
+
+
+def with_text(turn: Turn, text: Text) -> TextTurn:
+    """The turn with the text of its row."""
+    known = {part.name: getattr(turn, part.name) for part in fields(Turn)}
+    return TextTurn(**known, tokens=text.tokens, num_prompt=text.num_prompt)
 
 
 def noisy_copy(model: Any, amount: float, seed: int = 0) -> Any:

@@ -16,7 +16,7 @@ import forerun as fr
 from forerun import InputError, Sampling, UnsupportedError
 from forerun.drafters import Guess, Model, NGram, Turn
 from forerun.models import FunctionModel, TableModel
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
 
 TABLE = TableModel.random(vocab_size=7, order=2, seed=1)
 RECITER = Reciter(TEXT)

@@ -20,9 +20,10 @@ from forerun import rules
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
-from forerun.engine.intake import make_request
 from forerun.engine.pacing import FIRST, PROBE, SLOWER, Pacing
 from forerun.engine.request import Request
+from forerun.generation.intake import make_request
+from forerun.gpu_rounds.choosing import executor_of
 from forerun.models import TableModel
 from forerun.models.base import shared_prefix
 
@@ -77,7 +78,7 @@ class Counting:
 
 def engine_of(target: Any, drafter: Any = None, num_rows: int = 3, **options: Any) -> Engine:
     options = {"draft_length": 4, "rule": rules.get("match")} | options
-    return Engine(target, drafter=drafter, num_rows=num_rows, **options)
+    return Engine(target, executor_of=executor_of, drafter=drafter, num_rows=num_rows, **options)
 
 
 def request_of(target: Any, prompt: Sequence[int], seed: int = 0, **options: Any) -> Request:

@@ -15,7 +15,7 @@ from reciting import Reciter, byte_tokenizer
 import forerun as fr
 from forerun import InputError, Sampling, Tree
 from forerun.drafters import Forced, Guess, Model, NGram, Recycling
-from forerun.engine import intake
+from forerun.generation import intake
 from forerun.grammars import Cursor
 from forerun.models import FunctionModel, TableModel
 

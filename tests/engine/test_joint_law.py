@@ -20,12 +20,12 @@ from processors import CallCounter
 
 import forerun as fr
 from forerun import Sampling
-from forerun.branches import Path, every_path
-from forerun.certification.chance import Chance
 from forerun.drafters import Guess, Model, NGram, Turn, forks
 from forerun.engine import stepwise
 from forerun.models import TableModel
-from forerun.types import Drawn
+from forerun.proof.branches import Path, every_path
+from forerun.proof.chance import Chance
+from forerun.rules.types import Drawn
 
 PROMPT = [1, 0]
 ENDING = 2

@@ -19,9 +19,9 @@ from test_joint_law import (
 )
 
 from forerun import Sampling, Tree
-from forerun.children import Children
 from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
 from forerun.models import TableModel
+from forerun.trees.sibling_laws import Children
 
 __all__ = ["law_of"]  # a fixture
 

@@ -22,8 +22,8 @@ from transformers import NoRepeatNGramLogitsProcessor, TypicalLogitsWarper
 import forerun as fr
 from forerun import Sampling
 from forerun.models import TableModel
-from forerun.noise import race, seed_key
-from forerun.sampling import Bans, law
+from forerun.noise.race import race, seed_key
+from forerun.sampling.options import Bans, law
 
 PROMPTS = [[5, 9, 33, 9], [8, 1, 8, 1, 8, 1, 8], [60]]
 LENGTHS = (1, 6)

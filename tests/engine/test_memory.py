@@ -16,7 +16,7 @@ from tiny_models import VOCAB_SIZE, Architecture
 import forerun as fr
 from forerun import Sampling
 from forerun.drafters import Model, NGram
-from forerun.engine.walk import AHEAD
+from forerun.engine.match_on_host import AHEAD
 from forerun.models import FunctionModel
 
 WIDE = 20_000  # tokens; one row of logits is 160 kB

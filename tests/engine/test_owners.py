@@ -16,8 +16,8 @@ from forerun.drafters import Forced, Mixed, Model, Recycling, Suffix
 from forerun.drafters.owners import MOST_OWNERS, ByOwner
 from forerun.drafters.passing_on import PassingOn
 from forerun.engine.engine import Engine
-from forerun.engine.intake import make_request
 from forerun.engine.request import Request
+from forerun.generation.intake import make_request
 from forerun.models import TableModel
 
 TABLE = TableModel.random(vocab_size=50, order=1, seed=3)

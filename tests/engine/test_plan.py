@@ -13,16 +13,17 @@ from drafting import tiny_pair
 
 import forerun as fr
 from forerun import rules
-from forerun.clock import ErraticClock, timed_by
+from forerun.base.clock import ErraticClock, timed_by
 from forerun.drafters import Drafter, Model, NGram, Recycling, Suffix
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine
-from forerun.engine.intake import make_request
 from forerun.engine.plan import RoundPlan
 from forerun.engine.sampling_arrays import SamplingArrays
 from forerun.engine.stepwise import Decision, Stepwise
-from forerun.models import TableModel, wrap
-from forerun.tree import Tree
+from forerun.generation.intake import make_request
+from forerun.loading.load import wrap
+from forerun.models import TableModel
+from forerun.trees.tree import Tree
 
 PROMPTS = [[1], [2, 3, 1, 2, 3], [3, 1], [4, 5]]
 TEMPERATURES = [0.0, 0.9, 1.0, 0.7]

@@ -13,9 +13,9 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun.drafters import EarlyExit, Model, Outcome, Quantized
 from forerun.drafters.passing_on import PassingOn
-from forerun.engine.policy import PayingPolicy
 from forerun.engine.proposal import Proposal, worthwhile
-from forerun.tree import Tree
+from forerun.engine.steering.policy import PayingPolicy
+from forerun.trees.tree import Tree
 
 MODEL = Architecture("llama", "crop").build()
 TARGET = fr.wrap(MODEL)

@@ -15,9 +15,9 @@ from forerun import rules
 from forerun.drafters import EarlyExit, NGram, Suffix
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
-from forerun.engine.intake import make_request
 from forerun.engine.pacing import SLOWER
 from forerun.engine.request import Request
+from forerun.generation.intake import make_request
 
 MODEL = Architecture("llama", "crop", {"max_position_embeddings": 1024}).build()
 PROMPTS = np.random.default_rng(0).integers(60, size=(8, 400)).tolist()

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun import Sampling, counter_noise
-from forerun.certification.broken_addresses import BlockAtOneAddress
+from forerun import Sampling
 from forerun.drafters import Model, forks
 from forerun.models import TableModel
+from forerun.proof.broken_addresses import BlockAtOneAddress
+from forerun.rules import noise as counter_noise
 from libraries import largest_bias
 
 LENGTH, CELLS = 3, 2**3

@@ -14,9 +14,9 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
-from forerun.engine.draft_policy import POLICIES, policy_key
+from forerun.engine.steering.draft_policy import POLICIES, policy_key
 from forerun.models import TableModel
-from forerun.shelf import Shelf
+from forerun.models.handover import Shelf
 
 MODEL = Architecture("llama", "crop").build()
 TARGET = fr.wrap(MODEL)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drafting import Quiet
+from drafting import Quiet, TextTurn
 from test_come_and_go import engine_of
 from tiny_models import Architecture
 
 import forerun as fr
-from forerun.drafters import Forced, Guess, Mixed, NGram, Outcome
-from forerun.drafters.whole_texts import TextTurn
-from forerun.engine.intake import make_request
+from forerun.base.errors import InputError, UnsupportedError
+from forerun.drafters import Guess, Mixed, Outcome
 from forerun.engine.request import Request
-from forerun.errors import UnsupportedError
+from forerun.generation.intake import make_request
 from forerun.models import TableModel
-from forerun.testing import check_drafter
 
 TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
 PROMPTS = [[1], [2, 3, 1, 2, 3], [3, 1], [4, 4, 4]]
@@ -111,49 +109,28 @@ def test_a_fresh_state_is_told_of_the_next_text() -> None:
     assert stumbling.ended == [answers[1].prompt_tokens + answers[1].tokens]
 
 
-class FromBefore:
-    """A drafter as they were written before `enter`: it reads whole texts."""
+class Incomplete:
+    """A drafter that lacks a method."""
 
-    name = "from before"
+    name = "incomplete"
 
     def start(self, target: Any, num_rows: int, capacity: int, rows: Any = None) -> Any:
-        return {}
+        return None
 
     def propose(self, state: Any, turns: Sequence[Any], *, shared_noise: bool) -> list[Guess]:
-        guesses = []
-        for turn in turns:
-            prompt = list(turn.tokens[: turn.num_prompt])
-            assert state.get(turn.row, prompt) == list(turn.tokens), "outcomes show the text too"
-            assert len(turn.tokens) == turn.num_prompt + turn.position
-            guesses.append(Guess([(turn.tokens[-1] + 1) % 7][: turn.height]))
-        return guesses
+        return [Guess() for _ in turns]
 
     def observe(self, state: Any, outcomes: Sequence[Any]) -> None:
-        for outcome in outcomes:
-            state[outcome.row] = list(outcome.tokens)
+        pass
 
     def release(self, state: Any, row: int) -> None:
-        state.pop(row, None)
+        pass
 
 
-@pytest.mark.parametrize(
-    "make", [FromBefore, lambda: Mixed(FromBefore(), NGram()), lambda: Forced(FromBefore())]
-)
-def test_a_drafter_from_before_still_works(make: Callable[[], Any]) -> None:
-    """With a warning that says what to do; also beside others, and behind a grammar."""
-    how: dict[str, Any] = {"sampling": fr.Sampling(seed=3), "max_new_tokens": 20}
-    plain = fr.generate(TABLE, PROMPTS, drafter=None, **how)
-    how |= {"draft_length": 3, "batch_size": 2}
-    with pytest.warns(DeprecationWarning, match=r"from before has no method `enter`.*write-a-draf"):
-        answers = fr.generate(TABLE, PROMPTS, drafter=make(), **how)
-    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
-    assert not any(answer.stats.notes for answer in answers)
-    assert sum(answer.stats.accepted for answer in answers) > 0
-
-
-def test_promises_of_a_drafter_from_before_are_checked() -> None:
-    with pytest.warns(DeprecationWarning, match="no method `enter`"):
-        check_drafter(FromBefore, TABLE)
+def test_a_drafter_without_enter_is_refused() -> None:
+    drafter: Any = Incomplete()
+    with pytest.raises(InputError, match=r"does not draft.*without enter.*write-a-drafter"):
+        fr.generate(TABLE, [1], drafter=drafter)
 
 
 class Reading(Listener):

@@ -14,7 +14,7 @@ from test_told import Listener
 from tiny_heads import save_drafter, tiny_llama
 
 import forerun as fr
-from forerun.clock import ErraticClock, timed_by
+from forerun.base.clock import ErraticClock, timed_by
 from forerun.drafters import (
     EarlyExit,
     Forced,
@@ -30,10 +30,10 @@ from forerun.drafters import (
     Turn,
 )  # fmt: skip
 from forerun.engine import drafting
-from forerun.engine.draft_policy import Choice
 from forerun.engine.drafting import Drafting
-from forerun.engine.policy import PayingPolicy
 from forerun.engine.request import Request
+from forerun.engine.steering.draft_policy import Choice
+from forerun.engine.steering.policy import PayingPolicy
 from forerun.testing import Witness
 
 LONG = [1 + i % 30 for i in range(100)]

@@ -19,7 +19,7 @@ from forerun.drafters import Guess, Model, NGram, Recycling, Suffix, Turn
 from forerun.engine.proposal import Proposal, worthwhile
 from forerun.models import TableModel
 from forerun.rules import Match
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
 
 TABLE = TableModel.random(vocab_size=6, order=2, seed=1)
 OTHER = TableModel.random(vocab_size=6, order=1, seed=2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun import theory
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.forecast import CostModel, MeasuredCosts, Roofline, replay, scan, simulate
 from forerun.forecast.curve import draw_curve
 from forerun.forecast.report import as_dict, render

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 import forerun as fr
-from forerun.gpu.decide import Round
-from forerun.gpu.door import LAUNCHES
-from forerun.gpu.scratch import Outcome, Scratch
-from forerun.tree import Tree
+from forerun.kernels.decide import Round
+from forerun.kernels.decide_trial import LAUNCHES
+from forerun.kernels.scratch import Outcome, Scratch
+from forerun.trees.tree import Tree
 
 
 @dataclass(frozen=True)

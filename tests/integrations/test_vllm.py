@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import forerun as fr
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters.base import Drafter, Guess, Turn
-from forerun.errors import InputError, UnsupportedError
 from forerun.integrations.vllm import Proposer
 
 VOCAB_SIZE = 12

@@ -15,10 +15,10 @@ from words import save_tokenizer
 pytest.importorskip("numba")
 
 import forerun as fr
-from forerun.lean.choice import choose
 from forerun.lean.formats import Format
 from forerun.lean.model import LeanModel
 from forerun.lean.shape import LANES
+from forerun.loading.cpu_pass import choose
 from forerun.models import HuggingFaceModel
 from forerun.models.widened import exact_forward
 

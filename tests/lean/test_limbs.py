@@ -17,15 +17,15 @@ from numba.core.errors import NumbaError
 from numba.core.runtime import _nrt_python, rtsys
 
 from forerun.lean import storage
-from forerun.lean.choice import choose
 from forerun.lean.dots import LIMBS_8
 from forerun.lean.formats import Format
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.shape import LANES
+from forerun.loading.bundled import packaged_weights
+from forerun.loading.cpu_pass import choose
+from forerun.loading.default import default_model
 from forerun.models import HuggingFaceModel
-from forerun.models.bundled import packaged_weights
-from forerun.models.default import default_model
 
 NUM_TOKENS = 1000
 

@@ -15,13 +15,13 @@ from tiny_models import VOCAB_SIZE, Architecture, Driver, fresh_logits, largest,
 pytest.importorskip("numba")
 
 import forerun as fr
-from forerun.errors import InputError, UnsupportedError
-from forerun.lean.choice import choose
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.lean.formats import Format
 from forerun.lean.model import LeanModel
 from forerun.lean.page_tile import QUERIES
 from forerun.lean.plan import MOST_TOKENS
 from forerun.lean.storage import rounded
+from forerun.loading.cpu_pass import choose
 from forerun.models import HuggingFaceModel, LanguageModel
 
 TOLERANCE = 1e-4

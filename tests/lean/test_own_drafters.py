@@ -14,8 +14,8 @@ pytest.importorskip("numba")
 
 import forerun as fr
 from forerun import Sampling
+from forerun.base.errors import InputError
 from forerun.drafters import EarlyExit, Quantized
-from forerun.errors import InputError
 from forerun.lean.model import LeanModel
 from forerun.models import HuggingFaceModel
 from forerun.models.first_layers import truncated

@@ -11,9 +11,9 @@ from tiny_models import Architecture
 
 import forerun as fr
 from cases import for_all
-from forerun import noise
-from forerun.row_law import Law
-from forerun.row_race import race_row
+from forerun.noise import race as noise
+from forerun.noise.race_one_row import race_row
+from forerun.sampling.scores import Law
 from libraries import load
 
 numba = pytest.importorskip("numba")

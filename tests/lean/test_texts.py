@@ -13,9 +13,9 @@ pytest.importorskip("numba")
 
 import forerun as fr
 from forerun import prompts
-from forerun.lean.choice import choose
+from forerun.loading.bundled import GEMMA, PACKAGES, packaged_parts
+from forerun.loading.cpu_pass import choose
 from forerun.models import HuggingFaceModel
-from forerun.models.bundled import GEMMA, PACKAGES, packaged_parts
 
 NUM_TEXTS = 24
 needs_gemma = pytest.mark.skipif(not packaged_parts(GEMMA), reason=PACKAGES[GEMMA].install)

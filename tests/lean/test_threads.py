@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba")
 
 from forerun.lean import threads
-from forerun.models import place
+from forerun.loading import device_choice
 
 
 def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,15 +41,15 @@ def test_a_gpu_is_looked_for_before_torch_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    assert not place.may_have_gpu(tmp_path)
+    assert not device_choice.may_have_gpu(tmp_path)
     (tmp_path / "nvidiactl").write_text("")
-    assert place.may_have_gpu(tmp_path)
+    assert device_choice.may_have_gpu(tmp_path)
     monkeypatch.setattr("platform.system", lambda: "Windows")
-    assert place.may_have_gpu(tmp_path / "none")
+    assert device_choice.may_have_gpu(tmp_path / "none")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(place, "may_have_gpu", lambda: False)
-    assert place.usual_device() is None
-    monkeypatch.setattr(place, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(device_choice, "may_have_gpu", lambda: False)
+    assert device_choice.usual_device() is None
+    monkeypatch.setattr(device_choice, "may_have_gpu", lambda: True)
     found = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", found)
-    assert place.usual_device() == "cuda"
+    assert device_choice.usual_device() == "cuda"

@@ -11,11 +11,11 @@ from tiny_models import Architecture, Driver, largest, random_tokens, random_tre
 
 pytest.importorskip("numba")
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.lean.model import LeanModel
 from forerun.models import HuggingFaceModel
 from forerun.models.base import Inspectable
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 
 def tiny(kind: str = "llama", **options: Any) -> Any:

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import pytest
 from made_up_sweep import sweep, write
 
+from forerun.base.errors import InputError
 from forerun.cli import main
-from forerun.errors import InputError
 from forerun.measure.figures import figures
 from forerun.measure.records import FILE, Cell, Record, Records, Run, Token
 
@@ -250,7 +250,7 @@ def test_missing_matplotlib_is_named(
     for module in [name for name in sys.modules if name.startswith("forerun.measure.plots")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, "forerun.measure.report", raising=False)
-    monkeypatch.delitem(sys.modules, "forerun.drawing", raising=False)
+    monkeypatch.delitem(sys.modules, "forerun.base.drawing", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(folder)]) == 2
     assert 'pip install "forerun[plot]"' in capsys.readouterr().err

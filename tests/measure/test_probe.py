@@ -13,7 +13,7 @@ import pytest
 from small import relative, target
 
 import forerun as fr
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.measure import round_costs
 from forerun.measure.exports import exports, for_forerun, for_sglang, for_vllm, script
 from forerun.measure.planner import SpeculationPlan, choose

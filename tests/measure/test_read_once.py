@@ -17,8 +17,8 @@ from tiny_heads import VOCAB_SIZE, save_drafter, tiny_llama
 pytest.importorskip("numba")
 
 import forerun as fr
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import EarlyExit, Heads, NGram, Suffix
-from forerun.errors import InputError, UnsupportedError
 from forerun.lean.model import LeanModel
 from forerun.lean.plan import MOST_TOKENS
 from forerun.lean.shape import LANES

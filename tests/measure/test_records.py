@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small import answer, cell, run
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.measure.log import Log
 from forerun.measure.machine import this_machine
 from forerun.measure.records import (

@@ -11,7 +11,7 @@ import pytest
 from small import PROMPTS, relative, target
 
 import forerun as fr
-from forerun.errors import InputError, UnsupportedError
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.measure import round_costs
 from forerun.measure.figures import figures
 from forerun.measure.grid import cells_of, jobs_of

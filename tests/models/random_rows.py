@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tiny_models import random_tree
 
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 MOST_TOKENS = 90  # in a text, so that tiny models of 128 positions have room for drafts
 OPERATIONS = ("round", "round", "round", "score", "release", "copy", "copy", "truncate")

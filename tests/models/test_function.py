@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.models import FunctionModel, LanguageModel
 
 VOCAB_SIZE = 7

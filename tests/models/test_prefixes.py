@@ -13,7 +13,7 @@ from architectures import ATTENTION, RECURRENT
 from random_rows import RandomRows, Scratch
 from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_tokens
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.models import FunctionModel, HuggingFaceModel, TableModel
 from forerun.models.base import Prefixes, room
 

@@ -9,7 +9,7 @@ import torch
 from architectures import ATTENTION, RECURRENT
 from tiny_models import Architecture, fresh_logits
 
-from forerun.errors import InputError, UnsupportedError
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.models import HuggingFaceModel
 from forerun.models.rounded import (
     BLOCK,

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.models import LanguageModel, TableModel
 
 

@@ -20,10 +20,10 @@ from tiny_models import (
     random_tree,
 )
 
-from forerun.errors import InputError, UnsupportedError
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.models import HuggingFaceModel, TableModel
 from forerun.models.feed import Feed
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 CROPPED = [architecture for architecture in ATTENTION if architecture.strategy == "crop"]
 OTHERS = [a for a in (*ATTENTION, *RECURRENT) if a.strategy != "crop"]

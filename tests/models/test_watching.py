@@ -11,7 +11,7 @@ import torch
 from architectures import ATTENTION, RECURRENT
 from tiny_models import VOCAB_SIZE, Architecture, largest, random_tokens, random_tree
 
-from forerun.errors import InputError, UnsupportedError
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.models import HuggingFaceModel
 from forerun.models.base import Inspectable
 

@@ -16,10 +16,10 @@ import torch
 from tiny_models import Architecture
 
 import forerun as fr
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import EarlyExit, Model, Quantized
-from forerun.errors import InputError, UnsupportedError
 from forerun.models.base import identity
-from forerun.shelf import Shelf
+from forerun.models.handover import Shelf
 
 PROMPT = [1, 2, 3]
 PROBING = 6  # two texts from scratch, then four rounds of two rows

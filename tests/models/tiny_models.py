@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forerun.models import LanguageModel
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 torch.set_num_threads(1)
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun import noise, rules
-from forerun.certification.cases import contextual, mixed
-from forerun.counter_noise import CounterNoise
-from forerun.law import Model, expected_accepted
-from forerun.noise import Purpose
+from forerun import rules
+from forerun.noise import race as noise
+from forerun.noise.race import Purpose
+from forerun.proof.cases import contextual, mixed
+from forerun.proof.law import Model, expected_accepted
+from forerun.rules.noise import CounterNoise
 from forerun.verification import prepare
 from libraries import Library, largest_bias
 

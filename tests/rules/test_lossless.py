@@ -10,9 +10,9 @@ import pytest
 import forerun as fr
 from cases import for_all
 from forerun import rules
-from forerun.certification import Case, standard_cases
-from forerun.certification.cases import certain, contextual, mixed, restricted
-from forerun.law import Model, Prefix, joint, rule_step, target_law
+from forerun.proof import Case, standard_cases
+from forerun.proof.cases import certain, contextual, mixed, restricted
+from forerun.proof.law import Model, Prefix, joint, rule_step, target_law
 from instances import sample
 from libraries import largest_bias
 

@@ -9,9 +9,9 @@ import pytest
 
 import forerun as fr
 from forerun import rules
-from forerun.arrays import to_numpy
-from forerun.certification.cases import contextual
-from forerun.law import expected_accepted, law, target_law
+from forerun.base.arrays import to_numpy
+from forerun.proof.cases import contextual
+from forerun.proof.law import expected_accepted, law, target_law
 from instances import random_instance
 from libraries import Library
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun import noise, theory
+from forerun import theory
+from forerun.noise import race as noise
 from instances import random_instance, sample
 from libraries import Library
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun import noise
-from forerun.shapes import best_nodes
-from forerun.tree import ROOT, Tree
+from forerun.noise import race as noise
+from forerun.trees.shapes import best_nodes
+from forerun.trees.tree import ROOT, Tree
 
 XP = compat.array_namespace(np.empty(0))
 SEEDS = range(12)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import forerun as fr
-from forerun.arrays import to_numpy
-from forerun.law import expected_accepted
+from forerun.base.arrays import to_numpy
+from forerun.proof.law import expected_accepted
 from instances import random_instance
 from libraries import Library
 

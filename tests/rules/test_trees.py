@@ -10,15 +10,16 @@ import pytest
 
 import forerun as fr
 from cases import for_all
-from forerun import noise, rules
-from forerun.certification import Case, tree_cases
-from forerun.certification.cases import certain, contextual, mixed, once, restricted
-from forerun.children import Children
-from forerun.counter_noise import CounterNoise
-from forerun.law import Model, Prefix, expected_accepted, joint, rule_step, target_law
-from forerun.rows import Dense
+from forerun import rules
+from forerun.noise import race as noise
+from forerun.proof import Case, tree_cases
+from forerun.proof.cases import certain, contextual, mixed, once, restricted
+from forerun.proof.law import Model, Prefix, expected_accepted, joint, rule_step, target_law
 from forerun.rules.base import Trial
-from forerun.tree import Tree
+from forerun.rules.noise import CounterNoise
+from forerun.rules.rows import Dense
+from forerun.trees.sibling_laws import Children
+from forerun.trees.tree import Tree
 from instances import Instance, sample
 from libraries import Library, largest_bias
 

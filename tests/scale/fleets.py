@@ -10,14 +10,14 @@ from typing import Any
 from serving import Answered, call
 
 from forerun.drafters import NGram, Suffix
-from forerun.scale.card import ModelCard
 from forerun.scale.ingress import make_ingress
 from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work
 from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
-from forerun.serve.defaults import defaults_of
-from forerun.serve.desk import Desk
-from forerun.serve.engines import Engines
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.engines import Engines
+from forerun.serve.openai.defaults import defaults_of
+from forerun.serve.openai.model_facts import ModelCard
 
 DIGEST = "the same in all replicas"
 SETTINGS = ModelSettings(drafters=("ngram", "suffix"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from forerun.scale.blame import LEAST_DEATHS, Blame, chance_of
-from forerun.serve.trial import Death
+from forerun.serve.admission.engine_deaths import Death
 
 MANY = 12
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from forerun.errors import InputError
-from forerun.scale import ray as door
+from forerun.base.errors import InputError
+from forerun.scale import ray
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "ray"
 
@@ -28,8 +28,8 @@ def test_config_files_name_our_application_and_its_options() -> None:
     assert len(applications()) == 2
     for app in applications():
         module, _, name = app["import_path"].partition(":")
-        assert (module, hasattr(door, name)) == (door.__name__, True)
-        signature(door.deployment).bind(**app["args"])
+        assert (module, hasattr(ray, name)) == (ray.__name__, True)
+        signature(ray.deployment).bind(**app["args"])
 
 
 def test_both_config_files_deploy_the_same_model() -> None:
@@ -60,19 +60,19 @@ def test_keys_and_hosts_reach_the_ingress(monkeypatch: pytest.MonkeyPatch, tmp_p
     parts.model_replicas = lambda settings, scale: None  # type: ignore[attr-defined]
     parts.ingress_over = lambda *args: made.update(args[-1])  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, parts.__name__, parts)
-    monkeypatch.setattr(door, "check_ray", lambda: None)
+    monkeypatch.setattr(ray, "check_ray", lambda: None)
     (tmp_path / "keys").write_text("secret-of-one\n")
     for app in applications():
-        door.application(app["args"] | {"api_key_file": str(tmp_path / "keys")})
+        ray.application(app["args"] | {"api_key_file": str(tmp_path / "keys")})
         assert made["hosts"] == ("llm.example.org",)
         assert made["keys"] is not None
         made.clear()
 
 
 def test_an_unknown_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "check_ray", lambda: None)
+    monkeypatch.setattr(ray, "check_ray", lambda: None)
     with pytest.raises(InputError, match=r"'replica'.*Use the options of"):
-        door.application({"replica": 2})
+        ray.application({"replica": 2})
 
 
 def test_numbers_of_replicas_are_checked() -> None:

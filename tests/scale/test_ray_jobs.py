@@ -13,10 +13,10 @@ from processes import save_tiny
 from replicas import kill_descendant
 from tiny_training import save_prompts, save_target
 
+from forerun.batch.answerer import Settings
+from forerun.batch.batch import batch
+from forerun.batch.batch_input import Input
 from forerun.cli import main
-from forerun.scale.answerer import Settings
-from forerun.scale.batch import batch
-from forerun.scale.batch_input import Input
 from forerun.train.collection import Collection, count_answers
 from forerun.train.shards import Spoken, list_shards
 from forerun.train.shards import read as read_shard

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.errors import InputError, MissingExtraError
+from forerun.base.errors import InputError, MissingExtraError
+from forerun.batch.lines import seed_of
 from forerun.measure.grid import Job
 from forerun.measure.machine import Machine
 from forerun.measure.records import Cell
 from forerun.measure.running import Question
-from forerun.scale.lines import seed_of
 from forerun.scale.ray_cluster import share_of_nodes, start_ray
 from forerun.scale.ray_data import requests_of
 from forerun.scale.ray_sweep import check_equal, groups_of

@@ -14,9 +14,9 @@ from pretended_ray import PretendedRay
 from tiny_heads import tiny_llama
 from tiny_training import save_prompts, save_target, tiny_tokenizer
 
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.cli import main
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import InputError, UnsupportedError
 from forerun.scale import ray_cluster, ray_train
 from forerun.scale.ray_cluster import Share, share_of_cluster
 from forerun.scale.ray_train import MOST_DEATHS, NoWorkersError, SpreadOnRay, Workers

@@ -6,7 +6,7 @@ from typing import Any
 
 from serving import PROMPT, Answered, call, run, serving
 
-from forerun.serve.keys import Keys
+from forerun.serve.admission.keys import Keys
 
 BODY = {"prompt": PROMPT}
 LONG = {"prompt": PROMPT, "max_tokens": 400}

@@ -8,9 +8,9 @@ from serving import Babbler, run, until
 
 import forerun as fr
 from forerun.drafters import NGram, Suffix
-from forerun.serve.ask import Ask
-from forerun.serve.desk import Desk
-from forerun.serve.watcher import Watcher
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Ask
+from forerun.serve.watching.roles import Watcher
 
 DRAFTERS: dict[str, Any] = {"ngram": NGram(), "suffix": Suffix(), "none": None}
 

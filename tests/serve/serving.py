@@ -20,11 +20,11 @@ from reciting import byte_tokenizer, token_ids
 from forerun.drafters import NGram
 from forerun.engine.results import Generation, Piece
 from forerun.models.function import FunctionModel
-from forerun.sampling import Sampling
-from forerun.serve.app import make_app
-from forerun.serve.ask import Ask, Speculation
-from forerun.serve.desk import Desk
-from forerun.serve.errors import ApiError
+from forerun.sampling.options import Sampling
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Ask, Speculation
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.app import make_app
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 TEMPLATE = (

@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 
 from forerun.drafters import NGram
-from forerun.serve.assembly import make_server
-from forerun.serve.bounds import Bounds
-from forerun.serve.lifecycle import bind
+from forerun.serve.http.assembly import make_server
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.lifecycle import bind
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from serving import Answered, Babbler, call, run
 import forerun as fr
 from forerun.drafters import NGram
 from forerun.models.function import FunctionModel
-from forerun.serve.app import make_app
-from forerun.serve.desk import Desk
-from forerun.serve.errors import ApiError
-from forerun.serve.fingerprint import Fingerprint
-from forerun.serve.offer import Limits, Offer
-from forerun.serve.routes import queries, text_routes
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.app import make_app
+from forerun.serve.openai.fingerprint import Fingerprint
+from forerun.serve.openai.offer import Limits, Offer
+from forerun.serve.openai.routes import queries, text_routes
 
 CREATED = 1_700_000_000
 MARK = "<assistant>"

@@ -9,8 +9,8 @@ import pytest
 from asking import BODY, KEYS, ask, bearer, error_of
 from serving import PlainRoute, call, gated, run, serving, until
 
-from forerun.serve.ask import Ask
-from forerun.serve.keys import Keys
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.keys import Keys
 
 
 def test_every_route_but_the_open_ones_wants_a_key() -> None:

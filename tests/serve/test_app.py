@@ -11,10 +11,10 @@ import pytest
 from asking import BODY, KEYS, LONG, ask, bearer, error_of
 from serving import Answered, Babbler, PlainRoute, call, gated, run, serving, until
 
-from forerun.serve.ask import Ask
-from forerun.serve.bounds import Bounds
-from forerun.serve.errors import ApiError
-from forerun.serve.watcher import Watcher
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.watching.roles import Watcher
 
 
 def test_streamed_and_whole_say_the_same() -> None:

@@ -10,10 +10,10 @@ from reciting import TEXT, Reciter, token_ids
 from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talker, with_end
 
 import forerun as fr
-from forerun.serve.errors import ApiError
-from forerun.serve.offer import MOST_TOKENS, Limits
-from forerun.serve.routes.completions import Completions
-from forerun.serve.words import Words
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.offer import MOST_TOKENS, Limits
+from forerun.serve.openai.routes.completions import Completions
+from forerun.serve.openai.words import Words
 
 PROMPT = "the quick brown fox"
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7}

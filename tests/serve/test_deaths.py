@@ -13,12 +13,12 @@ from reciting import byte_tokenizer
 from serving import PROMPT, Babbler, an_ask, run, until
 
 import forerun as fr
-from forerun.clock import now
-from forerun.serve import engines
-from forerun.serve import ticket as ticket_module
-from forerun.serve.ask import Speculation
-from forerun.serve.desk import Desk
-from forerun.serve.errors import ApiError
+from forerun.base.clock import now
+from forerun.serve.admission import client_request as ticket_module
+from forerun.serve.admission import engines
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Speculation
+from forerun.serve.admission.errors import ApiError
 
 
 class Deadly:

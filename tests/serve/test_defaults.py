@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from talking import MESSAGES, Talker, offer_of, with_end
 
-from forerun.errors import InputError
-from forerun.serve.routes.chat import Chat
-from forerun.serve.routes.completions import Completions
-from forerun.serve.routes.responses import Responses
+from forerun.base.errors import InputError
+from forerun.serve.openai.routes.chat import Chat
+from forerun.serve.openai.routes.completions import Completions
+from forerun.serve.openai.routes.responses import Responses
 
 
 def test_defaults_are_the_models_where_it_has_them() -> None:

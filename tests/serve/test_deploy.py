@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from forerun.cli import serve
-from forerun.serve.metrics import Metrics
+from forerun.serve.watching.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "deploy" / "grafana.json"

@@ -9,8 +9,8 @@ from reciting import token_ids
 from serving import Babbler
 from talking import COMPLETIONS, answer_to, generations, talker
 
-from forerun.serve.scoring import LeftError, prompt_logprobs
-from forerun.serve.words import Words
+from forerun.serve.admission.scoring import LeftError, prompt_logprobs
+from forerun.serve.openai.words import Words
 
 BODY: dict[str, Any] = {"max_tokens": 3, "temperature": 0.8, "seed": 7, "echo": True, "n": 2}
 

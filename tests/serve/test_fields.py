@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forerun.serve.errors import ApiError
-from forerun.serve.fields import (
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.fields import (
     MOST_NESTED,
     Choice,
     Either,
@@ -19,7 +19,7 @@ from forerun.serve.fields import (
     Text,
     Whole,
 )
-from forerun.serve.objects import Field, Object, Tagged
+from forerun.serve.openai.objects import Field, Object, Tagged
 
 STOPS = Either((Text(5, least=1), ListOf(Text(5), 2)), "a text or a list of texts")
 INNER = Object({"x": Field(Whole(0, 9), required=True)}, {"old": "it is gone."})

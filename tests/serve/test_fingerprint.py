@@ -14,11 +14,11 @@ from talking import HERMES, talker
 import forerun as fr
 from forerun.models.function import FunctionModel
 from forerun.models.huggingface import HuggingFaceModel
-from forerun.serve import fingerprint as fingerprints
-from forerun.serve.ask import Speculation
-from forerun.serve.fingerprint import Fingerprint, arithmetic
-from forerun.serve.offer import Limits, Offer
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
+from forerun.serve.admission.ask import Speculation
+from forerun.serve.openai import fingerprint as fingerprints
+from forerun.serve.openai.fingerprint import Fingerprint, arithmetic
+from forerun.serve.openai.offer import Limits, Offer
 
 NOISE_1 = [
     [363, 237, 404, 167, 483, 153, 272, 357],

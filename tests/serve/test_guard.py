@@ -11,9 +11,9 @@ from asking import BODY, ask, error_of
 from serving import Babbler, run
 
 from forerun.cli.serve import hosts_for, public_name
-from forerun.serve.bounds import Bounds
-from forerun.serve.lifecycle import Protocol, bind
-from forerun.serve.watcher import Watcher
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.lifecycle import Protocol, bind
+from forerun.serve.watching.roles import Watcher
 
 
 def test_other_names_than_its_own_are_refused() -> None:

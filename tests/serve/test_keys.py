@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.errors import InputError
-from forerun.serve.errors import ApiError
-from forerun.serve.keys import Keys
-from forerun.serve.quota import KeyLimits, Quota
+from forerun.base.errors import InputError
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.keys import Keys
+from forerun.serve.admission.quota import KeyLimits, Quota
 
 LINES = [
     "# clients",

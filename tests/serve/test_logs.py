@@ -16,11 +16,11 @@ pytest.importorskip("prometheus_client")
 
 from clocks import StillClock
 from forerun.engine.results import Fate, Generation, Piece, Stats
-from forerun.serve import logs
-from forerun.serve.logs import AnswerLog, Lines, ResponseLog, say
-from forerun.serve.metrics import Metrics
-from forerun.serve.tracing import Tracing, make_tracing
-from forerun.serve.watching import Watching
+from forerun.serve.watching import logs
+from forerun.serve.watching.logs import AnswerLog, Lines, ResponseLog, say
+from forerun.serve.watching.metrics import Metrics
+from forerun.serve.watching.tracing import Tracing, make_tracing
+from forerun.serve.watching.watchers import Watching
 
 SECRET = "sk-very-secret"
 PROMPT = "what the user wrote"

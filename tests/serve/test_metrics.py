@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from clocks import StillClock
 from forerun.engine.results import Fate, Generation, Piece, Stats
-from forerun.serve.metrics import LAST_POSITION, MAX_LABELS, Metrics
+from forerun.serve.watching.metrics import LAST_POSITION, MAX_LABELS, Metrics
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,*/*;q=0.1"
 

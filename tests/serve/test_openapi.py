@@ -9,10 +9,10 @@ import pytest
 from serving import run
 from talking import MESSAGES, offer_of, talker, talking
 
-from forerun.serve.assembly import make_server
-from forerun.serve.openapi import document
-from forerun.serve.routes import queries, text_routes
-from forerun.serve.static import page_routes
+from forerun.serve.http.assembly import make_server
+from forerun.serve.http.static import page_routes
+from forerun.serve.openai.openapi import document
+from forerun.serve.openai.routes import queries, text_routes
 
 OFFER = offer_of()
 ROUTES: list[Any] = [

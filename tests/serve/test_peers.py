@@ -18,7 +18,7 @@ from sockets import server_at_a_socket
 from talking import HERMES, MESSAGES, generations, talker
 
 import forerun as fr
-from forerun.serve.offer import Limits
+from forerun.serve.openai.offer import Limits
 
 pytestmark = pytest.mark.serve
 

@@ -9,8 +9,8 @@ import pytest
 from talking import MESSAGES, RESPONSES, Sayer, answer_to, generations, offer_of, refusal, talker
 
 import forerun as fr
-from forerun.serve.errors import ApiError
-from forerun.serve.routes.responses import LOGPROBS, Responses
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.routes.responses import LOGPROBS, Responses
 
 PROMPT = MESSAGES[0]["content"]
 BODY: dict[str, Any] = {"input": PROMPT, "max_output_tokens": 12, "temperature": 0.8, "seed": 7}

@@ -9,10 +9,10 @@ import pytest
 from desks import DRAFTERS, plain, with_desk
 from serving import PROMPT, Babbler, an_ask, gated, run, until
 
-from forerun.serve.ask import Speculation
-from forerun.serve.desk import Desk
-from forerun.serve.engines import Pair
-from forerun.serve.row_budget import RowBudget
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Speculation
+from forerun.serve.admission.engines import Pair
+from forerun.serve.admission.row_budget import RowBudget
 
 A, B = ("a", "match"), ("b", "match")
 

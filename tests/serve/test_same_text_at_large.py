@@ -15,10 +15,10 @@ import pytest
 
 import forerun as fr
 from forerun.cli.loading import load_drafter
-from forerun.models.default import default_model
-from forerun.serve.assembly import make_server
-from forerun.serve.bounds import Bounds
-from forerun.serve.lifecycle import Server, bind
+from forerun.loading.default import default_model
+from forerun.serve.http.assembly import make_server
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.lifecycle import Server, bind
 
 pytestmark = pytest.mark.serve
 

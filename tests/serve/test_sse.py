@@ -8,9 +8,9 @@ import pytest
 from asking import BODY, ask
 from serving import Answered, PlainReply, gated
 
-from forerun.serve.bounds import Bounds
-from forerun.serve.errors import ApiError
-from forerun.serve.ticket import Ticket
+from forerun.serve.admission.client_request import Ticket
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.bounds import Bounds
 
 
 def test_a_stream_that_waits_says_so() -> None:

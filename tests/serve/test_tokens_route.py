@@ -12,10 +12,10 @@ from serving import run
 from talking import CREATED, HERMES, MESSAGES, offer_of, talker, talking
 
 from forerun.engine.results import TokenLogprob
-from forerun.serve.errors import ApiError
-from forerun.serve.routes.chat import Chat
-from forerun.serve.routes.tokens import Detokenize, Tokenize
-from forerun.serve.words import Words
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.routes.chat import Chat
+from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
+from forerun.serve.openai.words import Words
 
 TOKENIZE, DETOKENIZE = Tokenize(offer_of()), Detokenize(offer_of())
 

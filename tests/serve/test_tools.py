@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from talking import CHAT, HERMES, LLAMA, MESSAGES, Sayer, answer_to, offer_of, refusal, talker
 
-from forerun.serve.routes.chat import Chat
-from forerun.serve.tools import Call, Hermes, Llama, writing_of
+from forerun.serve.openai.routes.chat import Chat
+from forerun.serve.openai.tools import Call, Hermes, Llama, writing_of
 
 SCHEMA = {
     "type": "object",

@@ -10,14 +10,14 @@ from asking import BODY, ask, error_of
 from serving import PlainReply, PlainRoute, call, run, serving
 from talking import offer_of
 
-from forerun.serve import answering
-from forerun.serve.bounds import Bounds
-from forerun.serve.errors import ApiError
-from forerun.serve.formats import compiled
-from forerun.serve.options import check_length, tokens_of
-from forerun.serve.requests import parse_object
-from forerun.serve.templates import chat_tokens
-from forerun.serve.worker import MOST_STUCK, Worker
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http import answering
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import parse_object
+from forerun.serve.http.worker import MOST_STUCK, Worker
+from forerun.serve.openai.formats import compiled
+from forerun.serve.openai.options import check_length, tokens_of
+from forerun.serve.openai.templates import chat_tokens
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from test_end_to_end import train
 from tiny_heads import save_drafter, tiny_llama
 from tiny_training import save_prompts, save_target, some_texts
 
+from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
-from forerun.errors import InputError, UnsupportedError
 from forerun.train.beginning import Beginning
 from forerun.train.vocabulary import likeliest_tokens
 

@@ -11,7 +11,7 @@ from test_preflight import tiny
 from tiny_heads import VOCAB_SIZE, tiny_llama
 from tiny_training import some_texts, tiny_tokenizer
 
-from forerun.errors import InputError
+from forerun.base.errors import InputError
 from forerun.train import slot_attention
 from forerun.train.chat import Chat
 from forerun.train.collect import collect

@@ -16,11 +16,11 @@ from tiny_training import save_prompts, save_target, tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forerun as fr
+from forerun.base.errors import UnsupportedError
 from forerun.cli import main
 from forerun.drafters import Heads
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
-from forerun.errors import UnsupportedError
 from forerun.train import optimiser
 from forerun.train import run as training_run
 from forerun.train.fit import check_trainable

@@ -12,9 +12,9 @@ from tiny_heads import network_of, save_drafter, tiny_llama, tiny_network
 from tiny_training import some_texts, tiny_training
 
 import forerun as fr
+from forerun.base.errors import InputError
 from forerun.drafters import Heads
-from forerun.errors import InputError
-from forerun.sampling import Sampling
+from forerun.sampling.options import Sampling
 from forerun.train.held_out import measure, posterior_delays
 from forerun.train.objectives import OBJECTIVES
 from forerun.train.shards import Spoken

@@ -28,9 +28,9 @@ from forerun.audit.speculating import Speculation, counters, judge
 from forerun.audit.unchanged import check_unchanged
 from forerun.audit.wire import Transport
 from forerun.audit.without_logprobs import check_law_by_pairs
-from forerun.errors import InputError, explain
-from forerun.signatures import shown_by
-from forerun.version import __version__
+from forerun.base.errors import InputError, explain
+from forerun.base.signatures import shown_by
+from forerun.base.version import __version__
 
 LEVEL = LAW_LEVEL + 3 * OPTION_LEVEL
 """The chance that an honest endpoint is called wrong by the checks that depend on chance: 0.9%."""

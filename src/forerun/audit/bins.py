@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 
 Key = str
 """What tells tokens apart: their text."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
 
 
 class SpentError(ForerunError):

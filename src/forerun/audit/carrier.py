@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forerun.audit.wire import DONE, Call, EndpointError, Raw
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 
 class Http:

@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.audit.questions import NUM_TOP, Answer, Choice, Chunk, Question, RefusedError, Token
 from forerun.audit.wire import DONE, Call, EndpointError, Raw
-from forerun.errors import explain
+from forerun.base.errors import explain
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from forerun.audit.journal import Journal
 from forerun.audit.questions import Answer, Question, Token
 from forerun.audit.speculating import told
 from forerun.audit.wire import Call, EndpointError, Raw
-from forerun.errors import explain
+from forerun.base.errors import explain
 
 PLAIN: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0}
 """The options of the law that is the reference."""

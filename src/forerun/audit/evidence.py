@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.bins import Bins
+from forerun.base.arrays import HostArray
 
 TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
 """Fixed experts: one feature is made likelier or less likely by so much in log-odds."""

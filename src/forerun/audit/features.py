@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.bins import Bins, Key
+from forerun.base.arrays import HostArray
 
 NAMES = (
     "the likeliest token",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forerun.audit.wire import Call, Raw, Transport
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 
 class Journal:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.bins import Bins, Key
 from forerun.audit.coins import CoinFilter
 from forerun.audit.features import copied, run_of
+from forerun.base.arrays import HostArray
 
 Drafts = Callable[[Bins, Sequence[Key], int], Sequence[Key | None]]
 """What might be drafted at a place: given its law and the text up to there, one token or more."""

@@ -14,7 +14,7 @@ from forerun.audit.journal import Journal
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import NUM_TOP, Answer, Question, RefusedError
 from forerun.audit.wire import Call, EndpointError
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 FEWER_TOP = (NUM_TOP, 10, 5, 1)
 PREFILLS: tuple[dict[str, Any], ...] = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.bins import ROUNDING, Bins, Key
+from forerun.base.arrays import HostArray
 
 MARGIN = 0.02
 """A token this close to the edge of a truncation may fall on either side."""

@@ -6,8 +6,7 @@ from html import escape
 from importlib import resources
 from string import Template
 
-from forerun.audit.findings import Finding, Report, Status
-from forerun.audit.table import MARKS
+from forerun.audit.findings import MARKS, Finding, Report, Status
 
 
 def page(report: Report) -> str:

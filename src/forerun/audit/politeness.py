@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from forerun.audit.wire import Call, EndpointError, Raw, Transport
-from forerun.errors import explain
+from forerun.base.errors import explain
 
 BUSY = (429, 503, 529)
 FIRST_WAIT = 1.0

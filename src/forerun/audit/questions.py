@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.audit.bins import Key
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
 
 NUM_TOP = 20
 """How many of the likeliest tokens are asked for: the most that OpenAI's chat route gives."""

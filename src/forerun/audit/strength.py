@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 
 MISS = 0.05
 """The chance of not finding the smallest bias that a test says it would find."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from forerun.errors import ForerunError
+from forerun.base.errors import ForerunError
 
 DONE = "[DONE]"
 """The last event of a stream."""

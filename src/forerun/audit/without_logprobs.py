@@ -15,7 +15,6 @@ from itertools import count
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.budget import SpentError
 from forerun.audit.check_law import LEVEL
 from forerun.audit.endpoint import Endpoint
@@ -25,6 +24,7 @@ from forerun.audit.findings import Finding, Status
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question
 from forerun.audit.strength import interval
+from forerun.base.arrays import HostArray
 
 LENGTH = 8
 STAKES = (-0.6, -0.3, -0.1, 0.1, 0.3, 0.6)

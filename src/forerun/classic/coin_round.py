@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import Array, HostArray
+from forerun.base.arrays import Array, HostArray
+from forerun.base.errors import InputError, explain
 from forerun.classic.rows import as_table
-from forerun.errors import InputError, explain
 from forerun.rules import Ratio
-from forerun.types import Draft
+from forerun.rules.types import Draft
 from forerun.verification import prepare
 
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forerun import drafters
-from forerun.engine.generate import generate
-from forerun.engine.intake import ending_tokens
-from forerun.errors import InputError, explain
-from forerun.models.load import wrap
-from forerun.sampling import Sampling
+from forerun.base.errors import InputError, explain
+from forerun.generation.generate import generate
+from forerun.generation.intake import ending_tokens
+from forerun.loading.load import wrap
+from forerun.sampling.options import Sampling
 
 if TYPE_CHECKING:
     import torch

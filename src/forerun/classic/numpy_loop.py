@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from forerun.arrays import HostArray, namespace_of
+from forerun.base.arrays import HostArray, namespace_of
+from forerun.base.errors import InputError, explain
 from forerun.classic.numpy_verify import fresh_seed
 from forerun.classic.rows import as_table
-from forerun.errors import InputError, explain
-from forerun.noise import Purpose, draw, uniform
+from forerun.noise.race import Purpose, draw, uniform
+from forerun.rules.types import Draft
 from forerun.theory.arguments import as_count, as_law
-from forerun.types import Draft
 from forerun.verification import verify
 
 ModelFunction = Callable[[HostArray], HostArray]

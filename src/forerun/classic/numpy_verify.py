@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.classic.rows import as_table, with_bonus_row
-from forerun.types import Draft
+from forerun.rules.types import Draft
 from forerun.verification import verify
 
 

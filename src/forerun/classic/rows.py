@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.arrays import Array, HostArray, namespace_of
-from forerun.errors import InputError, explain
+from forerun.base.arrays import Array, HostArray, namespace_of
+from forerun.base.errors import InputError, explain
 
 
 def as_table(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forerun.classic.rows import with_bonus_row
-from forerun.types import Draft
+from forerun.rules.types import Draft
 from forerun.verification import verify
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forerun.errors import explain
+from forerun.base.errors import explain
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk that takes no more."""

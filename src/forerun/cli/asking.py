@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from forerun import prompts as prompt_sets
+from forerun.base.errors import InputError, explain
 from forerun.cli.loading import MODELS, add_place, usual_drafters
-from forerun.errors import InputError, explain
 from forerun.prompts import Prompt
 
 

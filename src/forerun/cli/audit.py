@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from forerun.clock import now
-from forerun.errors import InputError, explain
+from forerun.base.clock import now
+from forerun.base.errors import InputError, explain
 
 EVERY = 10.0
 """Seconds between two lines of a check that takes long."""
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.audit.auditing import Settings, audit
 
     if args.dry_run:
-        from forerun.audit.rehearsal import rehearse
+        from forerun.audit.dry_run import rehearse
 
         print(rehearse(Settings(args.url, args.model, args.budget, args.seed, args.slack)))
         return 0

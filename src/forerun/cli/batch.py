@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.base.errors import InputError, explain
+from forerun.batch.batch_input import Input
+from forerun.batch.lines import BadLine
 from forerun.cli.generate import OPTIONS, draft_length
 from forerun.cli.loading import DRAFTERS, MODELS, add_pass, add_place
-from forerun.errors import InputError, explain
-from forerun.models.bundled import NAME
-from forerun.sampling import Sampling
-from forerun.scale.batch_input import Input
-from forerun.scale.lines import BadLine
+from forerun.loading.bundled import NAME
+from forerun.sampling.options import Sampling
 
 EXAMPLES = """examples:
   forerun batch questions.jsonl --out answers
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(source, _settings(args))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see cli/loading.py
-    from forerun.scale.batch import Summary, batch
+    from forerun.batch.batch import Summary, batch
 
     teller = _Teller()
     answers = None
@@ -163,7 +163,7 @@ class _Teller:
 
 
 def _settings(args: argparse.Namespace) -> Any:
-    from forerun.scale.answerer import Settings
+    from forerun.batch.answerer import Settings
 
     name = args.name
     if name is None and args.model is not None and Path(args.model).is_dir():
@@ -209,7 +209,7 @@ def _check_counts(args: argparse.Namespace) -> None:
 
 
 def _dry_run(source: Input, settings: Any) -> int:
-    from forerun.scale.batch_routes import Judge
+    from forerun.batch.batch_routes import Judge
 
     source.digest()  # an unreadable file is told here
     judge = Judge(_model_id(settings), settings.drafter, is_raw=settings.is_raw)

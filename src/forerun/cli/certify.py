@@ -12,10 +12,10 @@ from traceback import extract_tb
 from typing import Any
 
 from forerun import rules
-from forerun.certification import Certificate, certify, tree_cases
-from forerun.certification.mutants import MUTANTS, Mutant
+from forerun.base.errors import InputError, explain
 from forerun.cli.terminal import wants_colour
-from forerun.errors import InputError, explain
+from forerun.proof import Certificate, certify, tree_cases
+from forerun.proof.mutants import MUTANTS, Mutant
 
 EXAMPLES = """examples:
   forerun certify                           every rule, and every known bug

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from forerun.errors import InputError, explain
-from forerun.models.bundled import PACKAGES, cache_folder
+from forerun.base.errors import InputError, explain
+from forerun.loading.bundled import PACKAGES, cache_folder
 
 TITLES = "|".join(re.escape(package.title) for package in PACKAGES.values())
 CONVERTED = re.compile(rf"({TITLES}|.+-[0-9a-f]{{16}})-\d+(\..+)?")

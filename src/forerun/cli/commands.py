@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from forerun.base.errors import ForerunError
+from forerun.base.version import __version__
 from forerun.cli import (
     audit,
     batch,
@@ -25,8 +27,6 @@ from forerun.cli import (
 )
 from forerun.cli.parsing import Parser, hint
 from forerun.engine.drafting import HARMLESS
-from forerun.errors import ForerunError
-from forerun.version import __version__
 
 COMMANDS = (
     generate,
@@ -75,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
+    subparsers.choices["completion"].set_defaults(make_parser=make_parser)
     return parser
 
 

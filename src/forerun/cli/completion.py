@@ -10,7 +10,7 @@ from functools import cache
 from forerun import rules
 from forerun.cli.parsing import commands_of, options_of
 from forerun.drafters.registry import names
-from forerun.models.bundled import installed_names
+from forerun.loading.bundled import installed_names
 
 EXAMPLES = """examples:
   source <(forerun completion bash)                                # in ~/.bashrc
@@ -34,10 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cli.commands import make_parser
-
     scripts = {"bash": bash, "zsh": zsh, "fish": fish}
-    print(scripts[args.shell](make_parser()))
+    print(scripts[args.shell](args.make_parser()))
     return 0
 
 

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from forerun import clock
+from forerun.base import clock
+from forerun.base.errors import notice
 from forerun.cli.loading import load_target
 from forerun.cli.paint import legend
 from forerun.cli.screen import Screen
 from forerun.cli.terminal import wants_colour
-from forerun.doctor import diagnose
+from forerun.doctor.diagnosis import diagnose
 from forerun.drafters import Drafter, Heads, Mixed, Suffix
-from forerun.engine.generate import generate, stream
 from forerun.engine.results import Generation, Stats
-from forerun.errors import notice
-from forerun.sampling import Sampling
+from forerun.generation.generate import generate, stream
+from forerun.models.base import CpuPass
+from forerun.sampling.options import Sampling
 
 SAMPLING = Sampling(temperature=0.0)
 MAX_NEW_TOKENS = 72
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _must_compile(target: Any) -> bool:
     """Whether the passes of the target and of its drafter are yet to be compiled."""
-    if type(target).__name__ != "LeanModel":
+    if not isinstance(target, CpuPass):
         return False
     from forerun.lean.forward import forward
     from forerun.lean.heads_pass import draft

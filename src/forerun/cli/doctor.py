@@ -6,11 +6,11 @@ import argparse
 import json
 from textwrap import shorten
 
-from forerun.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
 from forerun.cli.lists import tree
 from forerun.cli.loading import DRAFTERS, MODELS, add_place, load_drafter, load_target
 from forerun.cli.prompts import read_list
-from forerun.sampling import Sampling
+from forerun.doctor.checkup import SAMPLES, Checkup, Finding, checked_rule, examine
+from forerun.sampling.options import Sampling
 
 EXAMPLES = """examples:
   forerun doctor --target ./my-model --drafter ngram --prompts prompts.jsonl

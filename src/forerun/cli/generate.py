@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun import rules
+from forerun.base.errors import InputError, explain
 from forerun.cli.lists import tree
 from forerun.cli.loading import (
     DRAFTERS,
@@ -27,13 +28,12 @@ from forerun.cli.prompts import as_text, read_prompts
 from forerun.cli.screen import Screen
 from forerun.cli.summary import as_dict, summary
 from forerun.cli.terminal import wants_colour
-from forerun.engine.generate import stream
 from forerun.engine.results import Generation, Piece
-from forerun.errors import InputError, explain
-from forerun.models.folders import is_gguf
-from forerun.models.lean_pass import Lean
-from forerun.sampling import Sampling
-from forerun.types import DraftLength
+from forerun.generation.generate import stream
+from forerun.gguf.magic import is_gguf
+from forerun.loading.lean_pass import Lean
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?"

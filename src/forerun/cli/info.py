@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forerun.cli.clearing import clear_cache
+from forerun.loading.bundled import NAME, cache_folder, packaged_weights, why_not_cached
 from forerun.measure.machine import this_machine
-from forerun.models.bundled import NAME, cache_folder, packaged_weights, why_not_cached
 
 EXAMPLES = """examples:
   forerun info

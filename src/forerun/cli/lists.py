@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.errors import InputError, explain
-from forerun.tree import Tree
+from forerun.base.errors import InputError, explain
+from forerun.trees.tree import Tree
 
 
 def numbers(flag: str, text: str) -> list[float]:

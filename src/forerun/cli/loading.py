@@ -7,17 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.cli.terminal import waiting_for
 from forerun.drafters import Drafter
-from forerun.drafters.choosing import drafter_for
-from forerun.drafters.registry import FACTORIES, make_drafter
-from forerun.errors import InputError, explain
+from forerun.drafters.registry import FACTORIES
+from forerun.generation.choosing import drafter_for, make_drafter
+from forerun.loading.bundled import NAME
+from forerun.loading.default import default_model
+from forerun.loading.device_choice import DTYPES
+from forerun.loading.lean_pass import Lean, Quantize
+from forerun.loading.load import load
+from forerun.models.adapter import huggingface_model
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import NAME
-from forerun.models.default import default_model
-from forerun.models.lean_pass import Lean, Quantize
-from forerun.models.load import huggingface_model, load
-from forerun.models.place import DTYPES
 
 
 def load_target(
@@ -51,13 +52,13 @@ def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
 ) -> Any:
     huggingface_model()  # a missing extra is told before anything is imported from it
-    from forerun.scale import tensor_parallel
+    from forerun import ranks
 
     if quantize is not None:
         wrong = "A model with rounded weights runs in one process."
         cure = "Leave out --quantize or --tensor-parallel."
         raise InputError(explain(wrong, f"--quantize {quantize}, {num_ranks} ranks", cure))
-    return tensor_parallel.load(name, num_ranks, device, dtype)
+    return ranks.load(name, num_ranks, device, dtype)
 
 
 def add_place(group: argparse._ActionsContainer) -> None:
@@ -95,16 +96,16 @@ def is_follower(num_ranks: int | None) -> bool:
     if num_ranks is None:
         return False
     huggingface_model()
-    from forerun.scale import tensor_parallel
+    from forerun import ranks
 
-    return tensor_parallel.is_follower(num_ranks)
+    return ranks.is_follower(num_ranks)
 
 
 def follow() -> int:
     """Be such a process until rank 0 ends."""
-    from forerun.scale import tensor_parallel
+    from forerun import ranks
 
-    return tensor_parallel.follow()
+    return ranks.follow()
 
 
 MODELS = f"hub name, folder or GGUF file (default: {NAME})"

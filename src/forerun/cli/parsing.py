@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from forerun.errors import meant
+from forerun.base.errors import meant
 
 
 class Parser(argparse.ArgumentParser):

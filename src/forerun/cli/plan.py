@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts
 from forerun.cli.loading import load_drafter, load_target
-from forerun.errors import InputError, UnsupportedError, explain
 from forerun.measure.exports import Export, exports, for_sglang, for_vllm, script
 from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast

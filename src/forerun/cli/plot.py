@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from forerun.base.errors import InputError, explain
 from forerun.cli.terminal import waiting_for
-from forerun.errors import InputError, explain
 from forerun.measure.records import read_records
 from forerun.measure.summary import in_words, summarise
 

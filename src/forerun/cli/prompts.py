@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.prompts import parse
 
 

@@ -7,11 +7,11 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.cli.lists import counts
-from forerun.errors import InputError, explain
-from forerun.scale.fleet_model import Autoscale, Fleet
-from forerun.scale.fleet_report import Shared, Size, as_dict, render
-from forerun.scale.fleet_simulation import simulate_fleet
+from forerun.forecast.fleet_model import Autoscale, Fleet
+from forerun.forecast.fleet_report import Shared, Size, as_dict, render
+from forerun.forecast.fleet_simulation import simulate_fleet
 
 FLAGS: dict[str, tuple[str, Any, str]] = {
     "load": (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
+from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.cli import serve_ray
 from forerun.cli.generate import draft_length
 from forerun.cli.loading import (
@@ -31,12 +32,11 @@ from forerun.cli.loading import (
     settled,
 )
 from forerun.cli.serve_ray import Loaded
-from forerun.errors import InputError, MissingExtraError, explain
-from forerun.models.bundled import NAME
-from forerun.serve.offer import MOST_TOKENS, Limits
+from forerun.loading.bundled import NAME
+from forerun.serve.openai.offer import MOST_TOKENS, Limits
 
 if TYPE_CHECKING:
-    from forerun.serve.keys import Keys
+    from forerun.serve.admission.keys import Keys
 
 EXAMPLES = """examples:
   forerun serve
@@ -139,10 +139,10 @@ def run(args: argparse.Namespace) -> int:
     _check_counts(args)
     serve_ray.check(args)
     check_origins(args.cors_origin)
-    from forerun.serve.bounds import Bounds
-    from forerun.serve.keys import Keys
-    from forerun.serve.lifecycle import bind
-    from forerun.serve.logs import say, set_up
+    from forerun.serve.admission.keys import Keys
+    from forerun.serve.http.bounds import Bounds
+    from forerun.serve.http.lifecycle import bind
+    from forerun.serve.watching.logs import say, set_up
 
     set_up(is_json=args.log_json)
     keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
-    from forerun.serve.assembly import make_server
+    from forerun.serve.http.assembly import make_server
 
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
     drafters.setdefault("none", None)
@@ -186,7 +186,7 @@ def _serve(
     keys: Keys | None,
     bounds: Any,
 ) -> None:
-    from forerun.serve.lifecycle import Server
+    from forerun.serve.http.lifecycle import Server
 
     name = args.name or public_name(args.model, loaded.name)
     app, desk = loaded.make(

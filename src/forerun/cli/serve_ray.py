@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 FLAGS = ("replicas", "autoscale", "replica_cpus", "replica_gpus", "ready_seconds")
 READY_SECONDS = 600

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from forerun.base.errors import InputError, explain
 from forerun.cli import replicas
 from forerun.cli.lists import counts, numbers
 from forerun.cli.terminal import wants_colour
-from forerun.errors import InputError, explain
 from forerun.forecast.costs import CostModel, Roofline
 from forerun.forecast.report import as_dict, in_colour, plain_text, render
 from forerun.forecast.scan import scan

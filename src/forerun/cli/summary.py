@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun import clock
+from forerun.base import clock
 from forerun.engine.results import Generation
 
 

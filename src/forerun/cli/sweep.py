@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
+from forerun.base.errors import InputError, explain
 from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts, numbers
 from forerun.cli.loading import load_drafter, load_target
 from forerun.drafters import Drafter
-from forerun.drafters.choosing import drafters_for
-from forerun.errors import InputError, explain
+from forerun.generation.choosing import drafters_for
 from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches, repeats_of
 from forerun.measure.log import Log
@@ -24,8 +24,8 @@ from forerun.measure.peers import PEERS
 from forerun.measure.records import Records, Run
 from forerun.measure.summary import in_words, summarise
 from forerun.measure.sweep import sweep
-from forerun.sampling import Sampling
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
 
 if TYPE_CHECKING:
     from forerun.scale.ray_sweep import Load, SpreadOnRay

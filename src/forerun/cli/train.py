@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.cli.loading import load_target
-from forerun.errors import InputError, MissingExtraError, explain
 
 if TYPE_CHECKING:
     from forerun.scale.ray_train import SpreadOnRay

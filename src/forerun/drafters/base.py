@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forerun.models.base import LanguageModel
-from forerun.sampling import Sampling
-from forerun.tree import Tree
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
 
 
 class Prices(NamedTuple):
@@ -67,7 +67,7 @@ class Guess:
     tokens: list[int] = field(default_factory=list)
     drawn: Drawn = Drawn.POINT
     probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V) where drawn is SAMPLED: the
-    # law that each token was drawn from, its earlier siblings given (forerun.children)
+    # law that each token was drawn from, its earlier siblings given (forerun.trees.sibling_laws)
     parents: list[int] | None = None  # (len(tokens),), -1 for the text; None: one after the other
     values: list[float] | None = None  # (len(tokens),): the drafter's estimate that each is kept
 
@@ -105,7 +105,7 @@ class Drafter(Protocol):
 
     A drafter that keeps something for later engines also has `close(state)`, called once when the
     engine is done.  What is live in two engines at once, perhaps in two threads, must not be
-    shared: `forerun.shelf` hands it from one to the next.
+    shared: `forerun.models.handover` hands it from one to the next.
 
     A drafter that learns from one request for others also has `assign(state, row, owner)`, called
     before `enter`: it must not use one owner's texts for another's (`forerun.drafters.owners`).

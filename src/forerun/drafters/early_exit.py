@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from forerun.children import Children
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.depth import best_depth
 from forerun.drafters.from_target import FromTarget
-from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel, identity
+from forerun.trees.sibling_laws import Children
 
 
 class EarlyExit(FromTarget):

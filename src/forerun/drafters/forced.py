@@ -13,10 +13,9 @@ from typing import Any
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.texts import Text, Texts
-from forerun.drafters.whole_texts import told_of_changes
 from forerun.grammars.base import Cursor
 from forerun.models.base import LanguageModel
-from forerun.tree import ROOT
+from forerun.trees.tree import ROOT
 
 
 @dataclass
@@ -35,10 +34,6 @@ class Forced:
     """
 
     inner: Drafter | None = None
-
-    def __post_init__(self) -> None:
-        if self.inner is not None:
-            object.__setattr__(self, "inner", told_of_changes(self.inner))
 
     @property
     def name(self) -> str:

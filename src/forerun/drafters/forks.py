@@ -9,14 +9,14 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import HostArray
-from forerun.children import Children, draw_children
+from forerun.base.arrays import HostArray
 from forerun.drafters.base import Turn
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
-from forerun.noise import Purpose, coin, draw, exponentials, race, seed_key
-from forerun.sampling import Bans
-from forerun.sampling import law as law_of
+from forerun.noise.race import Purpose, coin, draw, exponentials, race, seed_key
+from forerun.sampling.options import Bans
+from forerun.sampling.options import law as law_of
+from forerun.trees.sibling_laws import Children, draw_children
 
 XP = compat.array_namespace(np.empty(0))
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.model import Model, ModelDraftState
 from forerun.models.base import LanguageModel
+from forerun.trees.sibling_laws import Children
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import Guess
-from forerun.tree import ROOT
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.trees.tree import ROOT
 
 
 @dataclass

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.drafters.base import Guess, Turn
 from forerun.drafters.texts import Text
-from forerun.tree import ROOT, Tree
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.trees.tree import ROOT, Tree
 
 MOST_CHILDREN = 8
 """Limit of children per node in a tree without a given shape."""

@@ -6,7 +6,7 @@ from math import isqrt
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 
 
 def likeliest(rows: HostArray, count: int) -> HostArray:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any
 
-from forerun.clock import working
+from forerun.base.clock import working
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import (
     Drafter,
     Guess,
@@ -32,6 +33,7 @@ from forerun.drafters.base import (
 )
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.owners import ByOwner
+from forerun.drafters.registry import make_one
 from forerun.drafters.track_record import (
     LONG,
     MOST_LOST,
@@ -41,11 +43,9 @@ from forerun.drafters.track_record import (
     parents_of,
     worth_of,
 )
-from forerun.drafters.whole_texts import told_of_changes
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
-from forerun.shelf import Shelf
-from forerun.tree import ROOT
+from forerun.models.handover import Shelf
+from forerun.trees.tree import ROOT
 
 PROBE_EVERY = 16  # turns of a row after which the one who was asked least is asked first
 
@@ -92,7 +92,7 @@ class Mixed:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
         made = [_made(drafter) for drafter in drafters]
-        self.drafters = [told_of_changes(drafter) for drafter in made]
+        self.drafters = list(made)
         self.clock = clock
         self.num_successors: int = max(getattr(drafter, "num_successors", 0) for drafter in made)
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
@@ -335,8 +335,4 @@ def merge(
 
 def _made(drafter: Drafter | str) -> Drafter:
     """The drafter itself, or the one of that name."""
-    if not isinstance(drafter, str):
-        return drafter
-    from forerun.drafters.registry import make_one  # which names this class
-
-    return make_one(drafter)
+    return make_one(drafter) if isinstance(drafter, str) else drafter

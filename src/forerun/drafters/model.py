@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import HostArray, to_numpy
-from forerun.children import Children
+from forerun.base.arrays import HostArray, to_numpy
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.texts import Texts
 from forerun.drafters.vocabulary import check_same_vocabulary
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
-from forerun.models.load import wrap
-from forerun.types import Drawn
+from forerun.models.conversion import as_model
+from forerun.rules.types import Drawn
+from forerun.trees.sibling_laws import Children
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Model:
         if children not in {*Children, *(kind.value for kind in Children)}:
             cure = f"Use one of {', '.join(kind.value for kind in Children)}."
             raise InputError(explain("Children cannot be drawn like that.", repr(children), cure))
-        self.model: LanguageModel = wrap(model)
+        self.model: LanguageModel = as_model(model)
         self.temperature = temperature
         self.children = Children(children)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
 
 NUM_PLACES = 4

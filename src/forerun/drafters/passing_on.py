@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
-from forerun.drafters.whole_texts import told_of_changes
 from forerun.models.base import LanguageModel
 
 
@@ -16,9 +15,6 @@ class PassingOn:
     """Forwards every call to `inner`."""
 
     inner: Drafter
-
-    def __post_init__(self) -> None:
-        self.inner = told_of_changes(self.inner)
 
     @property
     def name(self) -> str:

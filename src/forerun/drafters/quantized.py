@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from forerun.children import Children
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.from_target import FromTarget
-from forerun.errors import InputError, UnsupportedError, explain
 from forerun.models.base import LanguageModel, identity
+from forerun.trees.sibling_laws import Children
 
 WORKING = ("int8", "int4")
 

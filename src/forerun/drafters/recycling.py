@@ -18,12 +18,12 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.owners import ByOwner
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
-from forerun.tree import ROOT
+from forerun.trees.tree import ROOT
 
 FIRST_GUESS = (0.4, 0.12, 0.07, 0.05)
 """Prior hit rate of each rank."""

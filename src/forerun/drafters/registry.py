@@ -1,4 +1,4 @@
-"""Drafters by the names they have on the command line: `name`, `name:argument`, `a+b`, or a model.
+"""Drafters by the names they have on the command line: `name`, `name:argument`, or a model.
 
 A package adds its own by an entry point of the group `forerun.drafters`: a callable that makes the
 drafter, given the text after the colon if there is one.
@@ -11,15 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from forerun.base.errors import ForerunError, InputError, explain, meant
 from forerun.drafters.base import Drafter
-from forerun.drafters.mixed import Mixed
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.verbs import check_verbs
-from forerun.errors import ForerunError, InputError, explain, meant
-from forerun.models.load import wrap
+from forerun.models.conversion import as_model
 
 GROUP = "forerun.drafters"
 Factory = Callable[..., Drafter]
@@ -66,22 +65,7 @@ def names() -> list[str]:
     return [*FACTORIES, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*FACTORIES})]
 
 
-def make_drafter(spec: str, load: Callable[[str], Any] = wrap) -> Drafter | None:
-    """The drafter of that name; any other name is given to `load` as that of a model.
-
-    `none` is None.  A plus between two makes a `Mixed` of them.
-    """
-    if spec == "none":
-        return None
-    if spec == "":
-        cure = f"Use {', '.join(names())}, a model, or none."
-        raise InputError(explain("No drafter is named.", "an empty text", cure))
-    parts = spec.split("+")
-    made = [make_one(part, load) for part in parts]
-    return made[0] if len(made) == 1 else Mixed(*made)
-
-
-def make_one(spec: str, load: Callable[[str], Any] = wrap) -> Drafter:
+def make_one(spec: str, load: Callable[[str], Any] = as_model) -> Drafter:
     """The drafter of a name without a plus."""
     name, colon, argument = spec.partition(":")
     factory = _factory(name)

@@ -18,14 +18,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.owners import ByOwner
 from forerun.drafters.suffix_trie import Cursor, SuffixTrie, read
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel
-from forerun.shelf import Shelf
-from forerun.tree import ROOT
+from forerun.models.handover import Shelf
+from forerun.trees.tree import ROOT
 
 NUM_STARTS = 3
 """Match lengths tried in each trie; shorter matches are more frequent but less reliable."""

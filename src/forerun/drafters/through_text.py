@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
+from forerun.base.arrays import to_numpy
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.texts import Texts
-from forerun.errors import InputError, explain
 from forerun.models.base import LanguageModel, State
-from forerun.models.load import wrap
+from forerun.models.conversion import as_model
 
 UNFINISHED = "�"
 LOOK_BEHIND = 4
@@ -38,7 +38,7 @@ class ThroughText:
     """Draft greedily with a model whose tokenizer differs from the target's."""
 
     def __init__(self, model: Any) -> None:
-        self.model: LanguageModel = wrap(model)
+        self.model: LanguageModel = as_model(model)
         self.tokenizer: Any = getattr(self.model, "tokenizer", None)
         if self.tokenizer is None:
             cure = "Wrap it with its tokenizer: forerun.wrap(model, tokenizer)."

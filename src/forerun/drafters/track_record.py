@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from forerun.drafters.base import Guess, Prices
 from forerun.drafters.calibration import calibrated, corrected
-from forerun.tree import ROOT
+from forerun.trees.tree import ROOT
 
 FADE = 0.95  # what an observation counts one observation later
 FADE_LATELY, FADE_EVER = 0.98, 0.999  # what an ask does, for the near and the far past

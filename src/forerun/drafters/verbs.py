@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
-VERBS = ("start", "propose", "observe", "release")
+VERBS = ("start", "enter", "propose", "observe", "release")
 
 
 def check_verbs(drafter: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.models.base import LanguageModel
 
 

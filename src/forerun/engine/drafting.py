@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.arrays import joined
+from forerun.base.arrays import joined
+from forerun.base.errors import ForerunError, UnsupportedError, explain, warn
 from forerun.drafters.base import Drafter, Outcome, Turn, assign, close, layers_of
-from forerun.drafters.whole_texts import told_of_changes
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted
 from forerun.engine.request import Request
-from forerun.errors import ForerunError, UnsupportedError, explain, warn
 from forerun.models.base import Inspectable, LanguageModel
 from forerun.rules.base import Rule
 
@@ -56,7 +55,7 @@ class Drafting:
     """One drafter at work for the rows of an executor."""
 
     def __init__(self, drafter: Drafter | None, target: LanguageModel, rule: Rule) -> None:
-        self.drafter = None if drafter is None else told_of_changes(drafter)
+        self.drafter = drafter
         self.target = target
         self.rule = rule
         self.num_successors: int = getattr(drafter, "num_successors", 0)

@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from forerun.clock import compiled, now, working
+from forerun.base.clock import compiled, now, working
 from forerun.drafters.base import Drafter
-from forerun.engine.draft_planning import DraftPlanner
 from forerun.engine.drafting import Drafting
-from forerun.engine.executors import executor_of
+from forerun.engine.executors import ChooseExecutor, step_by_step
 from forerun.engine.plan import RoundPlan
 from forerun.engine.request import Request
 from forerun.engine.schedule import Schedule
 from forerun.engine.seats import Seats
+from forerun.engine.steering.draft_planning import DraftPlanner
 from forerun.engine.stepwise import Decision
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
-from forerun.tree import ROOT, Tree
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
+from forerun.trees.tree import ROOT, Tree
 
 
 class Engine:
@@ -35,6 +35,7 @@ class Engine:
     capacity: tokens of the longest text, if known: storage is then made once.
     is_paced: read long prompts in parts, so that requests being answered do not wait for them.
     max_waiting: requests beyond these are refused with `EngineFullError`.
+    executor_of: chooses who executes rounds (`gpu_rounds/choosing.py`).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         capacity: int = 0,
         is_paced: bool = False,
         max_waiting: int | None = None,
+        executor_of: ChooseExecutor = step_by_step,
     ) -> None:
         self.target = target
         self._drafting = Drafting(drafter if draft_length else None, target, rule)

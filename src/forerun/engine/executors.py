@@ -1,4 +1,4 @@
-"""Who executes the plans of an engine: step by step, unless the target brings an executor."""
+"""What an engine needs of those who execute its plans, and the one that serves everybody."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from forerun.engine.plan import RoundPlan
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
-from forerun.tree import Tree
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
+from forerun.trees.tree import Tree
 
 
 class Executor(Protocol):
@@ -27,7 +27,22 @@ class Executor(Protocol):
         ...
 
 
-def executor_of(
+class ChooseExecutor(Protocol):
+    """Chooses who executes the plans of one engine."""
+
+    def __call__(
+        self,
+        target: LanguageModel,
+        state: Any,
+        drafting: Drafting,
+        rule: Rule,
+        *,
+        tree: int | Tree | None,
+        draft_length: DraftLength,
+    ) -> Executor: ...
+
+
+def step_by_step(
     target: LanguageModel,
     state: Any,
     drafting: Drafting,
@@ -36,13 +51,5 @@ def executor_of(
     tree: int | Tree | None,
     draft_length: DraftLength,
 ) -> Executor:
-    """The target's own executor, where it has a method `executor` that knows one for this drafter
-    and rule; drafts are chains without a tree.  One whose rounds come in a few lengths has an
-    attribute `ladder` (`engine/ladder_policy.py`)."""
-    if hasattr(target, "executor"):
-        made: Executor | None = target.executor(
-            state, drafting, rule, tree=tree, draft_length=draft_length
-        )
-        if made is not None:
-            return made
+    """The executor that serves any model, drafter and rule."""
     return Stepwise(target, state, drafting, rule)

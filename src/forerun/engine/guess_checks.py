@@ -8,14 +8,14 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.base import Guess, Turn
 from forerun.engine.proposal import NOTHING, Proposal, fits
-from forerun.errors import UnsupportedError, explain
 from forerun.models.base import LanguageModel
-from forerun.rows import check_rows, sum_tolerance
 from forerun.rules.base import Rule
-from forerun.tree import Tree
-from forerun.types import Drawn
+from forerun.rules.rows import check_rows, sum_tolerance
+from forerun.rules.types import Drawn
+from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
 

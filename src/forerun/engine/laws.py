@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
-from forerun.row_law import Law
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.sampling.scores import Law
 
 
 class MadeRows(ABC):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from forerun.drafters.base import Prices
 from forerun.engine.request import Request
 from forerun.engine.sampling_arrays import SamplingArrays
-from forerun.engine.tariff import Tariff
-from forerun.tree import Tree
+from forerun.engine.steering.paying_guesses import Tariff
+from forerun.trees.tree import Tree
 
 
 @dataclass(frozen=True)

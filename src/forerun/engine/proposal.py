@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.tree import ROOT, Tree
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.trees.tree import ROOT, Tree
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.engine.token_bytes import token_text
-from forerun.row_law import Law
-from forerun.sampling import Bans, Sampling, law
+from forerun.sampling.options import Bans, Sampling, law
+from forerun.sampling.scores import Law
 
 
 @dataclass(eq=False)

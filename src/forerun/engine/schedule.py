@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from forerun.base.errors import EngineFullError, InputError, explain
 from forerun.engine.pacing import Pacing
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.request import Request
 from forerun.engine.seats import Seats
-from forerun.errors import EngineFullError, InputError, explain
 
 MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""

@@ -13,20 +13,20 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import HostArray, to_numpy
-from forerun.clock import working
+from forerun.base.arrays import HostArray, to_numpy
+from forerun.base.clock import working
 from forerun.drafters.base import Outcome
 from forerun.drafters.likeliest import likeliest
 from forerun.engine.drafting import Drafting
 from forerun.engine.laws import DraftLaws, TargetLaws
+from forerun.engine.match_on_host import TargetNoise, walk
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.proposal import Drafted, Proposal
-from forerun.engine.walk import TargetNoise, walk
 from forerun.models.base import Kept, LanguageModel
-from forerun.noise import Key, seed_key
+from forerun.noise.race import Key, seed_key
 from forerun.rules.base import Rule, Trial
 from forerun.rules.match import Match
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 XP = compat.array_namespace(np.empty(0))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.theory.arguments import as_cost, as_count
 from forerun.theory.speed import relative_pass
 

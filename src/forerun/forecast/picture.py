@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forerun.drawing import BLUE, GREY, VERMILION, canvas, save, ticker
+from forerun.base.drawing import BLUE, GREY, VERMILION, canvas, save, ticker
 from forerun.forecast.scan import Scan
 
 

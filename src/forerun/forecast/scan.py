@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.forecast.costs import CostModel
 from forerun.forecast.simulator import Simulation, draw_accepted, price
 from forerun.theory.arguments import as_count

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.kernels.attention import attend
 from forerun.gpu.kernels.layers import (
     PARTIAL,
@@ -26,6 +25,7 @@ from forerun.gpu.kernels.layers import (
 )
 from forerun.gpu.tiles import TILES, tile
 from forerun.gpu.weights import Weights
+from forerun.kernels.early_launch import dependent_launch
 
 MOST_TOKENS = 128  # in one pass
 MOST_LOGITS = 64  # rows of logits in one pass

@@ -13,7 +13,6 @@ import torch
 import triton
 
 from forerun.drafters.heads.network import Network
-from forerun.gpu.dependent import dependent_launch
 from forerun.gpu.forward import (
     MOST_TOKENS,
     AttentionScratch,
@@ -25,6 +24,7 @@ from forerun.gpu.forward import (
 from forerun.gpu.kernels.heads import keep_features, norm_states
 from forerun.gpu.storage import Storage, no_memory
 from forerun.gpu.weights import Layer, Weights
+from forerun.kernels.early_launch import dependent_launch
 
 
 class HeadsStorage(Storage):

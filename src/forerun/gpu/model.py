@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from forerun.errors import UnsupportedError, explain
-from forerun.gpu.forward import MOST_TOKENS
+from forerun.base.errors import UnsupportedError, explain
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
 from forerun.gpu.weights import Weights, places, take, unfit
 from forerun.models.base import (
+    GpuPass,
     Kept,
     Parents,
     check_copy,
@@ -25,12 +25,11 @@ from forerun.models.base import (
     check_truncate,
     check_watched,
 )
-from forerun.models.findings import LOCK, Findings, findings_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
-from forerun.rules import Block, Match, Ratio
+from forerun.models.trial_results import LOCK, Findings, findings_of
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
 FEW_TOKENS = 4096  # of all rows together, that there is room for at least
@@ -51,7 +50,7 @@ class DevicePass:
         return self.places == places(model)
 
 
-class GpuModel(NotPickled):
+class GpuModel(NotPickled, GpuPass):
     """Scores like the model it was made from, within the rounding of its precision.
 
     The weights are the model's own: its linear layers become views of larger matrices and go on
@@ -161,49 +160,14 @@ class GpuModel(NotPickled):
         check_depth(self.name, self.num_layers, num_layers)
         return FirstLayers(self, num_layers, state, state.shallow(num_layers))
 
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether its logits can be judged where they are."""
+        return True
+
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, run by transformers."""
         return HuggingFaceModel(self.model, self.tokenizer).rounded(bits)
-
-    def executor(
-        self, state: GpuRows, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
-    ) -> Any:
-        """Captured rounds, where there is no drafter or it is on this device too, and where all
-        rows fit one pass."""
-        from forerun.drafters.forced import Forced
-        from forerun.drafters.heads import Heads
-        from forerun.drafters.model import Model
-        from forerun.gpu.device_drafter import DeviceDrafter
-        from forerun.gpu.device_heads import device_heads, tree_for
-        from forerun.gpu.executor import Captured
-        from forerun.gpu.host_drafts import HostDrafts, drafts_beside
-        from forerun.gpu.sampled_steps import SampledSteps
-
-        drafter, num_rows = drafting.drafter, len(state.lengths)
-        if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
-            return SampledSteps(self, state, drafting, rule)
-        if drafter is None:
-            return Captured(self, state, DeviceDrafter(drafting), rule, 0)
-        # Requests with a grammar are answered on the host.
-        inner: Any = drafter.inner if type(drafter) is Forced else drafter
-        is_chain = tree is None
-        shape = None if is_chain else tree_for(tree, draft_length, rule, num_rows)
-        is_static = type(inner) is Heads and (is_chain or shape is not None)
-        if is_static and (heads := device_heads(inner, drafting, state)):
-            return Captured(self, state, heads, rule, draft_length, shape)
-        if is_chain and drafts_beside(drafter, rule):
-            return HostDrafts(self, state, drafting, rule, draft_length)
-        other = inner.model if type(inner) is Model else None
-        if (
-            is_chain
-            and isinstance(other, GpuModel)
-            and other.vocab_size == self.vocab_size
-            and other.device == self.device
-            and not (rule.needs_draft_probs and inner.temperature is not None)
-        ):
-            model = DeviceDrafter(drafting, inner.temperature, other.max_context)
-            return Captured(self, state, model, rule, draft_length)
-        return SampledSteps(self, state, drafting, rule)
 
     def _storage(self, num_rows: int, capacity: int) -> Storage:
         """Storage of an engine that is gone, where it fits, or new storage."""

@@ -17,7 +17,7 @@ from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage
 from forerun.models.base import Parents, room
 from forerun.models.feed import Feed, feeds
-from forerun.models.history import History
+from forerun.models.hidden_states import History
 from forerun.models.path_rows import PathRows
 
 

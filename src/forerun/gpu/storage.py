@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from forerun.capturing import captured
-from forerun.errors import ForerunError, explain
+from forerun.base.capturing import captured
+from forerun.base.errors import ForerunError, explain
 from forerun.gpu.forward import (
     CHUNK,
     MOST_TOKENS,

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.grammars.base import NOTHING_ALLOWED, Mask
 
 NUM_COMPILED = 64

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.base import Drafter, Outcome, Turn
 from forerun.drafters.mixed import Mixed
 from forerun.drafters.ngram import NGram
 from forerun.drafters.suffix import Suffix
-from forerun.errors import InputError, UnsupportedError, explain
 from forerun.integrations.recognition import Recognition
-from forerun.sampling import Sampling
+from forerun.sampling.options import Sampling
 
 DRAFTERS: dict[str, Any] = {"ngram": NGram, "suffix": Suffix}
 """Those that need nothing but the text: vLLM hands out no hidden states and no logits."""

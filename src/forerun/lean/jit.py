@@ -12,7 +12,7 @@ import numba
 from numba.core.event import Listener, register
 from numba.extending import intrinsic as numba_intrinsic
 
-from forerun import clock
+from forerun.base import clock
 from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -157,7 +157,9 @@ def sources() -> int:
     the kind of products."""
     digest = sha256(DOT_PRODUCTS.encode())
     here = Path(__file__).parent
-    others = [here.parent / name for name in ("addresses.py", "arrays.py", "philox.py")]
+    others = [
+        here.parent / name for name in ("base/arrays.py", "noise/addresses.py", "noise/philox.py")
+    ]
     for file in [*sorted(here.glob("*.py")), *others]:
         digest.update(file.read_bytes())
     return int.from_bytes(digest.digest()[:6], "big")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.arrays import tensor_if_loaded
+from forerun.base.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
 from forerun.lean.packed import Packed, storage_name
 from forerun.lean.race import race
 from forerun.lean.rows import LeanRows
 from forerun.lean.shallow import ShallowRows
 from forerun.models.base import (
+    CpuPass,
     Kept,
     Parents,
     check_copy,
@@ -27,7 +28,7 @@ from forerun.models.base import (
 )
 from forerun.models.naming import size_name
 from forerun.models.pickling import NotPickled
-from forerun.row_law import Law
+from forerun.sampling.scores import Law
 
 if TYPE_CHECKING:
     from forerun.models.first_layers import FirstLayers
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from forerun.models.rounded import Bits
 
 
-class LeanModel(NotPickled):
+class LeanModel(NotPickled, CpuPass):
     """Scores like the model it was made from, within float32 rounding.
 
     The weights are copied, in another order; `model` stays as it is and at hand.  Weights of 16

@@ -1,4 +1,4 @@
-"""The target's noise token by token: the compiled twin of `forerun.noise`."""
+"""The target's noise token by token: the compiled twin of `forerun.noise.race`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from forerun.addresses import Purpose
-from forerun.arrays import BLOCK
+from forerun.base.arrays import BLOCK
 from forerun.lean.jit import compiled
-from forerun.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
+from forerun.noise.addresses import Purpose
+from forerun.noise.philox import KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 
 WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import BLOCK
+from forerun.base.arrays import BLOCK
 from forerun.lean.jit import exact_entry, sources
 from forerun.lean.noise import block_minimum, rest
 from forerun.lean.scalar import Floats, largest

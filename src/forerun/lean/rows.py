@@ -18,7 +18,7 @@ from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
 from forerun.lean.shape import TOKENS
 from forerun.models.base import Parents
 from forerun.models.feed import Feed, feeds
-from forerun.models.history import History
+from forerun.models.hidden_states import History
 from forerun.models.path_rows import PathRows
 
 FEW_TILES = 8  # for each thread

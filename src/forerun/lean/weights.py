@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.errors import UnsupportedError, explain
+from forerun.base.errors import UnsupportedError, explain
 from forerun.lean.architecture import (
     embedding_scale,
     gate,

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.measure.records import AnswerRecord, Cell, Interval, Run
 
 NUM_RESAMPLES = 1000

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
-from forerun.errors import InputError, explain
 from forerun.measure.peers import can_run
 from forerun.measure.records import Cell
 from forerun.measure.running import Question
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.measure.figures import pace_by_prompt, ratio_interval, speed_by_batch
 from forerun.measure.records import Cell, Interval, Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.measure.records import FILE, PACKED, Header, Record, Records, parse, to_line
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from forerun.version import __version__
+from forerun.base.version import __version__
 
 PACKAGES = ("numpy", "torch", "transformers", "numba")
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.base import Drafter
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
-from forerun.engine.intake import ending_tokens
-from forerun.errors import UnsupportedError, explain
+from forerun.generation.intake import ending_tokens
 from forerun.measure.records import AnswerRecord, Cell, Run
 from forerun.measure.running import Question, digest
 

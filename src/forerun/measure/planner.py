@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forerun.base.errors import InputError, explain
+from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter
-from forerun.drafters.choosing import Drafters, drafters_for
-from forerun.errors import InputError, explain
+from forerun.generation.choosing import Drafters, drafters_for
+from forerun.loading.named import model_of
 from forerun.measure.pricing import Forecast, forecast
 from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
-from forerun.models.named import model_of
-from forerun.renamed import renamed
-from forerun.signatures import shown_by
 
 RULES = ("match", "ratio", "block")
 """The lossless rules for chains; the first is preferred if it is within `ABOUT_AS_FAST`."""
@@ -159,7 +158,3 @@ def _draft(setting: Forecast) -> str:
 
 def _words(setting: Forecast) -> str:
     return f"{setting.speedup.mean:.2f}x [{setting.speedup.low:.2f}, {setting.speedup.high:.2f}]"
-
-
-if not TYPE_CHECKING:  # a type checker knows the new name only
-    __getattr__ = renamed(__name__, {"Plan": "SpeculationPlan"})

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.arrays import HostArray
-from forerun.errors import InputError, explain
+from forerun.base.arrays import HostArray
+from forerun.base.errors import InputError, explain
 from forerun.measure.figures import ratio_interval
 from forerun.measure.probe import DrafterProbe
 from forerun.measure.records import Interval

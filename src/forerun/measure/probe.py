@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from forerun.base.errors import InputError, explain
+from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter, Guess
-from forerun.drafters.choosing import drafter_for
 from forerun.drafters.model import Model
-from forerun.engine.prompts import encode, prompts_of
-from forerun.errors import InputError, explain
-from forerun.measure.rehearsal import Overheard
+from forerun.generation.choosing import drafter_for
+from forerun.generation.prompts import encode, prompts_of
+from forerun.loading.named import model_of
 from forerun.measure.round_costs import DraftCosts, TargetCosts, time_drafter, time_target
+from forerun.measure.sized_drafters import Overheard
 from forerun.measure.texts import Text, write_texts
 from forerun.measure.traces import Trace, trace_of_guesses, traces_of_laws
 from forerun.models.base import LanguageModel
-from forerun.models.named import model_of
-from forerun.renamed import renamed
-from forerun.signatures import shown_by
+from forerun.rules.types import Drawn
 from forerun.theory.arguments import as_count
-from forerun.types import Drawn
 
 Key = TypeVar("Key")
 Report = Callable[[str], None]  # told what begins
@@ -252,7 +251,3 @@ def _overheard(
     )
     trace = trace_of_guesses(again, listener.guesses, subject.max_draft_length)
     return trace, listener.guesses
-
-
-if not TYPE_CHECKING:  # a type checker knows the new name only
-    __getattr__ = renamed(__name__, {"Probe": "DrafterProbe"})

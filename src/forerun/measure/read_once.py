@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from forerun.errors import UnsupportedError, explain
+from forerun.base.errors import UnsupportedError, explain
 from forerun.models.base import LanguageModel, Parents, check_score
 
 MOST_BYTES = 2 * 2**30

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.measure.machine import Machine
 from forerun.measure.typed_json import build
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
 
 FILE = "sweep.jsonl"
 """Name of the file in a sweep's folder."""

@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 from forerun.drafters.base import Drafter
-from forerun.engine.generate import generate
 from forerun.engine.results import Generation, Seconds
 from forerun.forecast.costs import MeasuredCosts
+from forerun.generation.generate import generate
 from forerun.measure.records import Interval
-from forerun.measure.rehearsal import Cycling, Script
+from forerun.measure.sized_drafters import Cycling, Script
 from forerun.measure.texts import Text, check_drafted
 from forerun.measure.timing import median_interval
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.drafters.base import Drafter
-from forerun.engine.generate import generate
 from forerun.engine.results import Generation
+from forerun.generation.generate import generate
 from forerun.measure.records import AnswerRecord, Cell, Run, Sample, Token
-from forerun.sampling import Sampling
+from forerun.sampling.options import Sampling
 
 
 @dataclass(frozen=True)

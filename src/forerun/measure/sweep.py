@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter
-from forerun.drafters.choosing import Drafters, drafters_for
-from forerun.engine.prompts import encode
+from forerun.generation.choosing import Drafters, drafters_for
+from forerun.generation.prompts import encode
+from forerun.loading.named import model_of
 from forerun.measure.figures import figures
 from forerun.measure.grid import Job, cells_of, jobs_of, repeats_of
 from forerun.measure.job_runner import JobRunner
@@ -26,11 +28,9 @@ from forerun.measure.progress import Progress
 from forerun.measure.records import Cell, Header, Prediction, Records, Run
 from forerun.measure.running import Question, sample_cell
 from forerun.models.base import LanguageModel
-from forerun.models.named import model_of
-from forerun.noise import fold
+from forerun.noise.race import fold
 from forerun.prompts import Prompt
-from forerun.signatures import shown_by
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
 
 Spread = Callable[[Sequence[Job], Machine], Iterable[Run]]
 """Runs jobs on other machines; the machine is the one that the sweep was started on."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.base import Drafter
-from forerun.engine.generate import generate
 from forerun.engine.results import Generation
-from forerun.errors import UnsupportedError, explain
-from forerun.noise import fold
-from forerun.sampling import Sampling
+from forerun.generation.generate import generate
+from forerun.noise.race import fold
+from forerun.sampling.options import Sampling
 
 
 @dataclass(frozen=True)

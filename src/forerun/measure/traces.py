@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.arrays import HostArray, to_numpy
+from forerun.base.arrays import HostArray, to_numpy
 from forerun.drafters.base import Guess
 from forerun.measure.texts import Text
 from forerun.models.base import LanguageModel
-from forerun.sampling import Bans, Sampling, law
+from forerun.sampling.options import Bans, Sampling, law
 from forerun.theory.overlap import acceptance, gumbel_acceptance
-from forerun.tree import ROOT, Tree
+from forerun.trees.tree import ROOT, Tree
 
 CHUNK = 64
 """Rows of logits held in memory at once."""

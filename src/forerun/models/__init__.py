@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from forerun.models.base import LanguageModel, State
 from forerun.models.function import FunctionModel
-from forerun.models.load import load, wrap
 from forerun.models.table import TableModel
 
 __all__ = [
@@ -18,8 +17,6 @@ __all__ = [
     "LanguageModel",
     "State",
     "TableModel",
-    "load",
-    "wrap",
 ]
 
 if TYPE_CHECKING:
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> type[HuggingFaceModel]:
     if name != "HuggingFaceModel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forerun.models.load import huggingface_model
+    from forerun.models.adapter import huggingface_model
 
     return huggingface_model()
 

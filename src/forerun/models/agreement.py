@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forerun.models.forward import Forward
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 # Per round and row: how many tokens of the text are fed, then how many wrong ones that are refused.
 ROUNDS = (((3, 0), (2, 0)), ((1, 0), (1, 0)), ((2, 2), (1, 2)), ((3, 0), (3, 0)))

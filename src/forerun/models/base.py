@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 Parents = Sequence[int]
 Kept = int | Sequence[int]
@@ -34,7 +34,7 @@ class LanguageModel(Protocol):
 
     A model whose attribute `scores_trees` is true can score several continuations of each text.
     The engine passes `parents` and paths to such models only.  One with a method `row_race` samples
-    its laws itself under the rule `match`, with the noise of `forerun.noise`.
+    its laws itself under the rule `match`, with the noise of `forerun.noise.race`.
     """
 
     name: str
@@ -108,6 +108,22 @@ def endings_of(model: Any) -> Sequence[int]:
         if ids is not None:
             return [ids] if isinstance(ids, int) else ids
     return ()
+
+
+class CpuPass:
+    """The base of models that compute on our own CPU pass."""
+
+    name: str
+    tokenizer: Any
+    packed: Any  # the weights, as the pass reads them
+
+
+class GpuPass:
+    """The base of models that compute on our own GPU pass."""
+
+    vocab_size: int
+    max_context: int | None
+    device: Any
 
 
 @runtime_checkable

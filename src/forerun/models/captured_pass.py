@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from forerun.capturing import captured
-from forerun.errors import warn
+from forerun.base.capturing import captured
+from forerun.base.errors import warn
 from forerun.models.attention import LayerKind, attention_mask
 from forerun.models.forward import Forward
 from forerun.models.fused_norms import Norm, fused_norms, taken

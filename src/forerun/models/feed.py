@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.models.base import Kept, Parents, check_commit, shared_prefix
-from forerun.tree import Tree
+from forerun.trees.tree import Tree
 
 NO_TREE = Tree(())
 

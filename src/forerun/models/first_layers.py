@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.models.base import Kept, Parents, State, check_score
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forerun.models.quiet import no_onednn_traces
+from forerun.models.no_warnings import no_onednn_traces
 
 no_onednn_traces()
 

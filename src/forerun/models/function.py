@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.models.stateless import Floats, StatelessModel, log_probs
 
 # Functions may compute in half precision; further from one than this is not a distribution.

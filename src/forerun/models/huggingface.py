@@ -13,8 +13,7 @@ from weakref import ref
 
 import torch
 
-from forerun.errors import InputError, UnsupportedError, explain, warn
-from forerun.gpu.choice import can_decide
+from forerun.base.errors import InputError, UnsupportedError, explain, warn
 from forerun.models.agreement import Probe
 from forerun.models.attention import layer_kinds
 from forerun.models.base import (
@@ -26,16 +25,17 @@ from forerun.models.base import (
     check_truncate,
     check_watched,
 )
+from forerun.models.can_serve import max_context, refuse_attention, refuse_unfit
 from forerun.models.crop import CropRows
-from forerun.models.findings import LOCK, Findings
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
-from forerun.models.fitness import max_context, refuse_attention, refuse_unfit
 from forerun.models.forward import Forward
 from forerun.models.naming import size_name
 from forerun.models.pickling import NotPickled
 from forerun.models.recompute import RecomputeRows
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import SnapshotRows
+from forerun.models.trial_results import LOCK, Findings
+from forerun.rules.on_device import can_decide
 
 Strategy = Literal["crop", "snapshot", "recompute"]
 Rows = CropRows | SnapshotRows | RecomputeRows
@@ -107,15 +107,11 @@ class HuggingFaceModel(NotPickled):
         """Whether the model computes on a CUDA device."""
         return bool(self._forward.device.type == "cuda")
 
-    def executor(
-        self, state: Any, drafting: Any, rule: Any, *, tree: Any, draft_length: Any
-    ) -> Any:
-        """On a GPU `match` is decided there; elsewhere rounds are executed on the host."""
-        if self._forward.dtype is torch.float64 or not can_decide(self.model, self.vocab_size):
-            return None
-        from forerun.gpu.sampled_steps import SampledSteps
-
-        return SampledSteps(self, state, drafting, rule)
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether its logits can be judged where they are, which kernels do on a GPU."""
+        is_double = self._forward.dtype is torch.float64
+        return not is_double and can_decide(self.model, self.vocab_size)
 
     @property
     def identity(self) -> Findings:

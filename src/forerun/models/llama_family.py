@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.activations import ACT2FN
 
+from forerun.base.errors import warn
 from forerun.models.attention import layer_kinds
 
 LLAMAS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -99,3 +100,11 @@ def linear_layers(model: Any) -> list[Any]:
 def _rope_types(model: Any) -> list[str]:
     types = model.model.rotary_emb.rope_type
     return list(types.values()) if isinstance(types, dict) else [types]
+
+
+def without_lean(plain: Any, reason: str) -> Any:
+    """The `HuggingFaceModel` itself, with the reason; users of Llama-family models are warned."""
+    plain.why_not_lean = reason
+    if type(plain.model).__name__ in FAMILY:
+        warn(f"{plain.name} runs on transformers, not on the faster lean CPU pass: {reason}.")
+    return plain

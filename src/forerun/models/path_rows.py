@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.models.base import Kept
 from forerun.models.feed import Feed
-from forerun.models.history import History
+from forerun.models.hidden_states import History
 
 
 class PathRows(ABC):

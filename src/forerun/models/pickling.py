@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, Self, SupportsIndex
 
-from forerun.errors import UnsupportedError, explain
+from forerun.base.errors import UnsupportedError, explain
 
 
 class NotPickled:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from forerun.errors import InputError, UnsupportedError, explain
+from forerun.base.errors import InputError, UnsupportedError, explain
 
 Bits = Literal["int8", "int4"]
 BLOCK = 32  # weights that share a scale at 4 bits; at 8 bits a row of outputs does

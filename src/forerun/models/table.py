@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.models.stateless import Floats, StatelessModel, log_probs
 
 Context = tuple[int, ...]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from forerun.models.history import History
+from forerun.models.hidden_states import History
 from forerun.models.padded_pass import FeedPart
 
 

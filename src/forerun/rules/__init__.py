@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from forerun.errors import InputError, explain, meant
+from forerun.base.errors import InputError, explain, meant
 from forerun.rules.base import Noise, Rule, Trial
 from forerun.rules.block import Block
 from forerun.rules.lenient import Lenient

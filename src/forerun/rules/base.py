@@ -1,7 +1,7 @@
 """What every acceptance rule is: a pure function of a draft, the target's law, and noise.
 
 Noise is asked for through three verbs (`coins`, `draw`, `race`), never as raw numbers.  In
-production they read Philox; `forerun.law` passes an object that follows *every* outcome instead
+production they read Philox; `fr.law` passes an object that follows *every* outcome instead
 and so integrates the coins out of this very code.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import (
+from forerun.base.arrays import (
     Array,
     Namespace,
     as_indices,
@@ -24,8 +24,8 @@ from forerun.arrays import (
     put_rows,
     to_numpy,
 )
-from forerun.rows import Rows
-from forerun.tree import ROOT, Tree
+from forerun.rules.rows import Rows
+from forerun.trees.tree import ROOT, Tree
 
 NOWHERE = ROOT - 1
 """The parent of a slot that holds no token."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, positive_part, put_rows, sum_rows
+from forerun.base.arrays import Array, positive_part, put_rows, sum_rows
 from forerun.rules.base import Noise, Residual, Trial, slices
 from forerun.rules.ratio import ratios
 

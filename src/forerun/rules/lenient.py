@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arrays import Array
-from forerun.errors import InputError, explain
+from forerun.base.arrays import Array
+from forerun.base.errors import InputError, explain
 from forerun.rules.base import Noise, Residual, Trial, count_leading
 from forerun.rules.ratio import ratios
 

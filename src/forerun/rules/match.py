@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arrays import Array, put_rows
+from forerun.base.arrays import Array, put_rows
 from forerun.rules.base import Noise, Trial
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arrays import Array
+from forerun.base.arrays import Array
 from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arrays import Array, Namespace, positive_part, put_rows, sum_rows, take_columns
+from forerun.base.arrays import Array, Namespace, positive_part, put_rows, sum_rows, take_columns
 from forerun.rules.base import Noise, Trial
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from forerun.arrays import Array
-from forerun.errors import InputError, explain
-from forerun.rows import Points
+from forerun.base.arrays import Array
+from forerun.base.errors import InputError, explain
 from forerun.rules.base import Noise, Residual, Trial, count_leading
+from forerun.rules.rows import Points
 
 
 @dataclass(frozen=True)

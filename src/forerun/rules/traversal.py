@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import array_api_compat as compat
 
-from forerun.arrays import Array, positive_part, put_rows, sum_rows, take_columns, to_numpy
+from forerun.base.arrays import Array, positive_part, put_rows, sum_rows, take_columns, to_numpy
 from forerun.rules.base import Noise, Trial
 
 

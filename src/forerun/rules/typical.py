@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import array_api_compat as compat
 
-from forerun.arrays import Array
-from forerun.errors import InputError, explain
+from forerun.base.arrays import Array
+from forerun.base.errors import InputError, explain
 from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 

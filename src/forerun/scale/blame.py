@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.serve.trial import Death, Trial, unexplained
+from forerun.serve.admission.engine_deaths import Death, Trial, unexplained
 
 LEAST_DEATHS = 3
 CHANCE = 1e-3

@@ -4,7 +4,7 @@ The ingress keeps the tokens that have arrived.  The text is a function of promp
 the tokens so far, so work that is sent again with them goes on as if nothing had happened: nothing
 is lost, because what did not arrive is written again, and nothing comes twice, because a replica
 begins after what did.  To the desk a replica is an engine that may fail: what it does for an
-engine of its own, `serve/ticket.py`, it does for one elsewhere.
+engine of its own, `serve/admission/client_request.py`, it does for one elsewhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Protocol
 
+from forerun.base.errors import LOG, GenerationError
 from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
 from forerun.engine.text import TextStream
-from forerun.errors import LOG, GenerationError
 from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work, grow
-from forerun.serve.errors import ApiError
+from forerun.serve.admission.errors import ApiError
 
 
 class Replicas(Protocol):

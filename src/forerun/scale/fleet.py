@@ -11,7 +11,7 @@ from typing import Any
 from forerun.scale.conversations import Conversations
 from forerun.scale.failover import RemoteAnswer, RemoteEngine, Replicas
 from forerun.scale.messages import Work
-from forerun.serve.pool import Pair
+from forerun.serve.admission.engine_roles import Pair
 
 PAUSE = 0.2
 """Seconds before work is sent again, where it is lost before it is begun."""

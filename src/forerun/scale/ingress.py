@@ -7,12 +7,12 @@ from typing import Any
 from starlette.applications import Starlette
 
 from forerun.scale.blame import Blame
-from forerun.scale.card import ModelCard
 from forerun.scale.failover import Replicas
 from forerun.scale.fleet import Fleet
 from forerun.scale.settings import ModelSettings, Scale
-from forerun.serve.assembly import make_server
-from forerun.serve.desk import Desk
+from forerun.serve.admission.admission import Desk
+from forerun.serve.http.assembly import make_server
+from forerun.serve.openai.model_facts import ModelCard
 
 
 def make_ingress(

@@ -12,7 +12,7 @@ from operator import add
 from typing import Any
 
 from forerun.engine.results import Piece, Seconds, Stats
-from forerun.serve.pool import Pair
+from forerun.serve.admission.engine_roles import Pair
 
 
 @dataclass(frozen=True)

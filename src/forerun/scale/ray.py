@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.base.errors import InputError, MissingExtraError, explain
+from forerun.rules.types import DraftLength
 from forerun.scale.ray_data import map_batches as map_batches
 from forerun.scale.settings import ModelSettings, Scale
-from forerun.serve.bounds import Bounds
-from forerun.serve.keys import Keys
-from forerun.serve.offer import Limits
-from forerun.types import DraftLength
+from forerun.serve.admission.keys import Keys
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.openai.offer import Limits
 
 OLDEST = (2, 60)
 """The first version of Ray with all that is used here."""

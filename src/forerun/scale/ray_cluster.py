@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import InputError, MissingExtraError, explain
+from forerun.base.errors import InputError, MissingExtraError, explain
 
 
 @dataclass(frozen=True)

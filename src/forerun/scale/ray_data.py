@@ -16,10 +16,10 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from forerun.errors import ForerunError, InputError, explain
-from forerun.scale.answerer import Answered, Answerer, Counts, Settings
-from forerun.scale.batch_output import first_text, why_failed
-from forerun.scale.lines import Request, seed_of
+from forerun.base.errors import ForerunError, InputError, explain
+from forerun.batch.answerer import Answered, Answerer, Counts, Settings
+from forerun.batch.batch_output import first_text, why_failed
+from forerun.batch.lines import Request, seed_of
 from forerun.scale.ray_cluster import reason_of, share_of_cluster, start_ray
 
 REQUESTS_PER_ROW = 4

@@ -8,14 +8,14 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from forerun.scale.card import ModelCard, card_of
 from forerun.scale.ingress import make_ingress
 from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work
 from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
-from forerun.serve.desk import warm_up_prompt
-from forerun.serve.engines import Engines
-from forerun.serve.logs import set_up
+from forerun.serve.admission.admission import warm_up_prompt
+from forerun.serve.admission.engines import Engines
+from forerun.serve.openai.model_facts import ModelCard, card_of
+from forerun.serve.watching.logs import set_up
 
 HEALTH_SECONDS = 1.0
 """Between two checks of a replica: how soon one that died is replaced."""

@@ -12,10 +12,10 @@ import ray
 from ray import serve
 from ray.serve import RunTarget
 
-from forerun.errors import InputError, explain
-from forerun.scale.card import ModelCard
+from forerun.base.errors import InputError, explain
 from forerun.scale.ray_parts import RayReplicas, model_replicas
 from forerun.scale.settings import ModelSettings, Scale
+from forerun.serve.openai.model_facts import ModelCard
 
 POLL_SECONDS = 0.25
 

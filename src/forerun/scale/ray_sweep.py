@@ -13,13 +13,13 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from forerun.base.errors import ForerunError, InputError, explain
 from forerun.drafters.base import Drafter
-from forerun.errors import ForerunError, InputError, explain
+from forerun.loading.load import wrap
 from forerun.measure.grid import Job
 from forerun.measure.job_runner import JobRunner
 from forerun.measure.machine import Machine, this_machine
 from forerun.measure.records import Run
-from forerun.models.load import wrap
 from forerun.scale.ray_cluster import reason_of, start_ray
 
 UNEQUAL = frozenset({"load", "command"})

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from platform import node
 from typing import Any
 
+from forerun.base.errors import ForerunError, InputError, UnsupportedError, explain
+from forerun.batch.lines import seed_of
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import ForerunError, InputError, UnsupportedError, explain
-from forerun.scale.lines import seed_of
 from forerun.scale.ray_cluster import Share, reason_of, start_ray
 from forerun.train.chat import Chat
 from forerun.train.collection import Collection

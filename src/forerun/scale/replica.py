@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from forerun.engine.answer import Answer
-from forerun.engine.async_engine import AsyncEngine
+from forerun.base.errors import LOG, ForerunError, GenerationError, InputError
 from forerun.engine.results import Piece
-from forerun.errors import LOG, ForerunError, GenerationError, InputError
+from forerun.generation.answer import Answer
+from forerun.generation.async_engine import AsyncEngine
 from forerun.scale.messages import (
     Ending,
     Growth,
@@ -21,9 +21,9 @@ from forerun.scale.messages import (
     Refusal,
     Work,
 )
-from forerun.serve.engines import Engines
-from forerun.serve.errors import ApiError
-from forerun.serve.pool import Pair
+from forerun.serve.admission.engine_roles import Pair
+from forerun.serve.admission.engines import Engines
+from forerun.serve.admission.errors import ApiError
 
 MESSAGE_SECONDS = 0.002
 """A message costs a replica 0.3 ms of its interpreter: with 500 a second a sixth of a core."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
-from forerun.drafters.registry import make_drafter
-from forerun.errors import InputError, explain
+from forerun.generation.choosing import make_drafter
+from forerun.loading.bundled import NAME
+from forerun.loading.default import default_model
+from forerun.loading.load import load
 from forerun.models.base import LanguageModel
-from forerun.models.bundled import NAME
-from forerun.models.default import default_model
-from forerun.models.load import load
-from forerun.types import DraftLength
+from forerun.rules.types import DraftLength
 
 
 @dataclass(frozen=True)

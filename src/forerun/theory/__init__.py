@@ -7,9 +7,6 @@
 Everything is float64 NumPy and exact; `forerun.forecast` adds randomness and machines.
 """
 
-from typing import TYPE_CHECKING
-
-from forerun.renamed import renamed
 from forerun.theory.overlap import (
     acceptance,
     gumbel_acceptance,
@@ -48,9 +45,6 @@ __all__ = [
     "total_variation",
     "transport_bound",
 ]
-
-if not TYPE_CHECKING:  # a type checker knows the new name only
-    __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})
 
 
 def __dir__() -> list[str]:

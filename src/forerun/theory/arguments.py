@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import to_numpy
-from forerun.errors import InputError, explain
+from forerun.base.arrays import to_numpy
+from forerun.base.errors import InputError, explain
 
 Floats = Any
 """float64 from NumPy, one per leading index; a scalar when there is none.  Shapes are in prose."""

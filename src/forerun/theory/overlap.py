@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.theory.arguments import Floats, as_count, as_law, as_laws
 
 

@@ -8,13 +8,12 @@ verifying; K = 0 is plain decoding and pays exactly 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.arrays import HostArray
-from forerun.errors import InputError, explain
-from forerun.renamed import renamed
+from forerun.base.arrays import HostArray
+from forerun.base.errors import InputError, explain
 from forerun.theory.arguments import Floats, as_cost, as_count, as_floats, as_rates
 from forerun.theory.rounds import survival
 
@@ -128,7 +127,3 @@ def _speedups(
         raise InputError(explain("acceptance describes many drafters at once.", received, cure))
     reached = survival(acceptance, draft_length)
     return (1.0 + np.concatenate([[0.0], np.cumsum(reached)])) / costs
-
-
-if not TYPE_CHECKING:  # a type checker knows the new name only
-    __getattr__ = renamed(__name__, {"Choice": "BestDraftLength"})

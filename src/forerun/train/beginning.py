@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import load_shipped
 from forerun.drafters.heads.network import Network
-from forerun.errors import InputError, explain
 
 SHIPPED, PREFIX = "heads", "heads:"
 SAME = ("hidden_size", "num_heads", "num_kv_heads", "head_size", "mlp_size", "layers", "rope_theta")

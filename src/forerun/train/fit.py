@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.heads.design import Design
-from forerun.errors import UnsupportedError, explain
 from forerun.models.attention import layer_kinds
 from forerun.train.sampler import RowTask, Slots
 

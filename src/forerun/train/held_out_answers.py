@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.train.chat import Chat
 from forerun.train.prompts import TrainingPrompt, pick
 from forerun.train.shards import Spoken

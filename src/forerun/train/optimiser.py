@@ -33,23 +33,25 @@ class Optimiser:
         inner = [p for name, p in named.items() if p.ndim == 2 and name != "head.weight"]
         others = [p for name, p in named.items() if p.ndim != 2 or name == "head.weight"]
         self.parts: list[Any] = []
+        self.rates: list[float] = []  # of each part, as a multiple of the rate of AdamW
         if muon and hasattr(torch.optim, "Muon"):
             self.parts.append(
                 torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
             )
+            self.rates.append(MUON_RATE)
         else:
             others += inner
         self.parts.append(torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.01))
+        self.rates.append(1.0)
         self.parameters = list(named.values())
 
     def step(self, share: float) -> None:
         """Apply and clear the gradients; `share` of the budget is spent."""
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         rate = self.rate * min(1.0, share / WARM_UP) * max(0.0, 1 - share)
-        for part in self.parts:
-            is_muon = type(part).__name__ == "Muon"
+        for part, times in zip(self.parts, self.rates, strict=True):
             for group in part.param_groups:
-                group["lr"] = rate * (MUON_RATE if is_muon else 1.0)
+                group["lr"] = rate * times
             part.step()
             part.zero_grad(set_to_none=True)
 

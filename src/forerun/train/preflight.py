@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.design import Design
-from forerun.errors import InputError, explain
 from forerun.train.chat import Chat
 from forerun.train.stages import SHORTEST
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.prompts import row_of, turns_of
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")

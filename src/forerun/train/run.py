@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
-from forerun.errors import InputError, explain
 from forerun.train.batches import epoch
 from forerun.train.beginning import Beginning
-from forerun.train.card import card
 from forerun.train.chat import Chat
 from forerun.train.collect import MOST_REPEATS, Source, collect
 from forerun.train.collection import Collection, count_answers
@@ -30,6 +29,7 @@ from forerun.train.objectives import OBJECTIVES
 from forerun.train.optimiser import Optimiser
 from forerun.train.preflight import check_disk, check_prompts
 from forerun.train.prompts import TrainingPrompt
+from forerun.train.readme import card
 from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages

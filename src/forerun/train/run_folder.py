@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import InputError, UnsupportedError, explain
 
 RUN, DATA, HELD_OUT = "run.json", "data", "held-out.npz"
 

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 
 
 @dataclass(frozen=True)

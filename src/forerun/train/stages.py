@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.train.chat import Chat
 from forerun.train.conversations import Author, Say, Script
 from forerun.train.sampler import RowTask, Slots

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.models.forward import without_cudnn_attention
 from forerun.train.shards import Spoken
 

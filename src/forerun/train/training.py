@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.network import Network
-from forerun.errors import InputError, explain
 from forerun.train.batches import epoch
 from forerun.train.held_out import HeldOutFigures, autocast, measure
 from forerun.train.interrupts import held_back

@@ -17,10 +17,10 @@ from forerun.audit.standins.rounds import (
     plain_round,
 )
 from forerun.audit.standins.server import StandIn
-from forerun.certification.broken import walk
-from forerun.certification.broken_addresses import coins_by_position, drafts_by_position
-from forerun.certification.drawing import draw_plainly
-from forerun.certification.mutants import MUTANTS
+from forerun.proof.broken import walk
+from forerun.proof.broken_addresses import coins_by_position, drafts_by_position
+from forerun.proof.drawing import draw_plainly
+from forerun.proof.mutants import MUTANTS
 from forerun.rules.base import Rule
 
 VLLM_TARGET, VLLM_DRAFT = (0.5, 0.3, 0.2), (0.1, 0.6, 0.3)

@@ -7,8 +7,8 @@ from zlib import crc32
 
 import numpy as np
 
-from forerun.arrays import HostArray
 from forerun.audit.prompts import ALPHABETS
+from forerun.base.arrays import HostArray
 
 RARER = -6.0
 """How much the rare words lie below the usual ones, as log-probabilities."""

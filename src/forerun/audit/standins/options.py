@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 
 KNOWN = (
     "temperature",

@@ -10,17 +10,17 @@ import array_api_compat as compat
 import numpy as np
 
 from forerun import rules
-from forerun.addresses import Addressing, Purpose, by_round
-from forerun.arrays import HostArray, as_indices
 from forerun.audit.standins.language import ngram_guess
-from forerun.certification.broken import block, owed, sample
-from forerun.certification.broken_addresses import drafts_by_position
-from forerun.certification.certify import Drawer, Verifier
-from forerun.certification.drawing import draw_plainly
-from forerun.counter_noise import CounterNoise
-from forerun.noise import seed_key, uniform
+from forerun.base.arrays import HostArray, as_indices
+from forerun.noise.addresses import Addressing, Purpose, by_round
+from forerun.noise.race import seed_key, uniform
+from forerun.proof.broken import block, owed, sample
+from forerun.proof.broken_addresses import drafts_by_position
+from forerun.proof.certify import Drawer, Verifier
+from forerun.proof.drawing import draw_plainly
 from forerun.rules.base import Rule
-from forerun.types import Draft
+from forerun.rules.noise import CounterNoise
+from forerun.rules.types import Draft
 from forerun.verification import prepare
 
 Prefix = tuple[int, ...]

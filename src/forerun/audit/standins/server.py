@@ -16,7 +16,7 @@ from forerun.audit.standins.options import KNOWN
 from forerun.audit.standins.rounds import Round, RuleRound
 from forerun.audit.standins.speaking import Said, Speaker
 from forerun.audit.wire import DONE, Call, Raw
-from forerun.noise import fold
+from forerun.noise.race import fold
 
 READ = {*KNOWN, "model", "prompt", "messages", "max_tokens", "n", "seed", "stop", "stream"} | {
     "logprobs", "top_logprobs", "stream_options"

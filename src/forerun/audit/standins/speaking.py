@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.arrays import HostArray
 from forerun.audit.standins.faults import Faults
 from forerun.audit.standins.language import Drafter, Language
 from forerun.audit.standins.options import law_of
 from forerun.audit.standins.rounds import Place, Round
+from forerun.base.arrays import HostArray
 
 
 @dataclass

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from forerun.children import Children
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.heads.few_racers import Node, grow_from_few, is_about_tokens
@@ -19,8 +18,9 @@ from forerun.drafters.heads.listening import Listening
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.drafters.level_growth import Growth
 from forerun.models.base import LanguageModel, identity
-from forerun.tree import ROOT
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.trees.sibling_laws import Children
+from forerun.trees.tree import ROOT
 
 
 class Heads:

@@ -12,12 +12,12 @@ from functools import lru_cache
 import array_api_compat as compat
 import numpy as np
 
-from forerun.arrays import HostArray
+from forerun.base.arrays import HostArray
 from forerun.drafters.heads.runner import Logits
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.likeliest import likeliest
-from forerun.noise import Key, exponentials, seed_key
-from forerun.sampling import Sampling
+from forerun.noise.race import Key, exponentials, seed_key
+from forerun.sampling.options import Sampling
 
 XP = compat.array_namespace(np.empty(0))
 Node = tuple[Growth, int]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
-from forerun.errors import InputError, MissingExtraError, explain
 
 FORMAT, VERSION = "forerun-heads", 1
 DESCRIPTION, WEIGHTS = "heads.json", "heads.safetensors"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import HostArray
-from forerun.errors import UnsupportedError, explain
+from forerun.base.arrays import HostArray
+from forerun.base.errors import UnsupportedError, explain
 
 NUM_ROWS, NUM_COLUMNS = 16, 16
 ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copies 0.99

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.heads.files import Trained, load
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.runner import Runner
-from forerun.errors import InputError, UnsupportedError, explain
-from forerun.models.base import Inspectable, LanguageModel
+from forerun.models.base import CpuPass, Inspectable, LanguageModel
 
 SHIPPED = Path(__file__).parent / "shipped" / "smollm2-135m-instruct"
 
@@ -25,7 +25,7 @@ def load_shipped() -> Trained:
 
 def fit(trained: Trained, target: LanguageModel) -> Runner:
     """The runner for this target and its device; raises if the drafter was trained for another."""
-    if isinstance(target, Inspectable) and type(target).__module__ == "forerun.lean.model":
+    if isinstance(target, Inspectable) and isinstance(target, CpuPass):
         return _fit_lean(trained, target)
     model = getattr(target, "model", None)
     if not isinstance(target, Inspectable) or model is None:

@@ -9,7 +9,7 @@ import numpy as np
 from forerun.drafters.base import Turn
 from forerun.lean.line import Line
 from forerun.lean.plan import Ints
-from forerun.philox import MASK
+from forerun.noise.philox import MASK
 
 LONGEST = 8  # guesses that a line has room for, at least
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from forerun.drafters.base import Turn
-from forerun.drafters.heads import compiler
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.lean_lines import empty, line_for, serves
 from forerun.drafters.heads.lean_weights import make_scratch, take
 from forerun.drafters.heads.runner import Logits
+from forerun.lean import compiler
 from forerun.lean.crew import Begun, Crew
 from forerun.lean.heads_pass import NUM_STAGES, Level, draft
 from forerun.lean.held import Holder, hold
@@ -25,7 +25,7 @@ from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
 from forerun.models.feed import Feed
-from forerun.sampling import Sampling
+from forerun.sampling.options import Sampling
 
 MOST_KEPT = TOKENS  # tokens of a pass that is kept for the next time
 NO_STATES = np.empty((0, 0), np.float32)

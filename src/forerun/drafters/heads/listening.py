@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.arrays import joined
+from forerun.base.arrays import joined
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.heads.few_racers import Node, is_about_tokens
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.drafters.texts import Texts
-from forerun.tree import ROOT
-from forerun.types import Drawn
+from forerun.rules.types import Drawn
+from forerun.trees.tree import ROOT
 
 MOST_LINES = 128  # drawn at once
 

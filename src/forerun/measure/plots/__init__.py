@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from forerun import drawing
+from forerun.base import drawing
 from forerun.measure.plots.accepted_lengths import accepted_lengths
 from forerun.measure.plots.by_batch import by_batch
 from forerun.measure.plots.by_draft_length import by_draft_length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.drawing import canvas, ticker
+from forerun.base.drawing import canvas, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.held_out import Answer
 from forerun.measure.naming import Series, Setting, length_words, temperature_words

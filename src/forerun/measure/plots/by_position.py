@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.drawing import canvas, ticker
+from forerun.base.drawing import canvas, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.drawing import GREY, PALETTE, Figure
+from forerun.base.drawing import GREY, PALETTE, Figure
 from forerun.measure.naming import Series, Setting
 from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.drawing import GREY, canvas, ticker
+from forerun.base.drawing import GREY, canvas, ticker
 from forerun.measure.naming import cell_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
 from forerun.measure.plots.results import Results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import zip_longest
 
-from forerun.errors import InputError, explain
+from forerun.base.errors import InputError, explain
 from forerun.measure.figures import Figures, figures, is_plain
 from forerun.measure.figures import groups as groups_of
 from forerun.measure.held_out import Gain, held_out

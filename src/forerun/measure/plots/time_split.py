@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from forerun.drawing import BLUE, GREEN, ORANGE, PINK, canvas
+from forerun.base.drawing import BLUE, GREEN, ORANGE, PINK, canvas
 from forerun.measure.figures import STAGES, Figures, is_plain
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.drawing import BLUE, GREY, VERMILION, canvas
+from forerun.base.drawing import BLUE, GREY, VERMILION, canvas
 from forerun.measure.naming import length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot
 from forerun.measure.plots.results import Results

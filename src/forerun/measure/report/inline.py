@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from html import escape
 
-from forerun import drawing
+from forerun.base import drawing
 from forerun.measure.plots import Plot
 
 VARIABLES = {

@@ -1,0 +1,190 @@
+"""`batch`: answers a file of requests into a folder, resumable, in the order of the file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from forerun.base.errors import InputError, MissingExtraError, explain
+from forerun.base.version import __version__
+from forerun.batch.answerer import Answered, Counts, Settings
+from forerun.batch.batch_input import Input
+from forerun.batch.batch_output import failed, why_failed
+from forerun.batch.job_folder import JobFolder
+from forerun.batch.lines import BadLine, Request
+from forerun.batch.worker_pool import WorkerPool
+
+OnFailure = Callable[[int, str], None]
+
+
+class Source(Protocol):
+    """Where requests are answered: processes on this machine, or Ray.
+
+    The answers come in any order.  on_ready gets the fingerprint of each worker.
+    """
+
+    def __call__(
+        self, settings: Settings, on_ready: Callable[[str], None], requests: Iterator[Request]
+    ) -> Iterable[Answered]: ...
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of a job did."""
+
+    output: Path
+    num_lines: int
+    num_new: int  # answered by this run
+    num_failed: int  # of all lines
+    counts: Counts  # of this run
+
+
+def batch(
+    source: Input,
+    out: str | Path,
+    settings: Settings,
+    *,
+    workers: int = 1,
+    answers: Source | None = None,
+    retry_failed: bool = False,
+    on_failure: OnFailure = lambda number, reason: None,
+) -> Summary:
+    """Answer all requests of a file; started again, it goes on where it was.
+
+    Texts are the same with any number of workers, with any drafter and after any number of
+    interruptions, because seeds belong to lines and the rule is `match`.
+    workers: processes, among which the cores of this machine are divided.
+    answers: another place to answer requests in; see `Source`.
+    on_failure: called with the number of a line that fails in this run, and the reason.
+    """
+    if workers < 1:
+        raise InputError(explain("There are too few workers.", workers, "Use 1 or more."))
+    identity = _identity(source, settings)
+    num_lines = len(source)
+    with JobFolder(Path(out), identity, retries_failures=retry_failed) as folder:
+        settings = replace(settings, created=folder.job["created"])
+        answers = answers or partial(_here, num_workers=workers)
+        num_before, counts = folder.num_done, Counts()
+        with _progress(min(num_before, num_lines), num_lines) as bar:
+
+            def ready(fingerprint: str) -> None:
+                folder.settle("fingerprint", fingerprint)
+                bar.unpause()  # loading the model says nothing of the time left
+
+            for answer, number in _answers(source, folder, partial(answers, settings, ready)):
+                folder.add(answer.index, answer.line)
+                counts += answer.counts
+                if reason := why_failed(answer.line):
+                    on_failure(number, reason)
+                bar.update()
+        output = folder.write_output(num_lines, as_parquet=source.is_parquet)
+        num_new = folder.num_done - num_before
+        return Summary(output, num_lines, num_new, folder.num_failed(num_lines), counts)
+
+
+def _answers(
+    source: Input, folder: JobFolder, answers: Callable[[Iterator[Request]], Iterable[Answered]]
+) -> Iterator[tuple[Answered, int]]:
+    """The lines that are not done, answered or failed, with their numbers in the file.
+
+    Nothing is loaded where no request is left.
+    """
+    left = (line for line in source if line.index not in folder.done)
+    requests = _Requests(left)
+    if (first := next(requests, None)) is not None:
+        requests.put_back(first)
+        for answer in answers(requests):
+            yield answer, requests.numbers.pop(answer.index)
+            yield from requests.take_failures()
+    yield from requests.take_failures()
+
+
+class _Requests(Iterator[Request]):
+    """The requests among lines; bad lines become failures as they are passed."""
+
+    def __init__(self, lines: Iterable[Request | BadLine]) -> None:
+        self._lines = iter(lines)
+        self._failures: list[tuple[Answered, int]] = []
+        self.numbers: dict[int, int] = {}  # of requests on their way, by index
+
+    def put_back(self, request: Request) -> None:
+        self._lines = _chain(request, self._lines)
+
+    def take_failures(self) -> list[tuple[Answered, int]]:
+        """Bad lines that were passed since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def __next__(self) -> Request:
+        for line in self._lines:
+            if isinstance(line, Request):
+                self.numbers[line.index] = line.number
+                return line
+            told = failed(line, line.code, line.message)
+            self._failures.append((Answered(line.index, told), line.number))
+        raise StopIteration
+
+
+def _chain(first: Request, rest: Iterator[Request | BadLine]) -> Iterator[Request | BadLine]:
+    yield first
+    yield from rest
+
+
+def _here(
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    requests: Iterator[Request],
+    *,
+    num_workers: int,
+) -> Iterable[Answered]:
+    return WorkerPool(requests, settings, num_workers, on_ready)
+
+
+def _identity(source: Input, settings: Settings) -> dict[str, Any]:
+    """What a job's texts depend on.  Drafter, draft length, batch and workers are not in it."""
+    return {
+        "input": source.digest(),
+        "model": settings.model or "default",
+        "model id": settings.name,
+        "dtype": settings.dtype,
+        "pass": "lean where it fits" if settings.lean else "transformers",
+        "quantization": settings.quantize,
+        "seed": source.seed,
+        "defaults of prompts": dict(source.defaults),
+        "raw prompts": settings.is_raw,
+        "version of forerun": __version__,
+    }
+
+
+def _progress(num_done: int, total: int) -> Any:
+    """A progress bar with the time left; where nobody looks, a line of it every half minute."""
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        cure = 'Run: pip install "forerun[hf]"'
+        raise MissingExtraError(explain("A batch needs tqdm.", "no such module", cure)) from error
+    is_seen = sys.stderr.isatty()
+    interval = 0.2 if is_seen else 30.0
+    return tqdm(
+        total=total,
+        initial=num_done,
+        unit="line",
+        mininterval=interval,
+        maxinterval=interval,
+        file=sys.stderr if is_seen else _Lines(),
+    )
+
+
+class _Lines:
+    """Standard error for a bar that is not drawn over: each state of it is a line of its own."""
+
+    def write(self, text: str) -> None:
+        if state := text.strip():
+            print(state, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -1,0 +1,64 @@
+"""Which route a request of a batch job takes, and what is wrong with it that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.batch.lines import Request
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.routes import text_routes
+
+ANY_TOKEN = 1 << 31
+"""The vocabulary of a model that is not loaded: no token id is too large."""
+
+
+def routed(request: Request, *, is_chat: bool) -> tuple[str, Mapping[str, Any]]:
+    """The route of a request, and its body there.  is_chat: a bare prompt is a user's message."""
+    body = dict(request.body)
+    if request.url is not None:
+        return request.url, body
+    if "messages" in body:
+        return "/v1/chat/completions", body
+    if not is_chat or not isinstance(body["prompt"], str):
+        return "/v1/completions", body
+    messages = [{"role": "user", "content": body.pop("prompt")}]
+    return "/v1/chat/completions", {**body, "messages": messages}
+
+
+def check_whole(*, is_streamed: bool) -> None:
+    """Refuse a stream: there is nobody who reads it."""
+    if is_streamed:
+        message = "'stream' cannot be honoured in a batch. Leave it out."
+        raise ApiError(message, param="stream", code="unsupported_parameter")
+
+
+class Judge:
+    """Finds what a job would refuse, before its model is loaded.
+
+    name: what bodies may call the model.  drafter: the job's.
+    """
+
+    def __init__(self, name: str, drafter: str, *, is_raw: bool) -> None:
+        unloaded: Any = ModelCard(name, ANY_TOKEN, None, object(), {}, "")
+        offer = Offer(unloaded, name, tuple(dict.fromkeys((drafter, "none"))))
+        self._routes = {route.path: route for route in text_routes(offer)}
+        self._ways = (False,) if is_raw else (True, False)
+
+    def why_not(self, request: Request) -> str | None:
+        """What is wrong with a request, or None.
+
+        Whether a bare prompt is a message is known only with the model: it is wrong if it would
+        be in either case.
+        """
+        reasons = [self._reason(*routed(request, is_chat=is_chat)) for is_chat in self._ways]
+        return reasons[0] if all(reasons) else None
+
+    def _reason(self, url: str, body: Mapping[str, Any]) -> str | None:
+        try:
+            check_whole(is_streamed=self._routes[url].check(body)["stream"])
+        except ApiError as error:
+            return error.message
+        return None

@@ -1,0 +1,91 @@
+"""A worker process of a batch job: `python -m forerun.batch.batch_worker`.
+
+Lines of JSON come in on standard input: the settings first, then requests.  Lines of JSON go out
+on standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
+finished.  When its input ends the worker does too, at once and without a word, also while it loads
+its model: whoever started it has all the answers, or is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from queue import SimpleQueue
+from typing import Any, TextIO
+
+from forerun.base.errors import ForerunError
+from forerun.batch.answerer import Answerer, Settings
+from forerun.batch.lines import Request
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    tell = _teller(_answer_output())
+    messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(messages,), daemon=True).start()
+    first = messages.get()
+    settings = _placed(Settings(**first["settings"]), first["place"])
+    try:
+        answerer = Answerer.load(settings)
+        asyncio.run(_work(answerer, messages, tell))
+    except ForerunError as error:
+        tell({"refused": str(error)})
+        os._exit(2)  # the thread that listens cannot be ended otherwise
+
+
+def _listen(messages: SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        messages.put(json.loads(line))
+    os._exit(0)
+
+
+async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell: Tell) -> None:
+    await answerer.warm_up()
+    tell({"ready": answerer.fingerprint})
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(request: Request) -> None:
+        tell({"answer": asdict(await answerer.answer(request))})
+
+    while True:  # until its input ends
+        task = asyncio.create_task(answer(Request(**await asyncio.to_thread(messages.get))))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def _answer_output() -> TextIO:
+    """Standard output for answers alone: what libraries print goes to standard error."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
+
+
+def _teller(output: TextIO) -> Tell:
+    def tell(message: dict[str, Any]) -> None:
+        try:
+            output.write(json.dumps(message) + "\n")
+            output.flush()
+        except BrokenPipeError:  # whoever started it died a moment ago
+            os._exit(0)
+
+    return tell
+
+
+def _placed(settings: Settings, place: int) -> Settings:
+    """Settings for the worker at a place: on a machine with several GPUs they take turns."""
+    if settings.device not in (None, "cuda"):
+        return settings
+    from torch import cuda
+
+    count = cuda.device_count() if cuda.is_available() else 0
+    return replace(settings, device=f"cuda:{place % count}") if count > 1 else settings
+
+
+if __name__ == "__main__":
+    main()

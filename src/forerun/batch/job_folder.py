@@ -1,0 +1,214 @@
+"""The folder of a batch job: what the job is, which lines are done, and its output.
+
+`job.json` says what the job is; a folder of another job is refused.  `journal.jsonl` gets every
+finished line at once, in the order they are finished.  When all are done, `output.jsonl` is
+written in the order of the input, under another name first.  So the job can be killed at any
+byte: a torn last line of the journal is cut off and its request done again, nothing is lost, and
+nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Container, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from forerun.base.errors import InputError, explain
+from forerun.batch.batch_output import OutputLine, may_be_retried, why_failed
+from forerun.batch.parquet import write_parquet
+
+JOB, JOURNAL = "job.json", "journal.jsonl"
+SYNC_SECONDS = 2.0  # what a power failure can undo; a killed process loses nothing
+OTHER_JOB = "Choose another folder, or run the job of this one with the input and options it had."
+
+
+class JobFolder:
+    """Opened by one process at a time; created if it is not there.
+
+    identity: what must not change within a job, by names for people.
+    retries_failures: forget lines that failed for reasons outside of themselves.
+    """
+
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], *, retries_failures: bool = False
+    ) -> None:
+        self.path = path
+        self._offsets: dict[int, int] = {}  # of finished lines in the journal, by index
+        self._failures: set[int] = set()
+        self._retries_failures = retries_failures
+        self._synced = 0.0
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _check_contents(path)
+            self._journal = (path / JOURNAL).open("a+b", buffering=0)
+        except OSError as error:
+            wrong = f"The output folder cannot be written ({error.strerror})."
+            cure = "Choose a folder that you may write to with --out."
+            raise InputError(explain(wrong, repr(str(path)), cure)) from error
+        try:
+            _lock(self._journal, path)
+            self.job = self._read_job(identity)
+            self._read_journal()
+        except BaseException:
+            self._journal.close()
+            raise
+
+    @property
+    def done(self) -> Container[int]:
+        """Indexes of the lines that are finished."""
+        return self._offsets
+
+    @property
+    def num_done(self) -> int:
+        return len(self._offsets)
+
+    def num_failed(self, count: int) -> int:
+        """Failures among the first so many lines."""
+        return sum(index < count for index in self._failures)
+
+    def settle(self, name: str, value: str) -> None:
+        """Make a fact part of the job, or refuse one that differs from the job's."""
+        known = self.job.setdefault(name, value)
+        if known != value:
+            wrong = f"The output folder belongs to a job that differs in {name}."
+            raise InputError(explain(wrong, f"{value!r} instead of {known!r}", OTHER_JOB))
+        self._write_job()
+
+    def add(self, index: int, line: OutputLine) -> None:
+        """Write a finished line."""
+        assert index not in self._offsets
+        entry = json.dumps({"index": index, "line": line}, ensure_ascii=False) + "\n"
+        offset = self._journal.seek(0, os.SEEK_END)
+        _write_all(self._journal, entry.encode())
+        self._note(index, offset, line)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._journal.fileno())
+            self._synced = time.monotonic()
+
+    def lines(self, count: int) -> Iterator[OutputLine]:
+        """The first lines of the output, in the order of the input; all must be finished."""
+        with (self.path / JOURNAL).open("rb") as journal:
+            for index in range(count):
+                journal.seek(self._offsets[index])
+                yield json.loads(journal.readline())["line"]
+
+    def write_output(self, count: int, *, as_parquet: bool = False) -> Path:
+        """Write the output file, whole or not at all."""
+
+        def write_json(path: Path) -> None:
+            with path.open("w", encoding="utf-8") as file:
+                for line in self.lines(count):
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+        if as_parquet:
+            lines = self.lines(count)
+            return self._replaced("output.parquet", lambda path: write_parquet(path, lines))
+        return self._replaced("output.jsonl", write_json)
+
+    def close(self) -> None:
+        os.fsync(self._journal.fileno())
+        self._journal.close()
+
+    def __enter__(self) -> JobFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _note(self, index: int, offset: int, line: OutputLine) -> None:
+        self._offsets[index] = offset
+        if why_failed(line) is not None:
+            self._failures.add(index)
+
+    def _read_job(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """The job of the folder; a new one if there is none."""
+        path = self.path / JOB
+        if not path.exists():
+            self.job = {**identity, "created": int(time.time())}
+            self._write_job()
+            return self.job
+        try:
+            known = json.loads(path.read_bytes())
+            assert isinstance(known, dict)
+        except (ValueError, AssertionError) as error:
+            wrong = f"{JOB} of the output folder is no job."
+            raise InputError(explain(wrong, repr(str(path)), "Choose another folder.")) from error
+        differing = [name for name in identity if known.get(name) != identity[name]]
+        if differing:
+            received = "; ".join(
+                f"{name} {identity[name]!r} instead of {known.get(name)!r}" for name in differing
+            )
+            wrong = f"The output folder belongs to a job that differs in {' and '.join(differing)}."
+            raise InputError(explain(wrong, received, OTHER_JOB))
+        return known
+
+    def _write_job(self) -> None:
+        text = json.dumps(self.job, indent=2, ensure_ascii=False) + "\n"
+        self._replaced(JOB, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def _read_journal(self) -> None:
+        """Note what is finished.  A line that is torn or unreadable is as good as not there."""
+        offset = end = 0
+        self._journal.seek(0)
+        with open(self._journal.fileno(), "rb", closefd=False) as journal:
+            for raw in journal:
+                if raw.endswith(b"\n"):
+                    self._recall(offset, raw)
+                    end = offset + len(raw)
+                offset += len(raw)
+        if end < offset:
+            os.ftruncate(self._journal.fileno(), end)
+
+    def _recall(self, offset: int, raw: bytes) -> None:
+        try:
+            entry = json.loads(raw)
+            index, line = entry["index"], entry["line"]
+            is_retried = self._retries_failures and may_be_retried(line)
+        except (ValueError, KeyError, TypeError):
+            return
+        self._failures.discard(index)
+        self._offsets.pop(index, None)
+        if not is_retried:
+            self._note(index, offset, line)
+
+    def _replaced(self, name: str, write: Callable[[Path], object]) -> Path:
+        """A file that is replaced in one step, so that nobody sees half of it."""
+        path, partial = self.path / name, self.path / f"{name}.partial"
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+        return path
+
+
+def _check_contents(path: Path) -> None:
+    """Refuse a folder with files in it that are of no job."""
+    strangers = [entry.name for entry in path.iterdir() if entry.name != f"{JOB}.partial"]
+    if strangers and JOURNAL not in strangers:
+        wrong = "The output folder holds files and no batch job."
+        received = f"{path}, with {', '.join(sorted(strangers)[:3])}"
+        raise InputError(explain(wrong, received, "Choose an empty folder or a new name."))
+
+
+def _lock(journal: IO[bytes], path: Path) -> None:
+    """Keep other processes out for as long as this one lives."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        wrong = "Another process works on this job."
+        cure = "Wait for it, stop it, or choose another folder."
+        raise InputError(explain(wrong, repr(str(path)), cure)) from error
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    """All of the data, where one write may take a part of it."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,186 @@
+"""Worker processes on this machine, which answer the requests of a batch job in any order.
+
+A worker that dies (out of memory, say) is replaced.  The requests it had are then given out one
+at a time, each alone in a worker: the one that kills it again is told as failed, the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from queue import SimpleQueue
+from typing import Any
+
+from forerun.base.errors import ForerunError, InputError, explain
+from forerun.batch.answerer import Answered, Counts, Settings
+from forerun.batch.batch_output import failed
+from forerun.batch.lines import Request
+
+AHEAD = 2  # requests on their way to a worker, as a multiple of its rows
+MOST_DEATHS = 5  # workers that may die in a row without an answer in between
+
+Event = tuple["Worker", dict[str, Any] | None]  # a message; None when the worker has ended
+
+
+class WorkersDyingError(ForerunError, RuntimeError):
+    """Workers die whatever they are given."""
+
+
+class Worker:
+    """One process; what it says comes as events."""
+
+    def __init__(self, place: int, settings: Settings, threads: int, events: SimpleQueue[Event]):
+        self.place = place
+        self.is_ready = False
+        self.is_alone = False  # with one request, which may have killed its predecessor
+        self.requests: dict[int, Request] = {}  # those it has, by index
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "forerun.batch.batch_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            env=_environment(threads),
+            start_new_session=True,  # Ctrl-C is for us; a worker ends with its input
+        )
+        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+        self._write({"settings": asdict(settings), "place": place})
+
+    def send(self, request: Request) -> None:
+        self.requests[request.index] = request
+        self._write(asdict(request))
+
+    def end(self) -> int:
+        """End the process, if it has not; its exit status."""
+        self._process.kill()
+        return self._process.wait()
+
+    def status(self) -> int:
+        return self._process.wait()
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it is dead, which the end of its output tells
+
+    def _listen(self, events: SimpleQueue[Event]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith("\n"):  # else it died while writing
+                events.put((self, json.loads(line)))
+        events.put((self, None))
+
+
+class WorkerPool:
+    """Iterate over the answers to `requests`, in the order they are finished.
+
+    on_ready: called with the fingerprint of each worker; it may raise.
+    """
+
+    def __init__(
+        self,
+        requests: Iterator[Request],
+        settings: Settings,
+        num_workers: int,
+        on_ready: Callable[[str], None],
+    ) -> None:
+        self._requests = requests
+        self._settings = settings
+        self._threads = share_of_cores(num_cores(), num_workers)
+        self._on_ready = on_ready
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._suspects: deque[Request] = deque()
+        self._is_exhausted = False
+        self._num_deaths = 0
+        self._workers = [self._started(place) for place in range(num_workers)]
+
+    def __iter__(self) -> Iterator[Answered]:
+        try:
+            while self._fill():
+                worker, message = self._events.get()
+                if message is None:
+                    yield from self._replace(worker)
+                elif "refused" in message:
+                    raise InputError(message["refused"])
+                elif "ready" in message:
+                    self._on_ready(message["ready"])
+                    worker.is_ready = True
+                else:
+                    answer = message["answer"]
+                    del worker.requests[answer["index"]]
+                    self._num_deaths = 0
+                    yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
+        finally:
+            for worker in self._workers:
+                worker.end()
+
+    def _started(self, place: int) -> Worker:
+        return Worker(place, self._settings, self._threads, self._events)
+
+    def _fill(self) -> bool:
+        """Give out requests; False when all are answered."""
+        for worker in self._workers:
+            if not worker.is_ready:
+                continue
+            if not worker.requests:
+                worker.is_alone = bool(self._suspects)
+                if self._suspects:
+                    worker.send(self._suspects.popleft())
+            while not worker.is_alone and len(worker.requests) < AHEAD * self._settings.max_batch:
+                request = self._next()
+                if request is None:
+                    break
+                worker.send(request)
+        is_busy = any(worker.requests for worker in self._workers)
+        return is_busy or bool(self._suspects) or not self._is_exhausted
+
+    def _next(self) -> Request | None:
+        request = None if self._is_exhausted else next(self._requests, None)
+        self._is_exhausted |= request is None
+        return request
+
+    def _replace(self, worker: Worker) -> Iterator[Answered]:
+        """Start another worker for one that died; its requests become suspects, or the culprit."""
+        status = worker.status()
+        self._num_deaths += 1
+        if not worker.is_ready or self._num_deaths >= MOST_DEATHS:
+            wrong = "Workers die before they answer anything."
+            cure = "Look above for the reason, give them more memory or --max-batch 1, and resume."
+            raise WorkersDyingError(explain(wrong, f"exit status {status}", cure))
+        self._workers[worker.place] = self._started(worker.place)
+        if not worker.is_alone:
+            self._suspects.extend(worker.requests.values())
+            return
+        for request in worker.requests.values():
+            message = (
+                f"Line {request.number} ended its worker process, alone and with exit status "
+                f"{status}; -9 mostly means that memory ran out."
+            )
+            yield Answered(request.index, failed(request, "worker_died", message))
+
+
+def share_of_cores(cores: int, num_workers: int) -> int:
+    """Threads of each worker."""
+    return max(1, cores // num_workers)
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """A worker's environment: its share of the cores, and threads that do not spin while waiting,
+    which would starve the other workers."""
+    shares = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {**shares, **os.environ, "TOKENIZERS_PARALLELISM": "false"}

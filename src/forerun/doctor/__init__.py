@@ -1,0 +1,1 @@
+"""Two texts differ: float arithmetic, or a bug?"""

@@ -1,0 +1,149 @@
+"""`doctor`: is the speculative text that of plain decoding, and if not, why?
+
+Every prompt is answered plainly and with a drafter, from the same seed.  A difference is traced to
+a near-tie of float arithmetic, or called a bug (`forerun.doctor`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun import rules
+from forerun.base.errors import UnsupportedError, explain
+from forerun.base.signatures import shown_by
+from forerun.doctor.diagnosis import Diagnosis, diagnose
+from forerun.drafters.base import Drafter
+from forerun.engine.results import Generation
+from forerun.generation.generate import GREEDY, generate
+from forerun.generation.prompts import encode, prompts_of
+from forerun.loading.named import model_of
+from forerun.rules.base import Rule
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
+
+SAMPLES = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "To make bread you need flour, water, salt and yeast. To make bread you need",
+)
+"""Prompts for those who bring none."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One prompt, answered both ways."""
+
+    plain: Generation
+    drafted: Generation
+    difference: Diagnosis | None  # None: the same text
+
+    @property
+    def is_bug(self) -> bool:
+        return self.difference is not None and not self.difference.is_near_tie
+
+    def __str__(self) -> str:
+        return "identical" if self.difference is None else str(self.difference)
+
+
+@dataclass(frozen=True, repr=False)
+class Checkup:
+    """What was found on each prompt; printing it tells all of it."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def num_identical(self) -> int:
+        return sum(finding.difference is None for finding in self.findings)
+
+    @property
+    def num_bugs(self) -> int:
+        return sum(finding.is_bug for finding in self.findings)
+
+    @property
+    def num_near_ties(self) -> int:
+        return len(self.findings) - self.num_identical - self.num_bugs
+
+    @property
+    def summary(self) -> str:
+        return (
+            f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs "
+            f"in {len(self.findings)} prompts."
+        )
+
+    def __repr__(self) -> str:
+        return f"Checkup({self.summary[:-1]})"
+
+    def __str__(self) -> str:
+        lines = [f"{number:>4}  {finding}" for number, finding in enumerate(self.findings)]
+        return "\n".join([*lines, self.summary])
+
+
+@shown_by('fr.doctor(fr.load("HuggingFaceTB/SmolLM2-135M-Instruct"))')
+def doctor(
+    target: Any,
+    prompts: Any = SAMPLES,
+    *,
+    drafter: Drafter | str | None = "auto",
+    draft_length: DraftLength = 5,
+    tree: int | Tree | None = None,
+    rule: str | Rule = "match",
+    sampling: Sampling = GREEDY,
+    max_new_tokens: int = 64,
+    batch_size: int = 1,
+) -> Checkup:
+    """Answer prompts plainly and with a drafter, and explain every difference.
+
+    target, prompts, drafter, draft_length, tree, sampling: as for `generate`.
+    rule: `match`; at temperature 0 also any other lossless rule.
+    batch_size: the drafted answer shares its passes with so many copies of itself.
+    """
+    return Checkup(
+        tuple(
+            examine(
+                target, prompts, drafter=drafter, draft_length=draft_length, tree=tree, rule=rule,
+                sampling=sampling, max_new_tokens=max_new_tokens, batch_size=batch_size,
+            )
+        )
+    )  # fmt: skip
+
+
+def examine(
+    target: Any,
+    prompts: Any,
+    *,
+    rule: str | Rule,
+    sampling: Sampling,
+    max_new_tokens: int,
+    batch_size: int,
+    **drafting: Any,
+) -> Iterator[Finding]:
+    """The findings of `doctor` as they come."""
+    chosen = checked_rule(rule, sampling)
+    model = model_of(target)
+    if sampling.seed is None:  # both answers need the same one
+        sampling = replace(sampling, seed=secrets.randbits(63))
+    for prompt in prompts_of(prompts)[0]:
+        tokens = encode(model, prompt)
+        shared: dict[str, Any] = {"sampling": sampling, "max_new_tokens": max_new_tokens}
+        plain = generate(model, tokens, drafter=None, **shared)
+        drafted = generate(
+            model, [tokens] * batch_size, rule=chosen, batch_size=batch_size, **drafting, **shared
+        )[0]
+        difference = diagnose(model, tokens, plain.tokens, drafted.tokens, sampling=sampling)
+        yield Finding(plain, drafted, difference)
+
+
+def checked_rule(name: str | Rule, sampling: Sampling) -> Rule:
+    """The rule; refuses rules that do not promise the exact text of plain decoding."""
+    rule = rules.get(name)
+    if not rule.lossless or (rule.name != "match" and sampling.temperature > 0):
+        wrong = "This rule does not promise the text of plain decoding."
+        received = f"{rule.name} at temperature {sampling.temperature:g}"
+        cure = "Use match, or a lossless rule at temperature 0; `forerun certify` judges laws."
+        raise UnsupportedError(explain(wrong, received, cure))
+    return rule

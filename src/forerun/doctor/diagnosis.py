@@ -1,0 +1,156 @@
+"""Two outputs that should be the same are not: float arithmetic, or a bug?
+
+A pass over five tokens multiplies matrices of another shape than a pass over one, so its logits
+differ in the last bits; where two tokens are as good as tied, that decides.  The doctor finds the
+first difference and scores that position in all the shapes that speculation uses.  A pass further
+from a fresh one, without a cache, than the dtype's rounding explains is a bug.  If there is none,
+it compares how far apart the passes are with how small a change of the logits turns one choice
+into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.base.arrays import HostArray, to_numpy
+from forerun.doctor.passes import fresh_row, suspects
+from forerun.doctor.rounding import Rounding, distance, rounding
+from forerun.engine.request import Request
+from forerun.generation.generate import GREEDY
+from forerun.generation.intake import ending_tokens, make_request
+from forerun.generation.prompts import encode
+from forerun.loading.load import wrap
+from forerun.noise.race import race, seed_key
+from forerun.sampling.options import Sampling
+
+XP = compat.array_namespace(np.empty(0))
+TRIALS, TOGETHER = 64, 8
+"""Random changes of each size, and how many are tried in one call."""
+EXCUSED = 8.0
+"""A tie may be this many times wider than the difference seen between passes."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why two outputs part at `index`, in the first of the two differing tokens."""
+
+    index: int  # position in the output
+    tokens: tuple[int | None, int | None]
+    gap: float  # how large a change of the logits turns one choice into the other
+    float_noise: float  # how far apart the logits of equal texts are between passes
+    reproduced: bool  # whether passes of different shape really chose both tokens
+    worst_pass: str  # the one furthest from a fresh pass
+    error: float  # how far that is, in logits
+    rounding: Rounding  # how far float arithmetic could have brought it
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether float arithmetic explains what all passes say."""
+        return self.error <= self.rounding.bound
+
+    @property
+    def is_near_tie(self) -> bool:
+        explained = min(EXCUSED * self.float_noise, 2 * self.rounding.bound)
+        return self.is_explained and (self.reproduced or self.gap <= explained)
+
+    def __str__(self) -> str:
+        first, second = self.tokens
+        where = f"output token {self.index} ({first} or {second})"
+        explains = f"{self.rounding.dtype} explains at most {self.rounding.bound:.1e}"
+        if not self.is_explained:
+            return (
+                f"bug: at {where} {self.worst_pass} differs from a fresh pass by "
+                f"{self.error:.1e} logits; {explains}"
+            )
+        if self.is_near_tie:
+            shown = ", and both choices were reproduced" if self.reproduced else ""
+            return (
+                f"near-tie of {self.gap:.1e} logits in float arithmetic at {where}: passes of "
+                f"different shape differ by {self.float_noise:.1e}, where {explains}{shown}"
+            )
+        return (
+            f"bug: at {where} the logits would have to change by {self.gap:.1e}, but passes of "
+            f"different shape differ by {self.float_noise:.1e} only"
+        )
+
+
+def diagnose(
+    target: Any,
+    prompt: Any,
+    first: Sequence[int],
+    second: Sequence[int],
+    *,
+    sampling: Sampling = GREEDY,
+    stop_tokens: Sequence[int] = (),
+) -> Diagnosis | None:
+    """Compare two outputs of one request, token by token; None if they are the same.
+
+    sampling must be the one that made them, seed included.
+    """
+    model = wrap(target)
+    first, second = list(first), list(second)
+    if first == second:
+        return None
+    index = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
+    tokens = tuple(text[index] if index < len(text) else None for text in (first, second))
+    request = make_request(
+        model,
+        encode(model, prompt),
+        sampling,
+        max_new_tokens=index + 1,
+        endings=(*stop_tokens, *ending_tokens(model)),
+    )
+    request.tokens = [*request.prompt, *first[:index]]
+    raw = fresh_row(model, request.tokens)
+    fresh = to_numpy(raw).astype(np.float64)
+    passes = list(suspects(model, request.tokens, [*first[index:], *second[index:]]))
+    errors = [distance(fresh, suspect.logits) for suspect in passes]
+    worst = int(np.argmax(errors))
+    plain = passes[0].logits
+    spread = max(distance(plain, suspect.logits) for suspect in passes)
+    choices = _choices(request, [suspect.logits for suspect in passes])
+    pair = (tokens[0], tokens[1])
+    return Diagnosis(
+        index,
+        pair,
+        gap=_gap(request, plain, pair, max(spread, 1e-12)),
+        float_noise=spread,
+        reproduced={tokens[0], tokens[1]} <= choices,
+        worst_pass=passes[worst].name,
+        error=errors[worst],
+        rounding=rounding(model, fresh, str(raw.dtype)),
+    )
+
+
+def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
+    """The tokens plain decoding picks from each of these logits (V,)."""
+    laws = np.stack([request.law(row, (), request.processors).weights for row in logits])  # (N, V)
+    key = seed_key(XP, [request.seed] * len(laws), None)
+    return set(race(XP, laws, key, np.full(len(laws), request.num_output)).tolist())
+
+
+def _gap(
+    request: Request, logits: HostArray, tokens: tuple[int | None, int | None], start: float
+) -> float:
+    """The smallest size of random changes, doubling from `start`, under which both are chosen."""
+    rng = np.random.default_rng(0)
+    size = start
+    compared = {token for token in tokens if token is not None}
+    if len(compared) < 2:
+        return float("inf")
+    while size < 100:
+        seen = _choices(request, [logits])
+        for _ in range(TRIALS // TOGETHER):
+            seen |= _choices(request, logits + rng.uniform(-size, size, (TOGETHER, len(logits))))
+            if compared <= seen:
+                return size
+        size *= 2
+    return float("inf")

@@ -1,0 +1,74 @@
+"""`match` on the host, one row at a time, at less cost per round than the rule for arrays.
+
+The rule itself, in `rules/match.py`, is written for whole arrays on any device.  Here the same
+walk is plain Python: sample the target, follow the guess that was right, go on from there.  A law
+that is certain is not made, and noise is drawn for several positions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from forerun.base.arrays import HostArray
+from forerun.engine.laws import TargetLaws
+from forerun.engine.proposal import Proposal
+from forerun.noise.race import block_minima
+from forerun.noise.race_one_row import race_row
+from forerun.rules.noise import CounterNoise
+from forerun.sampling.scores import Law
+
+AHEAD = 16
+"""Positions whose noise is drawn at once: a call costs hardly more than for one."""
+
+
+@dataclass(frozen=True)
+class TargetNoise(CounterNoise):
+    """The noise of a round, and what was drawn ahead for the rounds to come."""
+
+    drawn: dict[int, tuple[int, HostArray, HostArray]] = field(default_factory=dict)
+    """By row: the first of some positions, and the block minima of each, (AHEAD, num_blocks)."""
+    row_race: Callable[[Law, tuple[Any, Any], int], int] | None = None
+    """The target's own way to sample a law, with the words of a seed, at a position."""
+
+    def sample(self, law: Law, row: int, depth: int) -> int:
+        """The target's own token from a law, so many positions into the round."""
+        position, scores = int(self.positions[row]) + depth, law.scores
+        if self.row_race is not None:
+            return self.row_race(law, (self.key[0, 0, row], self.key[0, 1, row]), position)
+        key = self.key[:, :, row : row + 1]
+        first, minimum, lane = self.drawn.get(row, (-AHEAD, scores, scores))
+        if not first <= position < first + AHEAD:
+            first = position
+            ahead = np.arange(first, first + AHEAD)
+            minimum, lane = block_minima(self.xp, key, ahead, len(scores))
+            self.drawn[row] = first, minimum, lane
+        at = position - first
+        return race_row(scores, law.weigh, key, position, minimum[at], lane[at])
+
+
+def walk(
+    drafts: Sequence[Proposal], laws: TargetLaws, make_noise: Callable[[], TargetNoise]
+) -> tuple[list[Sequence[int]], list[int]]:
+    """The accepted nodes of each row, and the token after them; noise is made if it is needed."""
+    noise: TargetNoise | None = None
+    paths: list[Sequence[int]] = []
+    extra: list[int] = []
+    for row, draft in enumerate(drafts):
+        path: list[int] = []
+        while True:
+            slot = path[-1] + 1 if path else 0
+            token = laws.certain(row, slot)
+            if token is None:
+                noise = noise or make_noise()
+                token = noise.sample(laws.unweighed(row, slot), row, len(path))
+            child = draft.child(slot - 1, token)
+            if child is None:
+                break
+            path.append(child)
+        paths.append(path)
+        extra.append(token)
+    return paths, extra

@@ -1,0 +1,1 @@
+"""How far to draft in each round."""

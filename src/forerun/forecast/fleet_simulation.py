@@ -1,0 +1,264 @@
+"""Replicas behind one queue, simulated event by event: waiting, autoscaling, deaths.
+
+All requests of a replica advance at one speed, which depends on how many there are.  So each
+replica has a clock that counts tokens per row, a request ends when that clock has advanced by its
+work, and only the next end in each replica has to be known.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from forerun.forecast.fleet_model import Fleet, Outcome
+
+
+@dataclass(eq=False)
+class Job:
+    """One request on its way."""
+
+    arrived: float
+    answer: float  # tokens
+    left: float  # of these
+    first_start: float | None = None
+    died: float | None = None  # when its replica did, while it waits for another
+
+
+@dataclass(eq=False)
+class Replica:
+    """The jobs of one replica, by the tokens per row at which they end."""
+
+    number: int
+    jobs: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap
+    tokens: float = 0.0  # per row, so far
+    updated: float = 0.0
+    version: int = 0  # of its next end: events of older ones are void
+    is_leaving: bool = False
+
+    def advance(self, now: float, fleet: Fleet) -> None:
+        if self.jobs:
+            self.tokens += (now - self.updated) / fleet.seconds_at(len(self.jobs))
+        self.updated = now
+
+
+def simulate_fleet(fleet: Fleet, *, num_requests: int = 20_000, seed: int = 0) -> Outcome:
+    """Let so many requests arrive, and answer them all."""
+    return _Simulation(fleet, num_requests, seed).run()
+
+
+class _Simulation:
+    def __init__(self, fleet: Fleet, num_requests: int, seed: int) -> None:
+        self.fleet = fleet
+        self._requests = np.random.default_rng([seed, 0])
+        self._lives = np.random.default_rng([seed, 1])  # or deaths would change the requests
+        self.outcome = Outcome()
+        self.now = 0.0
+        self._num_requests = num_requests
+        self._num_skipped = num_requests // 4
+        self._num_arrived = 0
+        self._num_open = 0
+        self._order = count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: deque[Job] = deque()
+        self._by_load: list[dict[int, Replica]] = [{} for _ in range(fleet.rows + 1)]
+        self._replicas: dict[int, Replica] = {}
+        self._num_starting = 0
+        self._busy_rows = 0
+        self._row_seconds = [0.0, 0.0]  # busy and all, while requests arrive
+        self._called_for: dict[int, float] = {}  # since when more (1) or fewer (-1) are needed
+
+    def run(self) -> Outcome:
+        scale = self.fleet.autoscale
+        for _ in range(self.fleet.replicas if scale is None else scale.least):
+            self._add_replica()
+        self._after(self._gap(), self._arrive)
+        if scale is not None:
+            self._after(scale.interval, self._look)
+        while self._num_arrived < self._num_requests or self._num_open:
+            time, _, event = heapq.heappop(self._events)
+            self._pass_time(time)
+            event()
+        self.outcome.seconds = self.now
+        busy, rows = self._row_seconds
+        self.outcome.busy = busy / rows if rows else 0.0
+        return self.outcome
+
+    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
+
+    def _pass_time(self, time: float) -> None:
+        seconds = time - self.now
+        num_replicas = len(self._replicas) + self._num_starting
+        self.outcome.replica_seconds += seconds * num_replicas
+        self.outcome.busy_seconds += seconds * self._busy_rows
+        if self._num_skipped <= self._num_arrived < self._num_requests:
+            self._row_seconds[0] += seconds * self._busy_rows
+            self._row_seconds[1] += seconds * num_replicas * self.fleet.rows
+        self.outcome.most_replicas = max(self.outcome.most_replicas, num_replicas)
+        self.now = time
+
+    def _gap(self) -> float:
+        third = self._num_requests / (2 + self.fleet.surge)  # a third of the time each
+        is_surging = third <= self._num_arrived < self._num_requests - third
+        rate = self.fleet.rate * (self.fleet.surge if is_surging else 1.0)
+        return float(self._requests.exponential(1 / rate))
+
+    def _arrive(self) -> None:
+        self._num_arrived += 1
+        if self._num_arrived < self._num_requests:
+            self._after(self._gap(), self._arrive)
+        fleet = self.fleet
+        tokens = float(self._requests.exponential(fleet.answer_tokens))
+        if len(self._queue) >= fleet.max_queue and not self._has_room():
+            self.outcome.num_rejected += 1
+            return
+        self._num_open += 1
+        self._queue.append(Job(self.now, tokens, tokens))
+        self._give_out()
+        self.outcome.most_waiting = max(self.outcome.most_waiting, len(self._queue))
+
+    def _has_room(self) -> bool:
+        return any(self._by_load[load] for load in range(self.fleet.rows))
+
+    def _give_out(self) -> None:
+        """Jobs that wait go to the replicas with the fewest."""
+        while self._queue:
+            load = next((b for b in range(self.fleet.rows) if self._by_load[b]), None)
+            if load is None:
+                return
+            replica = next(iter(self._by_load[load].values()))
+            self._start(self._queue.popleft(), replica)
+
+    def _start(self, job: Job, replica: Replica) -> None:
+        if job.first_start is None:
+            job.first_start = self.now
+        if job.died is not None:
+            self.outcome.pauses.append(self.now - job.died)
+            job.died = None
+        replica.advance(self.now, self.fleet)
+        self._remove_load(replica)
+        end = replica.tokens + self._reading(job) + job.left
+        heapq.heappush(replica.jobs, (end, next(self._order), job))
+        self._busy_rows += 1
+        self._add_load(replica)
+        self._plan_end(replica)
+
+    def _reading(self, job: Job) -> float:
+        """What reading its prompt and its text so far costs, in answer tokens."""
+        fleet = self.fleet
+        return fleet.prompt_cost * (fleet.prompt_tokens + job.answer - job.left)
+
+    def _plan_end(self, replica: Replica) -> None:
+        replica.version += 1
+        if replica.jobs:
+            tokens = max(0.0, replica.jobs[0][0] - replica.tokens)
+            seconds = tokens * self.fleet.seconds_at(len(replica.jobs))
+            version = replica.version
+            self._after(seconds, lambda: self._end_job(replica, version))
+
+    def _end_job(self, replica: Replica, version: int) -> None:
+        if replica.version != version:
+            return
+        replica.advance(self.now, self.fleet)
+        self._remove_load(replica)
+        _, _, job = heapq.heappop(replica.jobs)
+        self._busy_rows -= 1
+        self._add_load(replica)
+        self._plan_end(replica)
+        self._num_open -= 1
+        self.outcome.num_answered += 1
+        if self.outcome.num_answered > self._num_skipped:
+            assert job.first_start is not None
+            self.outcome.waits.append(job.first_start - job.arrived)
+            self.outcome.totals.append(self.now - job.arrived)
+        if replica.is_leaving and not replica.jobs:
+            self._drop(replica)
+        self._give_out()
+
+    def _add_replica(self) -> None:
+        replica = Replica(next(self._order), updated=self.now)
+        self._replicas[replica.number] = replica
+        self._add_load(replica)
+        if self.fleet.death_rate:
+            life = float(self._lives.exponential(1 / self.fleet.death_rate))
+            self._after(life, lambda: self._die(replica))
+        self._give_out()
+
+    def _start_replica(self) -> None:
+        def ready() -> None:
+            self._num_starting -= 1
+            self._add_replica()
+
+        self._num_starting += 1
+        self._after(self.fleet.start_seconds, ready)
+
+    def _die(self, replica: Replica) -> None:
+        """Its jobs wait for another replica, before those that have none, once it is noticed."""
+        if replica.number not in self._replicas:
+            return
+        fleet = self.fleet
+        replica.advance(self.now, fleet)
+        jobs = [(end, job) for end, _, job in replica.jobs]
+        self._busy_rows -= len(jobs)
+        self._drop(replica)
+        self.outcome.num_deaths += 1
+        for end, job in jobs:
+            job.died = self.now
+            if fleet.failover == "exact":
+                job.left = min(job.left, end - replica.tokens)  # more: it was still reading
+            else:
+                self.outcome.num_broken += 1
+                job.left = job.answer
+
+        def noticed() -> None:
+            self._queue.extendleft(job for _, job in reversed(jobs))
+            if not replica.is_leaving:
+                self._start_replica()
+            self._give_out()
+
+        self._after(fleet.detect_seconds, noticed)
+
+    def _drop(self, replica: Replica) -> None:
+        self._remove_load(replica)
+        del self._replicas[replica.number]
+        replica.jobs = []
+        replica.version += 1
+
+    def _add_load(self, replica: Replica) -> None:
+        if not replica.is_leaving:
+            self._by_load[len(replica.jobs)][replica.number] = replica
+
+    def _remove_load(self, replica: Replica) -> None:
+        self._by_load[len(replica.jobs)].pop(replica.number, None)
+
+    def _look(self) -> None:
+        """Compare the replicas there are with those that are needed."""
+        scale = self.fleet.autoscale
+        assert scale is not None
+        staying = [replica for replica in self._replicas.values() if not replica.is_leaving]
+        have = len(staying) + self._num_starting
+        need = min(scale.most, max(scale.least, math.ceil(self._num_open / scale.target)))
+        for sign, delay in ((1, scale.up_delay), (-1, scale.down_delay)):
+            if (need - have) * sign <= 0:
+                self._called_for.pop(sign, None)
+            elif self.now - self._called_for.setdefault(sign, self.now) >= delay:
+                if sign > 0:
+                    for _ in range(need - have):
+                        self._start_replica()
+                else:
+                    self._dismiss(sorted(staying, key=lambda r: len(r.jobs))[: have - need])
+        self._after(scale.interval, self._look)
+
+    def _dismiss(self, replicas: Sequence[Replica]) -> None:
+        """These take nothing more, and go when they are empty."""
+        for replica in replicas:
+            self._remove_load(replica)
+            replica.is_leaving = True
+            if not replica.jobs:
+                self._drop(replica)

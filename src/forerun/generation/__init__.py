@@ -1,0 +1,1 @@
+"""From a model, prompts and options to answers: `generate`, `stream` and `AsyncEngine`."""

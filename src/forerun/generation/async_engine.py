@@ -1,0 +1,177 @@
+"""An engine to await: requests from coroutines, answered together in a thread of its own.
+
+    async with fr.AsyncEngine(target, drafter=fr.drafters.Suffix()) as engine:
+        answer = engine.submit("Once upon a time", max_new_tokens=64)
+        async for piece in answer:
+            print(piece.text, end="")
+        print((await answer).finish_reason)
+
+Rounds run in one thread, which blocks no event loop.  Between rounds it takes in new requests and
+lets go of aborted ones, so nobody waits longer than a round to be heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, get_args
+from weakref import finalize
+
+from forerun import rules
+from forerun.base.clock import now
+from forerun.base.errors import InputError, explain
+from forerun.drafters.base import Drafter
+from forerun.drafters.forced import Forced
+from forerun.engine.engine import Engine
+from forerun.engine.results import LogprobsOf
+from forerun.generation.answer import Answer
+from forerun.generation.checks import (
+    check_choice,
+    check_counts,
+    given_of,
+    idle_options,
+    limits_of,
+    samplings_of,
+)
+from forerun.generation.choosing import drafter_for
+from forerun.generation.generate import GREEDY
+from forerun.generation.intake import make_samples
+from forerun.generation.options import refuses_unknown
+from forerun.generation.worker import Worker
+from forerun.gpu_rounds.choosing import executor_of
+from forerun.loading.load import wrap
+from forerun.rules.base import Rule
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
+
+CLOSE_PAUSE = 0.002
+"""Seconds between looks at whether the thread of a closed engine has ended."""
+
+
+class AsyncEngine:
+    """Answers requests as they come, several in one pass.
+
+    target, drafter, draft_length, tree, rule: as for `generate`.
+    max_batch: requests that share a pass.  max_waiting: requests that may wait for a row; one more
+    is refused with `EngineFullError`.  Close it, or use it with `async with`; one that is dropped
+    ends its thread when it is collected, which is not before its answers have ended.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        drafter: Drafter | str | None = "auto",
+        draft_length: DraftLength = "auto",
+        tree: int | Tree | None = None,
+        rule: str | Rule = "match",
+        max_batch: int = 8,
+        max_waiting: int = 1024,
+    ) -> None:
+        check_counts(draft_length, max_batch=max_batch, max_waiting=max_waiting)
+        self.target = wrap(target)
+        drafts_with = drafter_for(self.target, drafter)
+        self._is_plain = drafts_with is None
+        self._note = idle_options(draft_length, tree) if self._is_plain else None
+        engine = Engine(
+            self.target,
+            drafter=None if drafts_with is None else Forced(drafts_with),
+            draft_length=draft_length,
+            tree=tree,
+            rule=rules.get(rule),
+            num_rows=max_batch,
+            is_paced=True,
+            executor_of=executor_of,
+        )
+        self._worker = Worker(engine, max_waiting)  # whose thread knows nothing of this object
+        finalize(self, self._worker.close).atexit = False
+
+    @refuses_unknown
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        sampling: Sampling = GREEDY,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+        ignore_eos: bool = False,
+        logprobs: int | None = None,
+        logprobs_of: LogprobsOf = "model",
+        resume: Sequence[int] = (),
+        owner: str = "",
+        draft_length: DraftLength | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Answer:
+        """Queue a request, from a coroutine; options as for `generate`.
+
+        resume: output tokens that exist already, for instance from an engine that died.
+        owner: whose request this is.  What drafters remember and what rows store of one owner's
+        texts serves no other; of equal priority, the owner with the fewest running requests comes
+        first.  draft_length: guesses in a row for this request, at most; 0 for plain decoding.
+        priority: a higher one gets a row first.  timeout: seconds after which the request ends as
+        it is, with finish_reason "deadline".
+        """
+        check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
+        check_counts("auto" if draft_length is None else draft_length, logprobs=logprobs)
+        if timeout is not None and not timeout > 0:
+            cure = "Pass the seconds that the request may take, or None."
+            raise InputError(explain("The deadline has passed already.", timeout, cure))
+        (options,), (limit,) = samplings_of(sampling, 1), limits_of(max_new_tokens, 1)
+        if options.n != 1:
+            cure = "Submit each sample as a request of its own, with a seed of its own."
+            raise InputError(explain("A request has one answer.", f"n={options.n}", cure))
+        (given,) = given_of(resume, 1, is_one=True)
+        (request,) = make_samples(
+            self.target,
+            prompt,
+            options,
+            max_new_tokens=limit,
+            stop=stop,
+            stop_tokens=stop_tokens,
+            ignore_eos=ignore_eos,
+            num_logprobs=logprobs,
+            logprobs_of=logprobs_of,
+            given=given,
+            owner=owner,
+            draft_length=draft_length,
+            priority=priority,
+            deadline=None if timeout is None else now() + timeout,
+        )
+        note = self._note
+        if note is None and self._is_plain:
+            note = idle_options(draft_length or 0, None)
+        request.stats.notes += [] if note is None else [note]
+        answer = Answer(request, self, self._worker.abort)
+        self._worker.submit(answer)
+        return answer
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self._worker.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return self._worker.num_waiting
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the engine, if anything did: a model that raised, mostly.  It takes no more
+        requests then."""
+        return self._worker.failure
+
+    async def close(self) -> None:
+        """Abort what is running, and end the thread."""
+        self._worker.close()
+        while self._worker.thread.is_alive():  # no thread waits for it: a pass may never return
+            await asyncio.sleep(CLOSE_PAUSE)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

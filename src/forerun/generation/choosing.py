@@ -1,0 +1,85 @@
+"""From what a caller asked for to a drafter: "auto", a name of the command line, or an object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forerun.base.errors import InputError, explain
+from forerun.drafters.base import Drafter
+from forerun.drafters.mixed import Mixed
+from forerun.drafters.model import Model
+from forerun.drafters.registry import make_one, names
+from forerun.drafters.verbs import check_verbs
+from forerun.generation.usual import usual_drafter
+from forerun.models.base import LanguageModel, identity
+from forerun.models.conversion import as_model
+
+Drafters = Drafter | str | Sequence[Drafter | str] | Mapping[str, Drafter | str | None]
+"""One drafter or several, as objects or by names of the command line."""
+
+_kept: WeakKeyDictionary[Any, dict[str, Drafter | None]] = WeakKeyDictionary()
+_lock = RLock()
+
+
+def drafter_for(target: LanguageModel, drafter: Drafter | str | None) -> Drafter | None:
+    """The drafter that was asked for; None is plain decoding.
+
+    One that was named is made once and kept as long as the target lives: what it has learned, and
+    the weights it has loaded, serve the next call.  A model drafts by itself.
+    """
+    if drafter is None:
+        return None
+    if not isinstance(drafter, str):
+        if _is_model(drafter):
+            return Model(drafter)
+        check_verbs(drafter)
+        return drafter
+    with _lock:
+        try:
+            kept = _kept.setdefault(identity(target), {})
+        except TypeError:  # not hashable, or cannot be referred to weakly
+            kept = {}
+        if drafter not in kept:
+            kept[drafter] = _make(target, drafter)
+        return kept[drafter]
+
+
+def make_drafter(spec: str, load: Callable[[str], Any] = as_model) -> Drafter | None:
+    """The drafter of that name; any other name is given to `load` as that of a model.
+
+    `none` is None.  A plus between two makes a `Mixed` of them.
+    """
+    if spec == "none":
+        return None
+    if spec == "":
+        cure = f"Use {', '.join(names())}, a model, or none."
+        raise InputError(explain("No drafter is named.", "an empty text", cure))
+    parts = spec.split("+")
+    made = [make_one(part, load) for part in parts]
+    return made[0] if len(made) == 1 else Mixed(*made)
+
+
+def drafters_for(target: LanguageModel, drafters: Drafters) -> dict[str, Drafter]:
+    """Drafters by the names they were given, or else their own; `none` is left out."""
+    if isinstance(drafters, Mapping):
+        asked = dict(drafters)
+    else:
+        is_list = isinstance(drafters, Sequence) and not isinstance(drafters, str)
+        listed: Any = drafters if is_list else [drafters]
+        asked = {one if isinstance(one, str) else getattr(one, "name", ""): one for one in listed}
+    made = {name: drafter_for(target, drafter) for name, drafter in asked.items()}
+    return {name: drafter for name, drafter in made.items() if drafter is not None}
+
+
+def _is_model(given: Any) -> bool:
+    """Whether it is a language model, ours or of transformers, and not a drafter."""
+    if isinstance(given, type) or hasattr(given, "propose"):
+        return False
+    return isinstance(given, LanguageModel) or (hasattr(given, "config") and callable(given))
+
+
+def _make(target: LanguageModel, name: str) -> Drafter | None:
+    return usual_drafter(target) if name == "auto" else make_drafter(name)

@@ -1,0 +1,194 @@
+"""`generate` and `stream`: run an engine until all prompts are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from inspect import signature
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
+
+from forerun.base.signatures import shown_by
+from forerun.drafters.base import Drafter
+from forerun.engine.request import Request
+from forerun.engine.results import Generation, LogprobsOf, Piece
+from forerun.generation.options import GenerateOptions, refuses_unknown
+from forerun.generation.prompts import ManyPrompts, OnePrompt
+from forerun.generation.run import Run
+from forerun.rules.base import Rule
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
+from forerun.trees.tree import Tree
+
+GREEDY = Sampling(temperature=0.0)
+Target = Any
+"""A model from `load` or `wrap`, a transformers model, a function, or the name of a model."""
+Results = TypeVar("Results", covariant=True)
+
+
+@overload
+def generate(target: Any, prompt: OnePrompt, **options: Unpack[GenerateOptions]) -> Generation: ...
+@overload
+def generate(
+    target: Any, prompt: ManyPrompts, **options: Unpack[GenerateOptions]
+) -> list[Generation]: ...
+@overload
+def generate(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Any: ...
+@refuses_unknown
+@shown_by('fr.generate("HuggingFaceTB/SmolLM2-135M-Instruct", "Once upon a time")')
+def generate(
+    target: Target,
+    prompt: OnePrompt | ManyPrompts | Any,
+    *,
+    drafter: Drafter | str | None = "auto",
+    draft_length: DraftLength = "auto",
+    tree: int | Tree | None = None,
+    rule: str | Rule = "match",
+    sampling: Sampling | Sequence[Sampling] = GREEDY,
+    max_new_tokens: int | Sequence[int] = 128,
+    stop: str | Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    logprobs_of: LogprobsOf = "model",
+    resume: Sequence[Any] = (),
+    batch_size: int = 8,
+    errors: Literal["raise", "return"] = "raise",
+) -> Generation | list[Any]:
+    """Generate from one prompt (a `Generation`) or from a list of them (a list).
+
+    target: a model from `forerun.load` or `forerun.wrap`, a transformers model, or a function; or
+        the name or folder of a model, of which the last one is kept for the next call.
+    prompt: text, token ids, chat messages, or what a tokenizer returned; or a list of any of these.
+    drafter: what guesses ahead.  "auto" is the trained drafter that fits the target (the shipped
+        one, or one in the folder "drafter" inside the model's folder) with suffix lookup, or suffix
+        lookup alone.  Names of the command line are taken too: "ngram", "heads:folder", a model's
+        name, "suffix+recycling".  A model drafts as `forerun.drafters.Model` of it, which is worth
+        keeping for many calls.  None is plain decoding through the same loop.
+    draft_length: how many guesses may follow one another; 0 is none at all, and "auto" chooses
+        anew in every round what pays on this machine, which never changes the text under `match`.
+    tree: None for a chain of guesses; a number of nodes for trees that grow as the drafter sees
+        fit, which only `match` allows; or a `Tree` to fill, whatever draft_length is above 0.
+    sampling, max_new_tokens: for all prompts, or one for each.  With sampling.n above 1 each
+        prompt gives a list of n generations, which the annotations do not show.  One seed for a
+        list of prompts answers each as it would alone, so equal prompts get equal texts; n, or a
+        seed for each, makes them differ.
+    stop: strings that end the text and are left out of it.  stop_tokens: ids that end it, beside
+        the model's own unless ignore_eos.
+    logprobs: report each token's log-probability and those of that many likeliest tokens.
+    logprobs_of: "model" reports the model's own, as OpenAI does; "sampling" those of the
+        distribution that tokens were sampled from, after temperature, top-p and the rest.
+    resume: output tokens that exist already, for a list of prompts one list for each.  The text
+        goes on after them exactly as it would have under `match`, and max_new_tokens counts them.
+    batch_size: how many requests share a pass.
+    errors: "raise" raises a `GenerationError` if a request fails on the way (NaN logits, a
+        processor that raises), after the others have been answered, and carries all results;
+        "return" returns them, the failed one with its `error`.
+    """
+    run = Run(
+        target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
+        stop_tokens, ignore_eos, logprobs, logprobs_of, resume, batch_size, errors,
+    )  # fmt: skip
+    try:
+        while run.engine.busy:
+            run.engine.step()
+    finally:
+        run.engine.close()
+    run.raise_failure()
+    results: Generation | list[Any] = run.results()
+    return results
+
+
+Door = TypeVar("Door", bound=Callable[..., Any])
+
+
+def _called_like(function: Callable[..., Any]) -> Callable[[Door], Door]:
+    """Give a function the signature of another, for people and editors."""
+
+    def change(other: Door) -> Door:
+        other.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
+            return_annotation="Stream"
+        )
+        return other
+
+    return change
+
+
+@overload
+def stream(
+    target: Any, prompt: OnePrompt, **options: Unpack[GenerateOptions]
+) -> Stream[Generation]: ...
+@overload
+def stream(
+    target: Any, prompt: ManyPrompts, **options: Unpack[GenerateOptions]
+) -> Stream[list[Generation]]: ...
+@overload
+def stream(target: Any, prompt: Any, **options: Unpack[GenerateOptions]) -> Stream[Any]: ...
+@refuses_unknown
+@_called_like(generate)
+@shown_by('fr.stream("HuggingFaceTB/SmolLM2-135M-Instruct", "Once upon a time")')
+def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
+    """Like `generate`, but yields a `Piece` whenever a round gave a request something to show.
+
+    Pieces of several prompts interleave and carry the prompt's index, and the sample's.  A request
+    that fails ends with a piece whose finish_reason is "error"; the stream raises at its end.
+    `results()` gives what `generate` would have returned.
+    """
+    bound = signature(generate).bind(target, prompt, **options)
+    bound.apply_defaults()
+    return Stream(Run(**bound.arguments, is_paced=True))
+
+
+class Stream(Iterator[Piece], Generic[Results]):
+    """Pieces as they come; dropping or closing it cancels the rest."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._pieces = _pieces(run)
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        self._pieces.close()
+        self._run.engine.close()  # a stream that was never read has not begun
+
+    def __del__(self) -> None:
+        self.close()
+
+    def generation(self, index: int) -> Generation:
+        """What there is by now of the answer to one of the prompts (its first sample)."""
+        return self._run.requests[sum(self._run.counts[:index])].generation()
+
+    def results(self) -> Results:
+        """What `generate` would have returned, as far as it got; this ends the stream."""
+        self.close()
+        done: Results = self._run.results()
+        return done
+
+
+def _pieces(run: Run) -> Generator[Piece, None, Any]:
+    try:
+        while run.engine.busy:
+            for request, gained in run.engine.step():
+                yield piece_of(request, gained)
+        run.raise_failure()
+    finally:
+        run.engine.close()
+    return run.results()
+
+
+def piece_of(request: Request, gained: int) -> Piece:
+    """What the last round gave a request to show."""
+    ended = request.finish_reason is not None
+    parts = [] if request.text is None else request.text.release_parts(final=ended)
+    logprobs = None
+    if request.num_logprobs is not None:
+        logprobs = request.logprobs[len(request.logprobs) - gained :]
+    return Piece(
+        [(part, request.fates[token]) for token, part in parts],
+        request.tokens[len(request.tokens) - gained :],
+        request.fates[len(request.fates) - gained :],
+        request.index,
+        request.sample,
+        request.finish_reason,
+        logprobs,
+    )

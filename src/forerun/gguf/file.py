@@ -1,0 +1,270 @@
+"""Reads GGUF files: the fields of the header, and where the tensors lie.
+
+A vocabulary is hundreds of thousands of strings and numbers.  The gguf package makes arrays of
+every one of them and takes half a minute; this takes a second.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Container
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+from forerun.base.arrays import HostArray
+from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.gguf.magic import GGUF_MAGIC, begins_as_gguf
+
+LFS_POINTER = b"version https://git-lfs"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # bytes, unless the file says otherwise
+NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
+           11: "<i8", 12: "<f8"}  # fmt: skip
+STRING, ARRAY = 8, 9
+MOST_AXES = 4
+SMALLEST_FIELD, SMALLEST_TENSOR = 14, 25  # bytes in the header, with a name of one letter
+NO_TOKEN = (None, -1, 0xFFFFFFFF)  # -1 is llama.cpp's, which some write as it is without a sign
+LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
+"""The name of a tensor in a layer: the layer's number, and the rest."""
+SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
+          "Q5_K", "Q6_K")  # fmt: skip
+"""Types of tensors, all of which become float32 exactly."""
+
+
+class Tensor(NamedTuple):
+    """A tensor as it lies in the file."""
+
+    name: str
+    shape: tuple[int, ...]  # outermost first, as everybody but GGUF writes it
+    kind: GGMLQuantizationType
+    data: HostArray  # (bytes,)
+
+    def values(self) -> HostArray:
+        """The numbers as float32, of this tensor's shape."""
+        rows = self.data.reshape(*self.shape[:-1], -1)
+        return np.asarray(dequantize(rows, self.kind), np.float32).reshape(self.shape)
+
+
+class GgufFile(NamedTuple):
+    """Fields by name, and tensors by name."""
+
+    path: Path
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def numbers(self, name: str, count: int) -> list[Any]:
+        """A field that must be a list of so many numbers."""
+        value = self._list(name)
+        if len(value) != count:
+            raise self.damaged(f"{len(value):,} numbers in {name} where {count:,} belong")
+        numbers = np.asarray(value)
+        if numbers.dtype.kind not in "biuf" or np.isnan(numbers).any():
+            raise self.damaged(f"{name} with {numbers[:3].tolist()!r:.60}")
+        found: list[Any] = numbers.tolist()
+        return found
+
+    def strings(self, name: str) -> list[str]:
+        """A field that must be a list of strings."""
+        value = self._list(name)
+        if not all(isinstance(item, str) for item in value):
+            raise self.damaged(f"{name} with {np.asarray(value[:3]).tolist()!r:.60}")
+        return list(value)
+
+    def token_id(self, role: str) -> int | None:
+        """The token of a role such as "eos"; None if the file names none."""
+        index, tokens = (
+            self.fields.get(f"tokenizer.ggml.{name}") for name in (f"{role}_token_id", "tokens")
+        )
+        if index in NO_TOKEN:
+            return None
+        count = self.tensors["token_embd.weight"].shape[0] if tokens is None else len(tokens)
+        if type(index) is int and 0 <= index < count:
+            return index
+        if role == "padding":  # which no text has: some files were made without the token
+            return None
+        raise self.damaged(f"{role}_token_id {index!r:.40} for {count:,} tokens")
+
+    def _list(self, name: str) -> Any:
+        value = self.fields.get(name)
+        if not isinstance(value, list | np.ndarray):
+            raise self.damaged(f"no list {name}")
+        return value
+
+    def damaged(self, received: str) -> InputError:
+        """The error for a header that does not make sense."""
+        return _damaged(self.path, received)
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file; the tensors are read when they are asked for."""
+    if not begins_as_gguf(path):
+        raise _not_gguf(path)
+    reader = _Reader(path)
+    version = reader.number("<u4")
+    if version not in VERSIONS:
+        wrong = f"Only GGUF files of version {VERSIONS[0]} and {VERSIONS[1]} are read."
+        cure = "Convert the model anew with a present llama.cpp, for a little-endian machine."
+        raise UnsupportedError(explain(wrong, f"version {version} in {str(path)!r}", cure))
+    num_tensors, num_fields = reader.number("<u8"), reader.number("<u8")
+    reader.need(reader.at + num_fields * SMALLEST_FIELD + num_tensors * SMALLEST_TENSOR)
+    fields: dict[str, Any] = {}
+    for _ in range(num_fields):
+        name = reader.new_name(fields)
+        fields[name] = reader.value(reader.number("<u4"))
+    places: dict[str, _Place] = {}
+    for _ in range(num_tensors):
+        name = reader.new_name(places)
+        places[name] = reader.place(name)
+    file = GgufFile(path, fields, {})
+    alignment = fields.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise file.damaged(f"general.alignment {alignment!r:.40}")
+    begin = -(-reader.at // alignment) * alignment
+    reader.need(max((begin + place.end for place in places.values()), default=0))
+    _check_places(file, places, alignment)
+    for name, place in places.items():
+        reader.at = begin + place.offset
+        data = reader.bytes(place.end - place.offset)
+        file.tensors[name] = Tensor(name, place.shape, place.kind, data)
+    return file
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies, in bytes from the first one."""
+
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    offset: int
+
+    @property
+    def end(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.kind]
+        return self.offset + int(math.prod(self.shape) // block * size)
+
+
+def _check_places(file: GgufFile, places: dict[str, _Place], alignment: int) -> None:
+    """Refuse tensors that share bytes: one of them has the numbers of another."""
+    for name, place in places.items():
+        if place.offset % alignment:
+            raise file.damaged(f"{name!r:.80} at {place.offset:,}, no multiple of {alignment}")
+    in_order = sorted(places.items(), key=lambda item: (item[1].offset, item[1].end))
+    for (name, place), (next_name, next_place) in pairwise(in_order):
+        if place.end > next_place.offset:
+            raise file.damaged(f"{next_name!r:.80} inside {name!r:.80}")
+
+
+def _damaged(path: Path, received: str) -> InputError:
+    wrong = "The header of the GGUF file is damaged or incomplete."
+    cure = "Download the file again, or convert the model anew."
+    return InputError(explain(wrong, f"{received} in {str(path)!r}", cure))
+
+
+def _not_gguf(path: Path) -> InputError:
+    """The error for a file of another kind, with what it is if that is known."""
+    with path.open("rb") as file:
+        beginning = file.read(len(LFS_POINTER))
+    received = f"{str(path)!r}, {path.stat().st_size:,} bytes"
+    cure = "Check that it was downloaded whole."
+    if not beginning:
+        wrong = "This is no GGUF file: it is empty."
+    elif beginning == LFS_POINTER:
+        wrong = "This is no GGUF file but Git's pointer to one."
+        cure = "Fetch the file itself: git lfs pull."
+    else:
+        wrong = "This is no GGUF file: it does not begin with the letters GGUF."
+        received += f" that begin with {beginning[:8]!r}"
+    return InputError(explain(wrong, received, cure))
+
+
+def _kind(name: str, number: int, path: Path) -> GGMLQuantizationType:
+    """The type of a tensor, if it is served."""
+    known = {kind.value: kind for kind in GGMLQuantizationType}
+    kind = known[number].name if number in known else f"number {number}"
+    if kind not in SERVED:
+        wrong = f"Tensors of type {kind} are not served; {', '.join(SERVED)} are."
+        cure = "Use a file of the same model in one of these, for example Q4_K_M or Q8_0."
+        raise UnsupportedError(explain(wrong, f"{name!r} in {str(path)!r}", cure))
+    return known[number]
+
+
+class _Reader:
+    """Goes through the bytes of a file in order, and says so where they end too early."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._memory = np.memmap(path, np.uint8, "r")
+        self._bytes: Any = self._memory.data
+        self.at = len(GGUF_MAGIC)
+
+    def bytes(self, count: int) -> HostArray:
+        begin, self.at = self.at, self.at + count
+        self.need(self.at)
+        return np.asarray(self._memory[begin : self.at])
+
+    def number(self, kind: str) -> Any:
+        return self.bytes(np.dtype(kind).itemsize).view(kind)[0].item()
+
+    def string(self) -> str:
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        found, at, memory = [], self.at, self._bytes
+        unpack, most = struct.Struct("<Q").unpack_from, len(memory)
+        for _ in range(count):
+            begin = at + 8
+            at = begin + unpack(memory, at)[0] if begin <= most else begin
+            if at > most:
+                break
+            found.append(str(memory[begin:at], "utf-8", "replace"))
+        self.at = at
+        self.need(at)
+        return found
+
+    def value(self, kind: int) -> Any:
+        """A field of any type; arrays of numbers stay in the file until they are used."""
+        if kind == STRING:
+            return self.string()
+        if kind != ARRAY:
+            return self.number(self._number_kind(kind))
+        kind, count = self.number("<u4"), self.number("<u8")
+        if kind == STRING:
+            self.need(self.at + 8 * count)
+            return self.strings(count)
+        numbers = np.dtype(self._number_kind(kind))
+        return self.bytes(count * numbers.itemsize).view(numbers)
+
+    def new_name(self, known: Container[str]) -> str:
+        """A name that there is not yet."""
+        name = self.string()
+        if not name or name in known:
+            raise _damaged(self._path, f"the name {name!r:.80} {'twice' if name else ''}".strip())
+        return name
+
+    def place(self, name: str) -> _Place:
+        """The rest of what is said of a tensor."""
+        num_axes = self.number("<u4")
+        if num_axes > MOST_AXES:
+            raise _damaged(self._path, f"{num_axes:,} axes of {name!r:.80}")
+        sizes = [self.number("<u8") for _ in range(num_axes)]
+        kind = _kind(name, self.number("<u4"), self._path)
+        return _Place(tuple(reversed(sizes)), kind, self.number("<u8"))
+
+    def _number_kind(self, kind: int) -> str:
+        if kind not in NUMBERS:
+            wrong = "The header of the GGUF file is damaged: it has a field of an unknown type."
+            received = f"type {kind} at byte {self.at} of {str(self._path)!r}"
+            raise InputError(explain(wrong, received, "Download the file again."))
+        return NUMBERS[kind]
+
+    def need(self, count: int) -> None:
+        """Refuse a file of fewer bytes."""
+        if count > len(self._memory):
+            wrong = f"The GGUF file is cut off: it should have at least {count:,} bytes."
+            received = f"{len(self._memory):,} bytes in {str(self._path)!r}"
+            raise InputError(explain(wrong, received, "Download the file again."))

@@ -1,0 +1,1 @@
+"""Whole rounds captured as CUDA graphs, and who executes them."""

@@ -1,0 +1,186 @@
+"""Which rounds are captured: for a few numbers of lanes and draft lengths, most of them beforehand.
+
+Capturing a round takes longer than running it fifty times.  Where the draft length is left to the
+policy, all lengths that it may choose are captured before the first round, and kept with the
+storage for later calls.  The time that captures take is no round's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from forerun.base.clock import working
+from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import Storage
+from forerun.gpu_rounds.lanes import Lanes
+from forerun.gpu_rounds.rounds import CapturedRound, RoundShape
+from forerun.gpu_rounds.tree_rounds import TreeRound
+from forerun.kernels.compiling import compile_together
+from forerun.rules.types import DraftLength
+from forerun.trees.tree import Tree
+
+STEERED = (0, 1, 2, 3, 5, 7)
+"""Draft lengths that the policy may choose from.  With 7 instead of 8 there is one size of decision
+kernel fewer to compile."""
+LONGEST = 15
+"""Tokens of the longest draft."""
+MARGIN = 2 * (LONGEST + 1)
+"""Slots past a text that two rounds may write to."""
+SHRINK = 4
+"""A round has room for the requests at hand, and for less than so many times as many."""
+SHORT = 1024
+"""Tokens of a text up to which rounds are captured for all that storage has room for."""
+MOST_SECONDS = 10.0
+"""After which no smaller size of round is captured beforehand; it is then not used on that
+storage."""
+
+
+DraftRows = GpuRows | HeadsRows
+"""Of a drafter on the device."""
+
+
+class Captures:
+    """Rounds on the rows of one target, for at most `num_rows` requests.
+
+    draft_length: 0 without a drafter.
+    is_on_host: drafts are made on the host.
+    tree: that all drafts fill; its height is their length.
+    """
+
+    def __init__(
+        self,
+        state: GpuRows,
+        num_rows: int,
+        draft_length: DraftLength,
+        *,
+        is_on_host: bool = False,
+        tree: Tree | None = None,
+    ) -> None:
+        self._state = state
+        self._draft_length = draft_length
+        self._is_on_host = is_on_host
+        self.tree = tree
+        self._top = 1 << max(num_rows - 1, 0).bit_length()
+        self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
+        self.seconds = 0.0  # that captures took so far
+        for size in self.sizes:  # now, so that memory does not grow when one is met late
+            for is_late in (False, True):
+                self.lanes(size, is_late)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers of lanes, the largest first."""
+        sizes = [self._top]
+        while sizes[-1] >= SHRINK:
+            sizes.append(sizes[-1] // SHRINK)
+        return sizes
+
+    def size(self, num_requests: int) -> int:
+        """The lanes of a round of so many requests."""
+        usable = self._warm or self.sizes
+        return min((size for size in usable if size >= num_requests), default=self._top)
+
+    def lengths(self, size: int) -> list[int]:
+        """Draft lengths of rounds of so many lanes, rising from 0."""
+        most = MOST_TOKENS // size - 1
+        if size in self._warm:
+            return self._warm[size]
+        if self.tree is not None:
+            return [0, self.tree.height]
+        if self._draft_length == "auto":
+            return [length for length in STEERED if length <= most]
+        return sorted({0, min(self._draft_length, LONGEST, most)})
+
+    def length(self, size: int, asked: Sequence[int]) -> int:
+        """The length of a round in which drafts of these lengths are asked for."""
+        lengths, most = self.lengths(size), max(asked, default=0)
+        return min((length for length in lengths if length >= most), default=lengths[-1])
+
+    def num_chunks(self, longest: int) -> int:
+        """Chunks of attention for texts of this length."""
+        return num_chunks(max(longest, min(self._state.storage.capacity, SHORT)))
+
+    def lanes(self, size: int, is_late: bool) -> Lanes:
+        storage = self._state.storage
+        if (size, is_late) not in storage.lanes:
+            storage.lanes[size, is_late] = Lanes(size, storage.weights.head.device)
+        lanes: Lanes = storage.lanes[size, is_late]
+        return lanes
+
+    def round(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
+        """The round of this shape, captured."""
+        begin, made = working(), self._made(shape, lanes, drafts)
+        if made.prepare():
+            self.seconds += working() - begin
+        return made
+
+    def _made(self, shape: RoundShape, lanes: Lanes, drafts: DraftRows | None) -> CapturedRound:
+        """The round of this shape, which may not be captured yet."""
+        storage, other = self._state.storage, storage_of(drafts)
+        made: CapturedRound | None = storage.rounds.get((shape, id(lanes)))
+        if made is None or not made.stands_on(other):
+            if shape.is_tree:
+                assert isinstance(other, HeadsStorage)
+                made = TreeRound(shape, lanes, storage, other)
+            else:
+                made = CapturedRound(shape, lanes, storage, other)
+            storage.rounds[shape, id(lanes)] = made
+        return made
+
+    def warm_up(self, shape: RoundShape, drafts: DraftRows | None) -> None:
+        """Before a first round of this shape: capture what the policy may choose instead."""
+        is_drafted = shape.draft_length > 0 or self._is_on_host
+        if self._warm or self._draft_length != "auto" or not is_drafted:
+            return
+        key = self._top, shape._replace(num_lanes=0, draft_length=0, draws=drafts is not None)
+        both = [rows.storage.rounds for rows in (self._state, drafts) if rows is not None]
+        known = both[0].get(key)  # gone when storage grows, as its rounds are
+        if known is None or any(rounds.get(key) is not known for rounds in both):
+            known = self._captured(shape, drafts)
+            for rounds in both:
+                rounds[key] = known
+        self._warm = known
+
+    def _captured(self, shape: RoundShape, drafts: DraftRows | None) -> dict[int, list[int]]:
+        """Capture rounds of all sizes, as far as there is time; their lengths by size."""
+        known: dict[int, list[int]] = {}
+        begin, before = working(), self.seconds
+        for size in self.sizes:
+            if known and working() - begin > MOST_SECONDS:
+                break
+            rounds = self._like(shape, size, drafts)
+            if self._state.storage.weights.head.is_cuda:
+                compile_together([made.queue for made in rounds])
+            for made in rounds:
+                made.prepare()
+            known[size] = self.lengths(size)
+        self.seconds = before + working() - begin
+        return known
+
+    def _like(self, shape: RoundShape, size: int, drafts: DraftRows | None) -> list[CapturedRound]:
+        """Rounds like this one of another size and of all lengths, and one of length 0 for requests
+        that come while others are answered."""
+        made = []
+        for length in self.lengths(size):
+            some = drafts_in(drafts, length)
+            other = shape._replace(num_lanes=size, draft_length=length, draws=some is not None)
+            made.append(self._made(other, self.lanes(size, is_late=False), some))
+        if self._top > 1:
+            some = drafts_in(drafts, 0)
+            other = shape._replace(num_lanes=size, draft_length=0, draws=some is not None)
+            made.append(self._made(other, self.lanes(size, is_late=True), some))
+        return made
+
+
+def drafts_in(drafts: DraftRows | None, length: int) -> DraftRows | None:
+    """The drafter's rows that a round of this draft length reads or writes."""
+    has_part = drafts is not None and (length > 0 or drafts.is_always_told)
+    return drafts if has_part else None
+
+
+def storage_of(rows: DraftRows | None) -> Storage | None:
+    return None if rows is None else rows.storage

@@ -1,0 +1,85 @@
+"""Who executes the rounds of an engine: captured as a whole on a GPU, or one step after another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forerun.engine.drafting import Drafting
+from forerun.engine.executors import Executor, step_by_step
+from forerun.models.base import GpuPass, LanguageModel
+from forerun.rules import Block, Match, Ratio
+from forerun.rules.base import Rule
+from forerun.rules.types import DraftLength
+from forerun.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from forerun.gpu.model import GpuModel
+
+
+def executor_of(
+    target: LanguageModel,
+    state: Any,
+    drafting: Drafting,
+    rule: Rule,
+    *,
+    tree: int | Tree | None,
+    draft_length: DraftLength,
+) -> Executor:
+    """The fastest executor that knows this target, drafter and rule; drafts are chains without a
+    tree.  One whose rounds come in a few lengths has an attribute `ladder`
+    (`engine/steering/ladder_policy.py`)."""
+    if not getattr(target, "decides_on_device", False):
+        return step_by_step(target, state, drafting, rule, tree=tree, draft_length=draft_length)
+    from forerun.gpu_rounds.sampled_steps import SampledSteps
+
+    captured = None
+    if isinstance(target, GpuPass):
+        model: Any = target
+        captured = _captured(model, state, drafting, rule, tree, draft_length)
+    return captured or SampledSteps(target, state, drafting, rule)
+
+
+def _captured(
+    target: GpuModel,
+    state: Any,
+    drafting: Drafting,
+    rule: Rule,
+    tree: int | Tree | None,
+    draft_length: DraftLength,
+) -> Executor | None:
+    """Captured rounds, where there is no drafter or it is on this device too, and where all rows
+    fit one pass."""
+    from forerun.drafters.forced import Forced
+    from forerun.drafters.heads import Heads
+    from forerun.drafters.model import Model
+    from forerun.gpu.forward import MOST_TOKENS
+    from forerun.gpu_rounds.device_drafter import DeviceDrafter
+    from forerun.gpu_rounds.device_heads import device_heads, tree_for
+    from forerun.gpu_rounds.executor import Captured
+    from forerun.gpu_rounds.host_drafts import HostDrafts, drafts_beside
+
+    drafter, num_rows = drafting.drafter, len(state.lengths)
+    if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
+        return None
+    if drafter is None:
+        return Captured(target, state, DeviceDrafter(drafting), rule, 0)
+    # Requests with a grammar are answered on the host.
+    inner: Any = drafter.inner if type(drafter) is Forced else drafter
+    is_chain = tree is None
+    shape = None if tree is None else tree_for(tree, draft_length, rule, num_rows)
+    is_static = type(inner) is Heads and (is_chain or shape is not None)
+    if is_static and (heads := device_heads(inner, drafting, state)):
+        return Captured(target, state, heads, rule, draft_length, shape)
+    if is_chain and drafts_beside(drafter, rule):
+        return HostDrafts(target, state, drafting, rule, draft_length)
+    other: Any = inner.model if type(inner) is Model else None
+    if (
+        is_chain
+        and isinstance(other, GpuPass)
+        and other.vocab_size == target.vocab_size
+        and other.device == target.device
+        and not (rule.needs_draft_probs and inner.temperature is not None)
+    ):
+        model = DeviceDrafter(drafting, inner.temperature, other.max_context)
+        return Captured(target, state, model, rule, draft_length)
+    return None

@@ -1,0 +1,111 @@
+"""What drafts in captured rounds: its rows, and how much of each text they store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import RoundPlan, Span
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import DeviceMemoryError, Storage
+from forerun.gpu_rounds.captures import DraftRows, drafts_in
+
+
+@dataclass
+class DeviceDrafter:
+    """A `Model` drafter whose passes are part of captured rounds; or no drafter at all.
+
+    temperature: of the drafter; None uses the request's.
+    context: the longest text that it can read; None: any.
+    is_on_host: the drafter is another, which guesses on the host; rounds draft nothing themselves.
+    """
+
+    drafting: Drafting
+    temperature: float | None = None
+    context: int | None = None
+    is_on_host: bool = False
+    hears: bool = field(default=False, init=False)  # every round, on the device
+    _users: dict[int, int] = field(default_factory=dict)  # by row: the number of the request
+
+    @property
+    def rows(self) -> DraftRows | None:
+        """The drafter's rows, numbered like those of the target; None without a drafter."""
+        if self.drafting.drafter is None or self.is_on_host:
+            return None
+        state = self.drafting.state
+        rows: GpuRows = getattr(state, "inner", state).rows  # of a drafter within `Forced`, too
+        return rows
+
+    def free(self, spans: Sequence[Span]) -> None:
+        """Forget the texts of requests whose rows have passed to others."""
+        new = [span for span in spans if self._users.get(span.row) != span.request.number]
+        rows = self.rows if new else None
+        for span in new:
+            self._users[span.row] = span.request.number
+            if rows is not None:
+                rows.release(span.row)
+
+    def rows_in(self, length: int) -> DraftRows | None:
+        """Those that a round of this draft length reads or writes."""
+        return drafts_in(self.rows, length)
+
+    def catch_up(
+        self, spans: Sequence[Span], texts: Sequence[Sequence[int]], length: int, room: int
+    ) -> DraftRows | None:
+        """Store all but the last two tokens of each text, which the first draft step feeds.
+
+        Gives the rows that a round of this draft length reads or writes.  Where there is no memory
+        for slots up to `room`, the requests go on without drafts, and it is None.
+        """
+        rows = self.rows_in(length)
+        if not isinstance(rows, GpuRows):
+            return None
+        try:
+            rows.make_room(max(span.row for span in spans) + 1, room)
+        except DeviceMemoryError as error:
+            self.drafting.give_up(error, {span.row: span.request for span in spans})
+            return None
+        rows.feed(
+            [
+                (span.row, stored, text[stored:-2])
+                for span, text in zip(spans, texts, strict=True)
+                if (stored := rows.lengths[span.row]) < len(text) - 2
+            ]
+        )
+        return rows
+
+    def note(self, row: int, before: int, num_accepted: int, length: int) -> None:
+        """A round of this draft length has accepted tokens after a text of `before`."""
+        if self.rows is not None and length:
+            self.rows.lengths[row] = before + min(num_accepted, length - 1)
+
+    def can_follow(self, text: Sequence[int]) -> bool:
+        """Whether it can guess what follows a text."""
+        return True
+
+    def asked(self, plan: RoundPlan, indices: Sequence[int]) -> list[int]:
+        """How far to draft for the answered spans of these indices."""
+        limits = plan.drafts.limits
+        if self.drafting.drafter is None or self.is_on_host or not limits:
+            return [0] * len(indices)
+        abandoned = self.drafting.abandoned
+        return [
+            0
+            if (limit := limits[index]) is None or plan.answering[index].row in abandoned
+            else limit.budget
+            if limit.depth is None
+            else limit.depth
+            for index in indices
+        ]
+
+    def can_read(self, length: int) -> bool:
+        """Whether a text of this length fits the model's context."""
+        return self.context is None or length <= self.context
+
+    def share(self, length: int, target: Storage) -> float:
+        """The share of a draft in the time of a round, by the weights that are read."""
+        if self.rows is None:
+            return 0.0
+        step = length * self.rows.storage.num_bytes
+        return step / (step + target.num_bytes)

@@ -1,0 +1,100 @@
+"""The `Heads` drafter in captured rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from forerun.drafters.heads import Heads
+from forerun.drafters.heads.torch_runner import TorchRunner
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import Span
+from forerun.engine.steering.draft_planning import TREE_HEIGHT
+from forerun.gpu.forward import MOST_TOKENS
+from forerun.gpu.heads_rows import HeadsRows
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.rows import GpuRows
+from forerun.gpu.storage import DeviceMemoryError
+from forerun.gpu_rounds.captures import MARGIN, DraftRows
+from forerun.gpu_rounds.device_drafter import DeviceDrafter
+from forerun.gpu_rounds.tree_tables import PROFILE, level_order
+from forerun.rules.base import Rule
+from forerun.rules.match import Match
+from forerun.rules.types import DraftLength
+from forerun.trees.shapes import best_tree
+from forerun.trees.tree import Tree
+
+
+@dataclass
+class DeviceHeads(DeviceDrafter):
+    """A `Heads` drafter whose steps are part of captured rounds.  Every round tells it what was
+    emitted, so it never has to catch up but with a prompt."""
+
+    heads: HeadsRows = field(kw_only=True)
+    hears: bool = field(default=True, init=False)
+
+    @property
+    def rows(self) -> HeadsRows | None:
+        has_rows = self.drafting.drafter is not None and self.heads.error is None
+        return self.heads if has_rows else None
+
+    def catch_up(
+        self, spans: Sequence[Span], texts: Sequence[Sequence[int]], length: int, room: int
+    ) -> DraftRows | None:
+        """Make entries of all tokens but the last: their features are kept."""
+        if self.heads.error is not None and length:
+            self.drafting.give_up(self.heads.error, {span.row: span.request for span in spans})
+        rows = self.rows
+        if rows is not None:
+            entries = []
+            for span, text in zip(spans, texts, strict=True):
+                known = rows.lengths[span.row]
+                entries += [(span.row, at, text[at + 1]) for at in range(known, len(text) - 1)]
+                rows.lengths[span.row] = max(known, len(text) - 1)
+            rows.extend(entries)
+        return rows
+
+    def note(self, row: int, before: int, num_accepted: int, length: int) -> None:
+        if self.rows is not None:
+            self.rows.lengths[row] = before + num_accepted
+
+    def can_follow(self, text: Sequence[int]) -> bool:
+        """It reads the hidden states of the tokens before the last."""
+        return len(text) > 1
+
+
+def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: int) -> Tree | None:
+    """The shape of the trees of captured rounds, of at most so many nodes, or the given one.
+
+    Trees of all rows must fit a pass, and two of them the room past a text.  None where they do
+    not, and under a rule other than `match`."""
+    height = TREE_HEIGHT if draft_length == "auto" else draft_length
+    num_lanes = 1 << max(num_rows - 1, 0).bit_length()
+    most = MOST_TOKENS // num_lanes - 1
+    if isinstance(tree, int):
+        tree = best_tree(PROFILE, min(tree, most, MARGIN - height - 1), height)
+    fits = 0 < len(tree) <= most and len(tree) + tree.height < MARGIN
+    return level_order(tree) if type(rule) is Match and fits else None
+
+
+def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHeads | None:
+    """The drafter on the rows of its target; None where there is no memory for it.
+
+    Its storage stays with the target's, so that a later engine finds its captured rounds again."""
+    listening, target = getattr(drafting.state, "inner", drafting.state), state.storage
+    runner = listening.runner
+    assert isinstance(runner, TorchRunner)
+    kept = target.heads
+    if kept is None or kept.network is not runner.network:
+        size = target.num_rows, target.capacity
+        try:
+            with torch.inference_mode():
+                kept = HeadsStorage(runner.network, runner.embedding, drafter.tokens, *size)
+        except DeviceMemoryError:
+            return None
+        target.heads = kept
+    state.listener = HeadsRows(kept, len(state.lengths))
+    state.listener.follow(target)
+    return DeviceHeads(drafting, heads=state.listener)

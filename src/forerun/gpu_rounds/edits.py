@@ -1,0 +1,162 @@
+"""What requests do to logits beyond temperature and cuts, as it stands on the device.
+
+Penalties, a logit bias, bad words and `min_tokens` are arrays over the lanes of a round, so such
+requests stay in captured rounds.  Only a processor, a grammar and log-probabilities need the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.engine.request import Request
+from forerun.gpu_rounds.kernels.edits import SEEN, ban, note, penalise
+from forerun.kernels.decide import OPTIONS
+from forerun.kernels.scratch import padded
+
+TAIL = 16
+"""Tokens of a text that are kept for bad words; a power of two."""
+MOST_WORDS = 64
+"""Bad words and endings of a request on the device."""
+ALWAYS = 2**31 - 1
+BLOCK = 1024
+
+
+def edits_law(request: Request) -> bool:
+    """Whether logits are edited before they are sampled."""
+    return bool(_counts_tokens(request) or request.sampling.logit_bias or _words(request))
+
+
+def fits_device(request: Request) -> bool:
+    """Whether the device can sample for a request: a matter of the request alone, because the two
+    kinds of arithmetic round differently, and a text has to be of one kind."""
+    if request.processors or request.sampling.grammar is not None:
+        return False
+    if request.num_logprobs is not None:
+        return False
+    words = _words(request)
+    return len(words) <= MOST_WORDS and all(len(word) <= TAIL + 1 for word, _ in words)
+
+
+class Edits:
+    """Of the requests in so many lanes, with logits of V tokens."""
+
+    def __init__(self, num_lanes: int, vocab_size: int, device: Any) -> None:
+        self._size = num_lanes, vocab_size
+        integers: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self._flags = torch.zeros((2, num_lanes), **integers)
+        self._is_edited, self._num_words = self._flags
+        self._penalties = torch.ones((3, num_lanes), device=device)
+        self._words = torch.zeros((num_lanes, MOST_WORDS, TAIL + 3), **integers)
+        self._tails = torch.zeros((num_lanes, TAIL), **integers)
+        self._counts = torch.zeros((num_lanes, vocab_size), **integers)
+        self._bias = torch.zeros((num_lanes, vocab_size), device=device)
+        self._no_depths = torch.zeros(1, **integers)
+
+    def put(self, requests: Sequence[Request | None], texts: Sequence[Sequence[int]]) -> None:
+        """Set the first lanes to these requests with these texts; the others edit nothing, nor
+        does None."""
+        num_lanes = self._size[0]
+        flags = np.zeros((2, num_lanes), np.int32)
+        penalties = np.ones((3, num_lanes), np.float32)
+        words = np.zeros((num_lanes, MOST_WORDS, TAIL + 3), np.int32)
+        tails = np.full((num_lanes, TAIL), -1, np.int32)
+        for lane, (request, text) in enumerate(zip(requests, texts, strict=True)):
+            if request is None:
+                continue
+            options = request.sampling
+            if _counts_tokens(request) or options.logit_bias:
+                flags[0, lane] = 1
+                penalties[:, lane] = (
+                    options.repetition_penalty,
+                    options.presence_penalty,
+                    options.frequency_penalty,
+                )
+                self._fill(lane, request, text)
+            entries = _words(request)
+            flags[1, lane] = len(entries)
+            for index, (word, end) in enumerate(entries):
+                words[lane, index, :3] = word[-1], len(word) - 1, end
+                words[lane, index, 3 : len(word) + 2] = word[-2::-1]
+            last = list(text[-TAIL:])
+            tails[lane, TAIL - len(last) :] = last
+        self._flags.copy_(torch.from_numpy(flags), non_blocking=True)
+        self._penalties.copy_(torch.from_numpy(penalties), non_blocking=True)
+        if flags[1].any():
+            self._words.copy_(torch.from_numpy(words), non_blocking=True)
+            self._tails.copy_(torch.from_numpy(tails), non_blocking=True)
+
+    def apply(
+        self,
+        logits: Any,
+        drafted: Any,
+        outputs: Any,
+        *,
+        num_rows: int,
+        first: int = 0,
+        depths: Any = None,
+    ) -> None:
+        """Edit logits (B * num_rows, V) in place, those of a lane behind each other.
+
+        drafted: (B, K) int64; row i of a lane comes after its first + i first tokens.
+        depths: (B * num_rows,) int32; drafted is then (B * num_rows, K), and each row comes after
+            so many tokens of its own.
+        outputs: (B,) int64, positions in the output of the token after the text.
+        """
+        num_lanes, vocab = self._size
+        per_row = depths is not None
+        where = logits, drafted, depths if per_row else self._no_depths
+        how = {"V": vocab, "PER_ROW": per_row}
+        penalise[(len(logits), -(-vocab // BLOCK))](
+            *where, self._is_edited, self._penalties, self._counts, self._bias, num_rows, first,
+            drafted.shape[1], LANES=num_lanes, BLOCK=BLOCK, **how, **OPTIONS,
+        )  # fmt: skip
+        ban[(len(logits),)](
+            *where, outputs, self._num_words, self._words, self._tails, num_rows, first,
+            drafted.shape[1], WORDS=MOST_WORDS, TAIL=TAIL, num_warps=1, **how,
+        )  # fmt: skip
+
+    def note(self, outcome: Any, drafts: Any, lanes: Any) -> None:
+        """Count what a captured round has emitted."""
+        num_lanes, vocab = self._size
+        length = drafts.shape[1]
+        note[(num_lanes,)](
+            outcome.accepted, outcome.extra, outcome.fault, drafts, lanes.rows, lanes.remaining,
+            self._is_edited, self._num_words, self._counts, self._tails, K=length, V=vocab,
+            TAIL=TAIL, WIDE=padded(length + 1), num_warps=1,
+        )  # fmt: skip
+
+    def _fill(self, lane: int, request: Request, text: Sequence[int]) -> None:
+        """Set the counts and the bias of a lane."""
+        counts, bias, options = self._counts[lane], self._bias[lane], request.sampling
+        device, num_prompt = counts.device, len(request.prompt)
+        counts.zero_()
+        if options.repetition_penalty != 1:
+            prompt = torch.tensor(sorted(set(request.prompt)), device=device)
+            counts.index_fill_(0, prompt, SEEN.value)
+        if len(text) > num_prompt:
+            output = torch.tensor(text[num_prompt:], device=device)
+            counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        bias.zero_()
+        if options.logit_bias:
+            tokens = torch.tensor(list(options.logit_bias), device=device)
+            amounts = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
+            bias.index_copy_(0, tokens, amounts.to(device))
+
+
+def _counts_tokens(request: Request) -> bool:
+    options = request.sampling
+    return bool(
+        options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty
+    )
+
+
+def _words(request: Request) -> list[tuple[Sequence[int], int]]:
+    """What is forbidden after what, and before which position of the output."""
+    words: list[tuple[Sequence[int], int]] = [(word, ALWAYS) for word in request.bans.words]
+    if request.sampling.min_tokens:
+        words += [((token,), request.sampling.min_tokens) for token in request.bans.endings]
+    return words

@@ -1,0 +1,161 @@
+"""Captured rounds for drafters on the host that read the text, or hidden states of the target.
+
+Guesses are copied to the device, where one graph scores and decides them.  While the drafter has
+nothing to say, rounds are those of plain decoding: the next is on its way before it is asked.  A
+guess that comes then ends that: the round on its way is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun.base.clock import working
+from forerun.drafters import Forced, Heads, Mixed, NGram, Suffix
+from forerun.drafters.base import Outcome
+from forerun.engine.drafting import Drafting
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import Proposal, worthwhile
+from forerun.engine.steering.ladder_policy import Ladder
+from forerun.engine.stepwise import Decision
+from forerun.gpu.inference import inference
+from forerun.gpu.rows import GpuRows
+from forerun.gpu_rounds.device_drafter import DeviceDrafter
+from forerun.gpu_rounds.executor import Captured
+from forerun.gpu_rounds.flight import Flight
+from forerun.gpu_rounds.rounds import CapturedRound
+from forerun.rules.base import Rule
+from forerun.rules.match import Match
+from forerun.rules.types import DraftLength
+
+SILENT = 2
+"""Rounds in a row without a guess, after which the next one is launched ahead."""
+
+
+class HostDrafts(Captured):
+    """Executes plans with the guesses of a drafter that `drafts_beside`."""
+
+    def __init__(
+        self,
+        target: Any,
+        state: GpuRows,
+        drafting: Drafting,
+        rule: Rule,
+        draft_length: DraftLength,
+    ) -> None:
+        super().__init__(
+            target, state, DeviceDrafter(drafting, is_on_host=True), rule, draft_length
+        )
+        self._drafting = drafting
+        self._num_silent = 0  # latest rounds without a guess
+        self._places: dict[int, tuple[Flight, int]] = {}  # by number: the last round, and its lane
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """A draft is as long as the guess."""
+        return None
+
+    def _launch_missing(self, plan: RoundPlan) -> Flight | None:
+        begin = working()
+        drafted = self._drafting.propose(plan)
+        self._proposing = begin, working()
+        most = self._captures.lengths(self._captures.size(len(plan.answering)))[-1]
+        short = [_shortened(draft, most) for draft in drafted.proposals]
+        self._drafted = replace(drafted, proposals=short)
+        guesses = [draft.tokens for draft in self._drafted.proposals]
+        self._num_silent = 0 if any(guesses) else self._num_silent + 1
+        if not any(guesses):
+            return super()._launch_missing(plan)
+        self._flight = None
+        self._read(plan)
+        texts = [span.request.tokens for span in plan.answering]
+        asked = list(map(len, guesses))
+        self._flight = self._launch(plan.answering, texts, asked, guesses=guesses)
+        return None
+
+    def _prepare_again(self, flight: Flight, plan: RoundPlan) -> CapturedRound | None:
+        return super()._prepare_again(flight, plan) if self._flies_ahead(plan) else None
+
+    def _take_off(self, plan: RoundPlan, decision: Decision) -> None:
+        if self._flies_ahead(plan):
+            super()._take_off(plan, decision)
+
+    def _note_results(
+        self,
+        flight: Flight,
+        table: list[list[int]],
+        plan: RoundPlan,
+        results: dict[int, tuple[list[int], int]],
+    ) -> None:
+        super()._note_results(flight, table, plan, results)
+        for lane, span in enumerate(flight.spans):
+            self._places[span.request.number] = flight, lane
+
+    def _flies_ahead(self, plan: RoundPlan) -> bool:
+        return self._num_silent >= SILENT or not plan.drafts.asked
+
+    def _decision(
+        self,
+        plan: RoundPlan,
+        rounds: Sequence[Flight],
+        results: dict[int, tuple[list[int], int]],
+        begin: float,
+        end: float,
+    ) -> Decision:
+        made = super()._decision(plan, rounds, results, begin, end)
+        asked_at, answered_at = self._proposing
+        if rounds and rounds[0].launched >= answered_at:  # what the drafter takes delays the round
+            times = [asked_at, answered_at, end, end]
+        else:
+            times = [begin, begin, end, end]
+        return replace(made, drafted=self._drafted, times=times)
+
+    @inference
+    def commit(self, plan: RoundPlan, decision: Decision, counts: Sequence[int]) -> None:
+        """Keep what became text, and tell the drafter."""
+        super().commit(plan, decision, counts)
+        if self._halves is not None:  # the others are told of by the host's part
+            plan, indices = self._halves.first
+            decision, counts = self._halves.decisions[0], [counts[index] for index in indices]
+        if self._drafting.drafter is None:
+            return
+        outcomes = []
+        for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
+            path, draft = decision.paths[index], decision.drafts[index]
+            tokens = decision.tokens(index)[:count]
+            outcomes.append(
+                Outcome(span.row, len(path), tokens, draft.in_guess(path), (), len(draft.tokens))
+            )
+        outcomes += [Outcome(span.row, 0, num_scored=0) for span in plan.reading]
+        spans = [*plan.answering, *plan.reading]
+        if self._drafting.layers:
+            outcomes = [self._with_states(*pair) for pair in zip(outcomes, spans, strict=True)]
+        self._drafting.observe(outcomes, [span.request for span in spans])
+        self._places = {}
+
+    def _with_states(self, outcome: Outcome, span: Span) -> Outcome:
+        """The outcome with the hidden states of what the target has processed."""
+        state, row = self._state, span.row
+        states = state.storage.watched[:0]
+        if span.answers:
+            flight, lane = self._places[span.request.number]
+            count = state.lengths[row] - flight.lengths[lane] + 1
+            states = flight.round.states(flight.turn, lane, count)
+        state.hear(row, states)
+        return replace(outcome, states=state.kept[row], num_processed=state.lengths[row])
+
+
+def _shortened(draft: Proposal, most: int) -> Proposal:
+    """The first tokens of a draft, as many as a captured round has room for."""
+    return worthwhile(draft, 1.0, [float(slot < most) for slot in range(len(draft.tokens))])
+
+
+def drafts_beside(drafter: Any, rule: Rule) -> bool:
+    """Whether a drafter's guesses can be judged by captured rounds: they are point masses, or the
+    rule asks for no law."""
+    if type(drafter) is Forced:
+        return drafter.inner is None or drafts_beside(drafter.inner, rule)
+    if type(drafter) is Mixed:
+        return type(rule) is Match and all(drafts_beside(part, rule) for part in drafter.drafters)
+    return type(drafter) in (NGram, Suffix) or (type(drafter) is Heads and type(rule) is Match)

@@ -1,0 +1,128 @@
+"""Plans of which one part is executed on the device and one on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.base.errors import InputError, explain
+from forerun.engine.laws import Fault
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import NOTHING, Drafted, Proposal
+from forerun.engine.request import Request
+from forerun.engine.stepwise import Decision
+from forerun.gpu_rounds.edits import edits_law, fits_device
+from forerun.kernels.triton.faults import TARGET_ROW
+from forerun.rules.types import Drawn
+from forerun.trees.tree import Tree
+
+
+def needs_host(plan: RoundPlan) -> list[bool]:
+    """Which answered spans are sampled on the host, (A,)."""
+    return [not fits_device(span.request) for span in plan.answering]
+
+
+def part_of(plan: RoundPlan, indices: Sequence[int], reading: Sequence[Span]) -> RoundPlan:
+    """The plan of some answered spans, and of some that only read."""
+    drafts = plan.drafts
+    limits = [drafts.limits[index] for index in indices] if drafts.limits else ()
+    spans = [plan.answering[index] for index in indices]
+    return RoundPlan([*spans, *reading], replace(drafts, limits=limits, tariff=None))
+
+
+def proposal_of(tree: Tree | None, tokens: list[int], height: int, drawn: Drawn) -> Proposal:
+    """The draft of a lane, as far as it was judged; tree: its whole shape, None for a chain."""
+    if tree is None or not height:
+        return Proposal(tokens[:height], drawn) if height else NOTHING
+    count = sum(depth < height for depth in tree.depths)
+    return Proposal(tokens[:count], drawn, tree=tree.first(count))
+
+
+class CapturedLaws:
+    """What a captured round tells about its laws: nothing but faults."""
+
+    def __init__(self, faults: Sequence[Fault | None]) -> None:
+        self._faults = faults
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+        return [], self._faults[row]
+
+
+def fault_of(request: Request, code: int) -> Fault | None:
+    """Why a lane could not be decided; nothing of its round is kept."""
+    if code == 0:
+        return None
+    wrong = "The logits hold NaN, +Inf or nothing finite."
+    cure = "Check the model's weights and precision."
+    if edits_law(request):
+        wrong = (
+            "The logits hold NaN or +Inf, or a bias, bad words or min_tokens forbid every token."
+        )
+        cure = "Loosen what forbids them, or check the model's weights and precision."
+    error = InputError(explain(wrong, f"slot {code // 16} of a round", cure))
+    return Fault(0, request.num_output, error)
+
+
+DRAFT_FAULT = InputError(
+    explain(
+        "The draft's logits hold NaN, +Inf or nothing finite.",
+        "a draft without a distribution",
+        "Check the drafting model's weights and precision.",
+    )
+)
+
+
+def is_of_draft(code: int) -> bool:
+    """Whether a fault lies with the draft, and not with the target."""
+    return code != 0 and code % 16 != int(TARGET_ROW.value)
+
+
+class JoinedLaws:
+    """The laws of two decisions about parts of one plan."""
+
+    def __init__(self, places: Sequence[tuple[Any, int]]) -> None:
+        self._places = places  # for each answered span: its laws, and its index there
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+        laws, index = self._places[row]
+        settled: tuple[list[Any], Fault | None] = laws.settle(index, path)
+        return settled
+
+
+@dataclass
+class Halves:
+    """Two parts of a plan, each with the indices of its answered spans in the whole."""
+
+    first: tuple[RoundPlan, Sequence[int]]
+    second: tuple[RoundPlan, Sequence[int]]
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def plans(self) -> tuple[RoundPlan, RoundPlan]:
+        return self.first[0], self.second[0]
+
+    def joined(self, first: Decision, second: Decision) -> Decision:
+        """The decision about the whole plan."""
+        self.decisions = first, second
+        places = {
+            index: (decision, inner)
+            for decision, (_, indices) in zip(
+                self.decisions, (self.first, self.second), strict=True
+            )
+            for inner, index in enumerate(indices)
+        }
+        order = [places[index] for index in range(len(places))]
+        heights = [one.drafted.height for one in self.decisions if one.drafted.height is not None]
+        laws: Any = JoinedLaws([(decision.laws, inner) for decision, inner in order])
+        return Decision(
+            Drafted(
+                [decision.drafted.proposals[inner] for decision, inner in order],
+                max(heights, default=None),
+                any(one.drafted.is_trial for one in self.decisions),
+            ),
+            [decision.paths[inner] for decision, inner in order],
+            [decision.extra[inner] for decision, inner in order],
+            laws,
+            second.times,
+        )

@@ -1,0 +1,108 @@
+"""The requests of captured rounds as they stand on the device: a lane is the place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.engine.plan import Span
+from forerun.gpu_rounds.edits import Edits
+from forerun.sampling.options import Sampling
+
+MOST = 2**31 - 1
+"""Of a 32-bit number; a larger top_k keeps everything, too."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A request as a captured round sees it."""
+
+    row: int
+    previous: int  # the token before the last; anything if there is none
+    last: int
+    stored: int  # tokens before the last one, all of them stored
+    output: int  # index in the output of the next token
+    remaining: int  # tokens that may still be emitted
+    seed: int
+    temperature: float
+    draft_temperature: float
+    sampling: Sampling
+
+
+def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) -> Lane:
+    """The lane of a request with this text; draft_temperature: None uses the request's."""
+    request = span.request
+    output, temperature = len(text) - len(request.prompt), request.sampling.temperature
+    return Lane(
+        row=span.row,
+        previous=text[-2] if len(text) > 1 else 0,
+        last=text[-1],
+        stored=len(text) - 1,
+        output=output,
+        remaining=request.limit - output,
+        seed=request.seed,
+        temperature=temperature,
+        draft_temperature=temperature if draft_temperature is None else draft_temperature,
+        sampling=request.sampling,
+    )
+
+
+class Lanes:
+    """So many lanes; a negative row is a lane that is not in use."""
+
+    def __init__(self, num_lanes: int, device: Any) -> None:
+        def empty(count: int, dtype: Any) -> Any:
+            return torch.zeros((count, num_lanes), dtype=dtype, device=device)
+
+        self.edits: Edits | None = None  # made when a request with some comes
+        self._narrow = empty(7, torch.int32)
+        self._wide = empty(2, torch.int64)
+        self._real = empty(4, torch.float32)
+        self.previous, self.last, self.rows, self.stored = self._narrow[:4]
+        self.remaining, self.asked, self.top_k = self._narrow[4:]
+        self.output, self.seeds = self._wide
+        self.temperature, self.draft_temperature, self.top_p, self.min_p = self._real
+
+    def put(self, lanes: Sequence[Lane], asked: Sequence[int]) -> None:
+        """Set all lanes, and how far each drafts; those past the end are not in use."""
+        num_lanes = self._narrow.shape[1]
+        narrow = np.zeros((7, num_lanes), np.int32)
+        wide = np.zeros((2, num_lanes), np.uint64)
+        real = np.ones((4, num_lanes), np.float32)
+        narrow[2] = -1
+        for index, (lane, length) in enumerate(zip(lanes, asked, strict=True)):
+            options = lane.sampling
+            narrow[:, index] = (
+                lane.previous, lane.last, lane.row, lane.stored, lane.remaining, length,
+                min(options.top_k or 0, MOST),
+            )  # fmt: skip
+            wide[:, index] = lane.output, lane.seed
+            real[:, index] = lane.temperature, lane.draft_temperature, options.top_p, options.min_p
+        self._narrow.copy_(torch.from_numpy(narrow), non_blocking=True)
+        self._wide.copy_(torch.from_numpy(wide.view(np.int64)), non_blocking=True)
+        self._real.copy_(torch.from_numpy(real), non_blocking=True)
+
+    def ask(self, lengths: Sequence[int]) -> None:
+        """Set how far each lane drafts from now on."""
+        asked = torch.tensor(lengths, dtype=torch.int32)
+        self.asked[: len(lengths)].copy_(asked, non_blocking=True)
+
+    def make_edits(self, vocab_size: int) -> Edits:
+        if self.edits is None:
+            self.edits = Edits(self.rows.shape[0], vocab_size, self.rows.device)
+        return self.edits
+
+    def leave(self, lanes: Sequence[int]) -> None:
+        """The requests of some lanes are over: nothing is written to their rows any more."""
+        staying = torch.ones(self.rows.shape[0], dtype=torch.int32)
+        staying[list(lanes)] = 0
+        self.remaining.mul_(staying.to(self.remaining.device, non_blocking=True))
+
+
+def cuts_law(sampling: Sampling) -> bool:
+    """Whether top-k, top-p or min-p leave out tokens."""
+    return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0)

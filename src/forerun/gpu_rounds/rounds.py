@@ -1,0 +1,303 @@
+"""A whole round as one captured graph: draft steps, the pass, the decision, and the next inputs.
+
+Everything a round needs stands on the device: the last tokens of each text, where they are stored,
+seeds, positions and temperatures.  A round moves them on, so the next one can be launched before
+the host has looked at the last.  One small table comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+
+from forerun.base.capturing import captured
+from forerun.gpu.forward import PassShape
+from forerun.gpu.heads_storage import HeadsStorage
+from forerun.gpu.kernels.lanes import advance, target_inputs
+from forerun.gpu.storage import Storage
+from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
+from forerun.gpu_rounds.edits import Edits
+from forerun.gpu_rounds.lanes import Lanes
+from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio, sample
+from forerun.kernels.scratch import Outcome
+from forerun.kernels.scratch import Scratch as DecisionScratch
+from forerun.kernels.truncation import find_thresholds
+from forerun.noise.addresses import Purpose
+from forerun.trees.tree import Tree
+
+WIDEST = 16
+"""Tokens that a lane is fed at most; kernels between passes are compiled for so many."""
+FEWEST_LANES = 32
+"""Lanes that these kernels are compiled for at least."""
+ALIGNED = 16
+"""A row of a multiple of so many logits begins at an address that kernels read fastest."""
+DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block}
+
+
+class RoundShape(NamedTuple):
+    """What is fixed when a round is captured."""
+
+    num_lanes: int
+    draft_length: int
+    num_chunks: int  # of attention, for the longest text
+    rule: str
+    draws: bool  # the draft is made on the device; otherwise there is none, or the host makes it
+    cuts: bool = False  # some lane cuts its laws by top-k, top-p or min-p
+    edits: bool = False  # some lane has penalties, a bias or bans
+    layers: tuple[int, ...] = ()  # of the target, whose hidden states are kept
+    tree: Tree | None = None  # that drafts fill, in level order; None: drafts are chains
+
+    @property
+    def is_tree(self) -> bool:
+        return self.tree is not None and self.draft_length > 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens of a draft; of a tree, `draft_length` is the height."""
+        return len(self.tree) if self.tree and self.draft_length else self.draft_length
+
+
+class Turn(NamedTuple):
+    """Where the results of every other round go, and when they are there."""
+
+    results: Any  # (num_lanes, num_nodes + 4), on the host
+    is_done: Any
+    states: Any = None  # (num_lanes * (num_nodes + 1), F), on the device, for the host
+
+
+class CapturedRound:
+    """One shape of round."""
+
+    def __init__(
+        self, shape: RoundShape, lanes: Lanes, target: Storage, draft: Storage | None
+    ) -> None:
+        self.shape, self.lanes = shape, lanes
+        vocab = target.weights.head.shape[0]
+        self._edits = lanes.make_edits(vocab) if shape.edits else None
+        self._target, self.draft = target, draft
+        self._caches = target.cache, None if draft is None else draft.cache
+        device = target.weights.head.device
+        b, k = shape.num_lanes, shape.num_nodes
+        self.drafts = torch.zeros((b, k), dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(b, dtype=torch.int32, device=device)
+        self._outcome = Outcome.allocate(b, device)
+        self._scratch = DecisionScratch.allocate(
+            b, k + 1, vocab, device, for_match_only=shape.rule == "match"
+        )
+        self._results = torch.zeros((b, k + 4), dtype=torch.int32, device=device)
+        on_device, is_heard = device.type == "cuda", isinstance(draft, HeadsStorage)
+        self._turns = [
+            Turn(
+                torch.zeros((b, k + 4), dtype=torch.int32, pin_memory=on_device),
+                torch.cuda.Event() if on_device else None,
+                None if is_heard else self._states(),
+            )
+            for _ in range(2)
+        ]
+        self._turn = 0
+        self._watched = self._states()
+        self._logits = target.logits("round", b * (k + 1))
+        self._pass = Pass(target, self._pass_shape(), self._logits, self._watched, shape.layers)
+        self._sizes = {"LANES": b, "PADDED": max(FEWEST_LANES, _padded(b))}
+        self._draft_logits: Any = None
+        if shape.draws and k:
+            assert draft is not None
+            self._prepare_drafting(draft)
+        self._hearing = None
+        if isinstance(draft, HeadsStorage) and not shape.is_tree:
+            self._hearing = Hearing(draft, self._pass.inputs, self._watched)
+        self._thresholds = self._draft_thresholds = self._parents = None
+        if shape.cuts:
+            self._thresholds = torch.empty((b, k + 1), device=device)
+            self._draft_thresholds = torch.empty((b, k), device=device)
+            self._step_thresholds = torch.empty((b, 1), device=device)
+        self._graph: Any = None
+
+    def stands_on(self, draft: Storage | None) -> bool:
+        """Whether it drafts on this storage, and nothing has moved since it was made: a graph holds
+        addresses."""
+        caches = self._target.cache, None if draft is None else draft.cache
+        return self.draft is draft and all(map(is_, caches, self._caches))
+
+    def _pass_shape(self) -> PassShape:
+        b, k = self.shape.num_lanes, self.shape.num_nodes
+        return PassShape(b * (k + 1), b * (k + 1), b, k + 1, self.shape.num_chunks)
+
+    def _prepare_drafting(self, draft: Storage) -> None:
+        b, chunks, device = self.shape.num_lanes, self.shape.num_chunks, self.drafts.device
+        needs_laws = self.shape.rule != "match"
+        self._step_logits = draft.logits("step", b)
+        vocab = self._step_logits.shape[1]
+        if needs_laws:
+            length = self.shape.draft_length
+            self._draft_logits = draft.logits("draft", b * length).view(b, length, vocab)
+        # The logits of a single lane are written where they are kept, if that keeps them aligned.
+        self._is_direct = needs_laws and b == 1 and vocab % ALIGNED == 0
+        self._steps: ModelSteps | HeadsSteps
+        if isinstance(draft, HeadsStorage):
+            self._steps = HeadsSteps(draft, b, chunks)
+        else:
+            self._steps = ModelSteps(draft, b, chunks, self._sizes)
+        self._sampled = Outcome.allocate(b, device)
+        self._sampling = DecisionScratch.allocate(b, 1, vocab, device)
+        self._places = torch.zeros(b, dtype=torch.int64, device=device)
+
+    def prepare(self) -> bool:
+        """Capture the round, unless it was captured before; whether it had to be."""
+        if self._graph is not None or self._turns[0].is_done is None:
+            return False
+        self._capture()
+        return True
+
+    def guess(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Take over drafts that were made on the host, by lane."""
+        table = torch.zeros(self.drafts.shape, dtype=torch.int64)
+        for lane, tokens in enumerate(drafts):
+            table[lane, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
+        self.drafts.copy_(table, non_blocking=True)
+
+    def launch(self) -> int:
+        """Queue a round; gives its turn, by which to ask for the results."""
+        self.prepare()
+        if self._graph is None:
+            self.queue()
+        else:
+            self._graph.replay()
+        self._turn = 1 - self._turn
+        turn = self._turns[self._turn]
+        turn.results.copy_(self._results, non_blocking=True)
+        if turn.states is not None:
+            turn.states.copy_(self._watched)  # the next round may be one of this shape
+        if turn.is_done is not None:
+            turn.is_done.record()
+        return self._turn
+
+    def wait(self, turn: int) -> None:
+        event = self._turns[turn].is_done
+        if event is not None:
+            event.synchronize()
+
+    def states(self, turn: int, lane: int, count: int) -> Any:
+        """Hidden states (count, F) of the first tokens that a lane was fed: the last one of its
+        text, then its draft."""
+        first = lane * (self.shape.draft_length + 1)
+        return self._turns[turn].states[first : first + count].clone()
+
+    def _states(self) -> Any:
+        """Room for the hidden states of a round; None where they are not kept."""
+        shape, weights = self.shape, self._target.weights
+        if not shape.layers:
+            return None
+        num_tokens = shape.num_lanes * (shape.num_nodes + 1)
+        return self._target.scratch.x.new_zeros((num_tokens, len(shape.layers) * weights.hidden))
+
+    def table(self, turn: int) -> list[list[int]]:
+        """What came of each lane: accepted tokens (-1: not in use), the extra token, the fault,
+        the row that it follows (one more than its node), the draft."""
+        results: list[list[int]] = self._turns[turn].results.tolist()
+        return results
+
+    def _capture(self) -> None:
+        """Run the round once on lanes that are not in use, which compiles the kernels, then
+        capture it."""
+        rows = self.lanes.rows.clone()
+        self.lanes.rows.fill_(-1)
+        try:
+            self.queue()
+            self._graph, _ = captured(self.queue, rows.device)
+        finally:
+            self.lanes.rows.copy_(rows)
+
+    def queue(self) -> None:
+        """Launch the kernels of the round."""
+        shape, lanes = self.shape, self.lanes
+        self._queue_inputs()
+        self._pass.queue()
+        if self._edits is not None:
+            self._queue_edits(self._edits)
+        logits = self._logits.view(shape.num_lanes, shape.num_nodes + 1, -1)
+        if self._thresholds is not None:
+            find_thresholds(
+                logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
+                self._thresholds, more=1,
+            )  # fmt: skip
+        has_laws = self._draft_logits is not None
+        made = Round(
+            logits, self.drafts, self._lengths, lanes.temperature, lanes.seeds, lanes.output,
+            draft_logits=self._draft_logits, parents=self._parents, thresholds=self._thresholds,
+            draft_thresholds=self._draft_thresholds if has_laws else None,
+        )  # fmt: skip
+        DECISIONS[shape.rule](made, self._scratch, self._outcome)
+        self._queue_end()
+
+    def _queue_inputs(self) -> None:
+        """Launch the draft, if there is one, and what the target's pass is fed."""
+        lanes, k = self.lanes, self.shape.draft_length
+        draws = self.shape.draws and k > 0
+        if draws:
+            self._queue_draft()
+        inputs = self._pass.inputs
+        target_inputs[(1,)](
+            lanes.last, self._sampled.extra if draws else self.drafts, self.drafts, lanes.asked,
+            lanes.rows, lanes.stored, lanes.remaining, self._lengths, inputs.ids, inputs.rows,
+            inputs.slots, inputs.positions, inputs.segments, inputs.picked, K=k, DRAWN=draws,
+            V=self._logits.shape[1], WIDE=WIDEST, **self._sizes,
+        )  # fmt: skip
+
+    def _queue_edits(self, edits: Edits) -> None:
+        """Launch penalties, bias and bans of the target's laws."""
+        k = self.shape.draft_length
+        edits.apply(self._logits, self.drafts, self.lanes.output, num_rows=k + 1)
+
+    def _queue_end(self) -> None:
+        """Launch what becomes of a decision."""
+        if self._edits is not None:
+            self._edits.note(self._outcome, self.drafts, self.lanes)
+        if self._hearing is not None:
+            self._hearing.queue(self._outcome, self.drafts)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Launch the kernel that moves the lanes on, and writes down the results."""
+        lanes, out, k = self.lanes, self._outcome, self.shape.num_nodes
+        advance[(1,)](
+            out.accepted, out.extra, out.fault, out.reached, self.drafts, lanes.previous,
+            lanes.last, lanes.rows, lanes.stored, lanes.remaining, lanes.output, self._results,
+            K=k, WIDE=max(WIDEST, _padded(k)), **self._sizes,
+        )  # fmt: skip
+
+    def _queue_draft(self) -> None:
+        lanes = self.lanes
+        purpose = Purpose.TARGET if self.shape.rule == "match" else Purpose.DRAFT
+        for step in range(self.shape.draft_length):
+            logits, kept = self._step_logits, self._draft_logits
+            if kept is not None and self._is_direct:
+                logits = kept[:, step]
+            self._steps.queue(step, lanes, self._sampled, self.drafts, logits)
+            if self._edits is not None:
+                self._edits.apply(logits, self.drafts, lanes.output, num_rows=1, first=step)
+            positions = lanes.output
+            if purpose is Purpose.TARGET and step:
+                torch.add(lanes.output, step, out=self._places)
+                positions = self._places
+            cuts = None
+            if self._draft_thresholds is not None:
+                cuts = self._step_thresholds
+                find_thresholds(
+                    logits[:, None], self._sampling.no_tokens, lanes.draft_temperature,
+                    lanes.top_k, lanes.top_p, lanes.min_p, cuts, more=1,
+                )  # fmt: skip
+                self._draft_thresholds[:, step].copy_(cuts[:, 0])
+            sample(
+                logits, lanes.draft_temperature, lanes.seeds, positions, purpose, step,
+                self._sampling, self._sampled, thresholds=cuts,
+            )  # fmt: skip
+            if kept is not None and not self._is_direct:
+                kept[:, step].copy_(logits)
+
+
+def _padded(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()

@@ -1,0 +1,200 @@
+"""Stepwise rounds whose `match` is decided on the device: for drafters on the host, and for trees.
+
+The target's own token after every scored position comes back instead of its logits, and the host
+walks along the guesses that were right.  Logits of requests that need the host come back whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.base.arrays import to_numpy
+from forerun.engine.drafting import Drafting
+from forerun.engine.laws import Fault, TargetLaws
+from forerun.engine.match_on_host import walk
+from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.proposal import Proposal
+from forerun.engine.request import Request
+from forerun.engine.stepwise import Decision, Stepwise
+from forerun.gpu.inference import inference
+from forerun.gpu_rounds.edits import Edits, edits_law
+from forerun.gpu_rounds.joining import fault_of, needs_host
+from forerun.gpu_rounds.lanes import MOST, cuts_law
+from forerun.kernels.decide import sample
+from forerun.kernels.scratch import Outcome, Scratch
+from forerun.kernels.truncation import find_thresholds
+from forerun.models.base import LanguageModel
+from forerun.noise.addresses import Purpose
+from forerun.rules.base import Rule
+from forerun.rules.match import Match
+
+
+class SampledSteps(Stepwise):
+    """Executes plans on the rows of one target on a CUDA device."""
+
+    def __init__(self, target: LanguageModel, state: Any, drafting: Drafting, rule: Rule) -> None:
+        super().__init__(target, state, drafting, rule)
+        self._is_on_host: Sequence[bool] = ()
+        self._kept: dict[int, tuple[Outcome, Scratch]] = {}  # by number of rows
+        self._edits: dict[int, Edits] = {}  # by number of requests
+
+    @property
+    def device(self) -> Any:
+        target: Any = self.target
+        return target.model.device
+
+    @inference
+    def execute(self, plan: RoundPlan) -> Decision:
+        self._is_on_host = needs_host(plan) if type(self.rule) is Match else ()
+        return super().execute(plan)
+
+    def _score(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
+        scored = self._score_on_device(plan, drafts)
+        return LazyRows(scored) if type(self.rule) is Match else to_numpy(scored)
+
+    def _decide(
+        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Any
+    ) -> tuple[TargetLaws, list[Sequence[int]], list[int]]:
+        if type(self.rule) is not Match or not spans:
+            return super()._decide(spans, drafts, logits)
+        tokens, faults = self._sample(spans, drafts, logits.on_device)
+        laws = SampledLaws(
+            [span.request for span in spans], drafts, logits, tokens, faults, self._is_on_host
+        )
+        return laws, *walk(drafts, laws, lambda: self._noise(spans))
+
+    def _sample(
+        self, spans: Sequence[Span], drafts: Sequence[Proposal], logits: Any
+    ) -> tuple[Any, Any]:
+        """The target's token and the fault at every slot, both (A, N)."""
+        num_spans, num_slots, vocab = logits.shape
+        depths = np.zeros((num_spans, num_slots), np.int64)
+        for row, draft in enumerate(drafts):
+            for node in range(len(draft.tokens)):
+                depths[row, node + 1] = (
+                    node + 1 if draft.tree is None else draft.tree.depths[node] + 1
+                )
+        requests = [span.request for span in spans]
+        outputs = np.array([request.num_output for request in requests])
+        seeds = np.array([request.seed for request in requests], np.uint64).view(np.int64)
+        heats = np.array([request.sampling.temperature for request in requests], np.float32)
+        device, count = logits.device, num_spans * num_slots
+        integers = np.stack([np.repeat(seeds, num_slots), (outputs[:, None] + depths).reshape(-1)])
+        seed, position = torch.from_numpy(integers).to(device)
+        heat = torch.from_numpy(np.repeat(heats, num_slots)).to(device)
+        outcome, scratch = self._memory(count, vocab, device)
+        flat, cuts = logits.reshape(count, vocab), None
+        edited = [
+            request if edits_law(request) and not on_host else None
+            for request, on_host in zip(requests, self._is_on_host, strict=True)
+        ]
+        if any(request is not None for request in edited):
+            flat = flat.float()
+            self._edit(edited, drafts, flat, depths, outputs)
+        if any(cuts_law(request.sampling) for request in requests):
+            cuts = self._thresholds(requests, flat, heat, scratch)
+        sample(flat, heat, seed, position, Purpose.TARGET, 0, scratch, outcome, thresholds=cuts)
+        result = torch.stack([outcome.extra, outcome.fault.to(torch.int64)]).cpu().numpy()
+        tokens, faults = result.reshape(2, num_spans, num_slots)
+        return tokens, faults
+
+    def _edit(
+        self,
+        requests: Sequence[Request | None],
+        drafts: Sequence[Proposal],
+        flat: Any,
+        depths: Any,
+        outputs: Any,
+    ) -> None:
+        """Penalties, bias and bans of some requests, at every node after the nodes on its path."""
+        num_spans, num_slots = depths.shape
+        table = np.zeros((num_spans, num_slots, max(1, num_slots - 1)), np.int64)
+        for row, draft in enumerate(drafts):
+            for node in range(len(draft.tokens)):
+                path = [draft.tokens[other] for other in draft.path(node)]
+                table[row, node + 1, : len(path)] = path
+        device, vocab = flat.device, flat.shape[1]
+        if num_spans not in self._edits:
+            self._edits[num_spans] = Edits(num_spans, vocab, device)
+        texts = [() if request is None else request.tokens for request in requests]
+        self._edits[num_spans].put(requests, texts)
+        drafted = torch.from_numpy(table.reshape(num_spans * num_slots, -1)).to(device)
+        self._edits[num_spans].apply(
+            flat, drafted, torch.from_numpy(outputs).to(device), num_rows=num_slots,
+            depths=torch.from_numpy(depths.reshape(-1).astype(np.int32)).to(device),
+        )  # fmt: skip
+
+    def _memory(self, count: int, vocab: int, device: Any) -> tuple[Outcome, Scratch]:
+        """What the kernels work in, for so many rows; kept for the next round."""
+        if count not in self._kept:
+            scratch = Scratch.allocate(count, 1, vocab, device, for_match_only=True)
+            self._kept[count] = Outcome.allocate(count, device), scratch
+        return self._kept[count]
+
+    def _thresholds(self, requests: Sequence[Request], flat: Any, heat: Any, scratch: Any) -> Any:
+        """The smallest logit that each row keeps."""
+        num_slots, device = len(flat) // len(requests), flat.device
+        options = [request.sampling for request in requests]
+        counts = np.repeat(
+            np.array([min(one.top_k or 0, MOST) for one in options], np.int32), num_slots
+        )
+        shares = np.array([(one.top_p, one.min_p) for one in options], np.float32)
+        top_p, min_p = torch.from_numpy(np.repeat(shares, num_slots, axis=0).T.copy()).to(device)
+        cuts = torch.empty((len(flat), 1), device=device)
+        find_thresholds(
+            flat[:, None], scratch.no_tokens, heat, torch.from_numpy(counts).to(device), top_p,
+            min_p, cuts, more=1,
+        )  # fmt: skip
+        return cuts
+
+
+class LazyRows:
+    """Logits (A, N, V) on the device, of which single rows come to the host when asked for."""
+
+    def __init__(self, on_device: Any) -> None:
+        self.on_device = on_device
+        self._rows: dict[int, Any] = {}
+
+    def __getitem__(self, place: Any) -> Any:
+        """Of one span (N, V), or of one slot (V,)."""
+        row, slot = place if isinstance(place, tuple) else (place, slice(None))
+        if row not in self._rows:
+            self._rows[row] = to_numpy(self.on_device[row])
+        return self._rows[row][slot]
+
+
+class SampledLaws(TargetLaws):
+    """The laws of a round whose tokens were sampled on the device, but for some requests."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Proposal],
+        logits: Any,
+        tokens: Any,  # (A, N)
+        faults: Any,  # (A, N)
+        is_on_host: Sequence[bool],
+    ) -> None:
+        super().__init__(requests, drafts, logits)
+        self._tokens = tokens
+        self._codes = faults
+        self._is_on_host = is_on_host
+
+    def certain(self, row: int, slot: int) -> int | None:
+        if self._is_on_host[row]:
+            return super().certain(row, slot)
+        return int(self._tokens[row, slot])
+
+    def settle(self, row: int, path: Sequence[int]) -> tuple[list[Any], Fault | None]:
+        if self._is_on_host[row]:
+            return super().settle(row, path)
+        for num_sound, slot in enumerate([0, *(node + 1 for node in path)]):
+            if (code := int(self._codes[row, slot])) != 0:
+                fault = fault_of(self.requests[row], code)
+                assert fault is not None
+                return [], Fault(num_sound, fault.place + num_sound, fault.error)
+        return [], None

@@ -1,0 +1,73 @@
+"""The shape of a drafted tree as kernels read it: which entries of a level follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from forerun.trees.tree import ROOT, Tree
+
+PROFILE = (0.55, 0.1, 0.06, 0.03, 0.02, 0.01)
+"""How often the shipped network's first, second ... guess after a node is right, about."""
+
+
+class Level(NamedTuple):
+    """Nodes of one depth that have children, each of them an entry of the drafting network."""
+
+    nodes: Sequence[int]
+    above: Sequence[int]  # of each: which entry of the level before precedes it
+    serials: Sequence[Sequence[int]]  # of each: the numbers of all entries from its first ancestor
+    firsts: Sequence[int]  # of each: its first child; the others follow
+    counts: Sequence[int]  # of each: its children
+
+
+class TreeTables:
+    """Tables of a tree, whose nodes come level by level, children of a node behind each other."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = level_order(tree)
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """The levels to draft, the text itself as the only node of the first."""
+        tree, serial = self.tree, dict[int, int]()
+        children = tree.children
+        levels = [Level([ROOT], [0], [[]], [0], [len(children[ROOT])])]
+        while True:
+            before = levels[-1].nodes
+            nodes = [child for node in before for child in children[node] if children[child]]
+            if not nodes:
+                return levels
+            serial |= {node: len(serial) + index for index, node in enumerate(nodes)}
+            levels.append(
+                Level(
+                    nodes,
+                    [before.index(tree.parents[node]) for node in nodes],
+                    [[serial[above] for above in tree.path(node)] for node in nodes],
+                    [children[node][0] for node in nodes],
+                    [len(children[node]) for node in nodes],
+                )
+            )
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """(N + 1,): of the rows that the target is fed, 0 for the text."""
+        return [0, *(depth + 1 for depth in self.tree.depths)]
+
+    @cached_property
+    def paths(self) -> list[list[int]]:
+        """(N + 1, height): for each of these rows, the rows from the first node to it, then
+        zeros; of the text, itself."""
+        paths = [[node + 1 for node in self.tree.path(node)] for node in range(len(self.tree))]
+        return [path + [0] * (self.tree.height - len(path)) for path in ([0], *paths)]
+
+
+def level_order(tree: Tree) -> Tree:
+    """The same tree with its nodes level by level: then the nodes up to a depth are the first."""
+    order, level = list[int](), [ROOT]
+    while level:
+        level = [child for node in level for child in tree.children[node]]
+        order += level
+    number = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+    return Tree(tuple(number[tree.parents[node]] for node in order))

@@ -1,0 +1,1 @@
+"""Triton twins of the acceptance rules.  They judge a trial and need no engine."""

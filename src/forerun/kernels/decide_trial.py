@@ -1,0 +1,106 @@
+"""A rule's `decide` by kernels: a trial in, the row where each round ends and the token after it.
+
+The twin of `Rule.decide` for what `forerun.rules.on_device` covers.  Contents are checked by
+the kernels where they read them, and the faults they report come back with the result in one
+synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.base.errors import InputError
+from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio
+from forerun.kernels.scratch import Outcome, Scratch, Tensor
+from forerun.kernels.siblings import decide_siblings, most_refusals
+from forerun.rules import refusals
+from forerun.rules.base import Rule, Trial
+from forerun.rules.rows import Logits
+
+LAUNCHES: dict[str, Callable[..., None]] = {
+    "match": decide_match,
+    "ratio": decide_ratio,
+    "block": decide_block,
+    "siblings": decide_siblings,
+}
+TARGET_ROW, DRAFT_ROW, IMPOSSIBLE, OUTSIDE = 1, 2, 3, 4
+"""The kinds of faults; a fault is kind + 16 * slot."""
+
+
+def decide(
+    trial: Trial, rule: Rule, seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """(reached (B,), extra (B,)), as the rule itself decides; raises `InputError` for what the
+    kernels found refusals."""
+    assert isinstance(trial.target, Logits), "only logits are covered"
+    logits = aligned(trial.target.logits)
+    num_sequences, num_rows, vocab_size = logits.shape
+    device = logits.device
+    out = Outcome.allocate(num_sequences, device)
+    is_match = rule.name == "match"
+    scratch = _scratch(device, _stream(device), num_sequences, num_rows, vocab_size, is_match)
+    draft_logits = parents = None
+    if not is_match and isinstance(trial.draft, Logits):
+        draft_logits = aligned(trial.draft.logits)
+    options = {}
+    if rule.name == "siblings":
+        kinds = () if trial.trees is None else trial.kinds
+        options["most_refused"] = max((most_refusals(tree) for tree in kinds), default=1)
+    if trial.trees is not None or rule.name == "siblings":
+        parents = trial.parents.expand(trial.tokens.shape).to(torch.int32).contiguous()
+    made = Round(
+        logits,
+        trial.tokens.contiguous(),
+        trial.lengths.to(torch.int32),
+        torch.full((num_sequences,), trial.target.temperature, device=device),
+        torch.tensor(np.array(seeds, dtype=np.uint64).view(np.int64), device=device),
+        torch.tensor(positions, dtype=torch.int64, device=device),
+        draft_logits,
+        parents,
+    )
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        LAUNCHES[rule.name](made, scratch, out, **options)
+    faults = out.fault.tolist()
+    if any(faults):
+        raise complaint(trial, faults)
+    return out.reached.to(torch.int64), out.extra
+
+
+def aligned(table: Tensor) -> Tensor:
+    """The tensor, contiguous and at an address that allows the widest reads: the order of sums,
+    and so their last bits, must not depend on where a tensor lies."""
+    table = table.contiguous()
+    return table if table.data_ptr() % 16 == 0 else table.clone()
+
+
+def complaint(trial: Trial, faults: Sequence[int]) -> InputError:
+    """The error for the first sequence with a fault."""
+    row = next(row for row, fault in enumerate(faults) if fault)
+    slot, kind = divmod(faults[row], 16)
+    if kind == TARGET_ROW:
+        return refusals.not_finite("target_logits", row, slot, "a row that a kernel refused")
+    if kind == DRAFT_ROW:
+        return refusals.not_finite("draft logits", row, slot, "a row that a kernel refused")
+    token = int(trial.tokens[row, slot])
+    if kind == IMPOSSIBLE:
+        return refusals.impossible(row, slot, token)
+    assert isinstance(trial.target, Logits), "only logits are covered"
+    return refusals.outside(row, slot, token, trial.target.logits.shape[2])
+
+
+def _stream(device: Any) -> int:
+    """The stream that launches go to: scratch memory must not serve two at once."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+@lru_cache(maxsize=8)
+def _scratch(
+    device: Any, stream: int, num_sequences: int, num_rows: int, vocab_size: int, is_match: bool
+) -> Scratch:
+    return Scratch.allocate(num_sequences, num_rows, vocab_size, device, for_match_only=is_match)

@@ -1,0 +1,89 @@
+"""Inverse-CDF draws in two levels, segments of 512 tokens first, then tokens.
+
+Sums within a segment are float32, running sums over segments and tokens float64.  A weight of 0 is
+never drawn, whatever rounding does to a running sum.
+"""
+
+import triton
+import triton.language as tl
+
+from forerun.kernels.triton.arithmetic import FAR, LOG2_E, PARTS, SEGMENT, load_values
+
+
+@triton.jit
+def power(value, best, rate):
+    """exp((value - best) * rate) as the device's exp2."""
+    return tl.exp2((value - best) * (rate * LOG2_E))
+
+
+@triton.jit
+def tokens_of(segments):
+    """The tokens of segments (R,) in parts, (R, PARTS, 128): a warp has all parts of a segment."""
+    part = tl.arange(0, PARTS)[None, :, None] * (SEGMENT // PARTS)
+    return segments[:, None, None] * SEGMENT + part + tl.arange(0, SEGMENT // PARTS)[None, None, :]
+
+
+@triton.jit
+def sum_segments(weights):
+    """The sums (R,) of weights (R, PARTS, 128)."""
+    return tl.sum(tl.sum(weights, axis=1), axis=1)
+
+
+@triton.jit
+def summarise(values, rate):
+    """The largest logit (R,) of values (R, PARTS, 128), and the sum of weights relative to it."""
+    largest = tl.max(tl.max(values, axis=1), axis=1)
+    base = tl.where(largest == float("-inf"), 0.0, largest)
+    return largest, sum_segments(power(values, base[:, None, None], rate))
+
+
+@triton.jit
+def segment_sums(maxima, sums, best, rate):
+    """The sums of segments (SEGMENTS,) relative to the largest logit of the row."""
+    return sums * power(maxima, best, rate)
+
+
+@triton.jit
+def pick(weights, aim, SIZE: tl.constexpr):
+    """The first of weights (SIZE,) whose running sum passes aim, or the last that adds to it, and
+    the running sum before it."""
+    index = tl.arange(0, SIZE)
+    wide = weights.to(tl.float64)
+    running = tl.cumsum(wide, axis=0)
+    # one reduction: those that pass have their index, the others of some weight what is above all
+    # of these and falls with their index
+    other = tl.where(weights > 0.0, 2 * SIZE - index, 2 * SIZE)
+    chosen = tl.min(tl.where((running > aim) & (weights > 0.0), index, other), axis=0)
+    chosen = tl.where(chosen < SIZE, chosen, 2 * SIZE - chosen)
+    before = tl.sum(tl.where(index == chosen, running - wide, 0.0), axis=0)
+    return chosen, before
+
+
+@triton.jit
+def total_of(weights):
+    return tl.sum(weights.to(tl.float64), axis=0)
+
+
+@triton.jit
+def draw_law(
+    row, maxima, sums, best, rate, threshold, number, V: tl.constexpr, SEGMENTS: tl.constexpr
+):
+    """A token of softmax(row) from one number in (0, 1); maxima and sums (SEGMENTS,)."""
+    weights = segment_sums(maxima, sums, best, rate)
+    aim = number * total_of(weights)
+    segment, before = pick(weights, aim, SEGMENTS)
+    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
+    values = load_values(row, tokens, tokens < V, threshold)
+    lane, _ = pick(power(values, best, rate), aim - before, SEGMENT)
+    return segment * SEGMENT + lane
+
+
+@triton.jit
+def likeliest(row, maxima, best, threshold, V: tl.constexpr, SEGMENTS: tl.constexpr):
+    """The lowest id among the tokens whose logit is the largest, `best`; maxima (SEGMENTS,)."""
+    segments = tl.arange(0, SEGMENTS)
+    segment = tl.min(tl.where(maxima == best, segments, FAR), axis=0)
+    segment = tl.minimum(segment, SEGMENTS - 1)  # a row of NaN has none
+    tokens = segment * SEGMENT + tl.arange(0, SEGMENT)
+    values = load_values(row, tokens, tokens < V, threshold)
+    return tl.minimum(tl.min(tl.where(values == best, tokens, FAR), axis=0), V - 1)

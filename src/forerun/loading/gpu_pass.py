@@ -1,0 +1,91 @@
+"""Whether to use the lean GPU pass for a model: it must fit and agree.
+
+No time is measured: the two passes differ in the last bits, and a busy minute must not choose.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import torch
+
+from forerun.base.errors import UnsupportedError, explain, warn
+from forerun.models.agreement import Probe
+from forerun.models.forward import Forward
+from forerun.models.trial_results import LOCK
+
+
+def adopt(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
+    """`plain`, a `HuggingFaceModel` on a CUDA device, or its `GpuModel`.
+
+    With `lean="auto"` the lean pass is taken where it fits the model and reproduces it, and
+    `plain.why_not_lean` has the reason where not; with True it is taken or refused.
+    """
+    reason = "lean=False asked for transformers" if lean is False else _why_not(plain)
+    if not reason:
+        try:
+            from forerun.gpu.model import GpuModel
+
+            with LOCK:
+                candidate = GpuModel(plain.model, plain.tokenizer)
+                shared = candidate.findings.device_pass
+                if shared.reproduces is None:
+                    shared.reproduces = _reproduces(plain, candidate)
+        except Exception as error:  # of Triton's compiler, of an older Triton, or of CUDA
+            if lean is True:
+                raise
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            warn(f"The lean GPU pass is not used: {reason}")
+        else:
+            candidate.name = plain.name
+            if shared.reproduces:
+                return candidate
+            reason = "it does not reproduce this model"
+    if lean is True:
+        wrong = f"The lean GPU pass cannot be used: {reason}."
+        cure = "Use lean=False, or change what stands in its way."
+        raise UnsupportedError(explain(wrong, type(plain.model).__name__, cure))
+    plain.why_not_lean = reason
+    return plain
+
+
+def _why_not(plain: Any) -> str:
+    """Why the pass cannot be used, as far as that can be told without running it."""
+    if os.environ.get("FORERUN_KERNELS", "1") == "0":
+        return "FORERUN_KERNELS=0 turned the kernels off"
+    try:
+        from forerun.gpu.weights import unfit
+    except ImportError as error:
+        return f'Triton is not installed ({error}). Install it with: pip install "forerun[gpu]"'
+    return unfit(plain.model)
+
+
+def _reproduces(plain: Any, candidate: Any) -> bool:
+    """Whether the pass gives the model's logits, and the same bits in passes of all sizes."""
+    with torch.inference_mode():
+        probe = Probe(Forward(plain.model), plain.vocab_size)
+        if not probe.agrees_with(candidate.start(2, 16)):
+            return False
+        return probe.agrees_on_trees_with(candidate.start(2, 16)) and keeps_bits(candidate)
+
+
+def keeps_bits(model: Any, count: int = 48) -> bool:
+    """Whether a text's logits are the same bits fed token by token and in passes of other sizes,
+    of which the largest is padded by another row: it rests on how this device adds up."""
+    text = [(7 + 7919 * (i + 1) ** 2) % model.vocab_size for i in range(128)]
+
+    def fed(*sizes: int, beside: int = 0) -> Any:
+        state, logits, at = model.start(2, 256), [], 0
+        for size in sizes:
+            rows, feeds, asked = [0], [text[at : at + size]], [size]
+            if beside:
+                rows, feeds, asked = [0, 1], [*feeds, text[:beside]], [size, 1]
+            logits.append(model.score(state, rows, feeds, asked)[0, :size])
+            model.commit(state, rows, [len(feed) for feed in feeds])
+            at += size
+        return torch.cat(logits)
+
+    alone = fed(*([1] * count))
+    others = fed(16, 16, 16), fed(count), fed(count, beside=80)
+    return all(torch.equal(alone, other) for other in others)

@@ -1,0 +1,51 @@
+"""Chooses the pass of a loaded model: transformers, or a lean one where its extra is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+from forerun.base.errors import InputError, MissingExtraError, explain, warn
+
+Lean = bool | Literal["auto"]
+Quantize = Literal["int8"]
+INSTALL = 'Install it with: pip install "forerun[cpu]"'
+
+
+def check_pass(lean: Lean, quantize: Quantize | None) -> None:
+    """Refuse contradictory options before a model is loaded."""
+    if lean not in (True, False, "auto"):
+        wrong, cure = "Unknown choice of the lean CPU pass.", 'Use "auto", True or False.'
+        raise InputError(explain(wrong, repr(lean), cure))
+    if quantize not in (None, "int8"):
+        wrong, cure = "Unknown rounding of the weights.", 'Use "int8", or None to keep them.'
+        raise InputError(explain(wrong, repr(quantize), cure))
+    if quantize is not None and lean is False:
+        wrong, cure = "Rounded weights need the lean CPU pass.", "Leave out one of the two."
+        raise InputError(explain(wrong, f"lean=False and quantize={quantize!r}", cure))
+
+
+def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None) -> Any:
+    """A loaded `HuggingFaceModel`, or the `LeanModel` or `GpuModel` made of it."""
+    if quantize is None and plain.model.device.type == "cuda":
+        from forerun.loading.gpu_pass import adopt
+
+        return adopt(plain, lean)
+    is_asked_for = lean is True or quantize is not None
+    if not is_asked_for and lean is False:
+        plain.why_not_lean = "lean=False asked for transformers"
+        return plain
+    if not is_asked_for and importlib.util.find_spec("numba") is None:
+        from forerun.models.llama_family import without_lean
+
+        return without_lean(plain, f"Numba is not installed. {INSTALL}")
+    try:
+        from forerun.loading.cpu_pass import choose, rounded
+    except ImportError as error:  # Numba is missing, or refuses the NumPy it finds
+        if is_asked_for:
+            wrong = f"The lean CPU pass needs Numba ({error})."
+            raise MissingExtraError(explain(wrong, "an environment without it", INSTALL)) from error
+        warn(f"The lean CPU pass is not used: {error}", UserWarning)
+        plain.why_not_lean = str(error)
+        return plain
+    return choose(plain, lean) if quantize is None else rounded(plain)

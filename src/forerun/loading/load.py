@@ -1,0 +1,320 @@
+"""Makes a `LanguageModel` from a name, a transformers model or a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerun.base.errors import InputError, explain, meant, notice, warn
+from forerun.base.signatures import shown_by
+from forerun.loading import hub
+from forerun.loading.bundled import NAME, local_copy, why_not_cached
+from forerun.loading.device_choice import check_place, usual_device
+from forerun.loading.folders import at_home, check_folder, check_name, is_large, tokenizer_of
+from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
+from forerun.loading.packed_models import Kept, can_keep, keep, recall
+from forerun.models.adapter import NEEDED, huggingface_model, missing
+from forerun.models.base import CpuPass, LanguageModel
+from forerun.models.conversion import register
+from forerun.models.function import FunctionModel
+from forerun.models.no_warnings import no_loading_bar
+from forerun.models.trial_results import findings_of
+
+if TYPE_CHECKING:
+    from forerun.gpu.model import GpuModel
+    from forerun.lean.model import LeanModel
+    from forerun.models.huggingface import HuggingFaceModel
+
+SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+"""Arguments that the tokenizer gets too."""
+OWN = ("device", "dtype", "lean", "quantize")
+"""Arguments of `load` itself."""
+OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
+"""Arguments that often go to `from_pretrained`."""
+
+DAMAGED = (
+    "Its files are damaged, or do not belong together: save or download the model again, and see "
+    "that its config.json is the one of its weights."
+)
+
+
+@shown_by('fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")')
+def load(
+    name_or_path: str | Path,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    lean: Lean = "auto",
+    quantize: Quantize | None = None,
+    **given: Any,
+) -> HuggingFaceModel | LeanModel | GpuModel:
+    """A causal language model and its tokenizer, from a directory or the Hugging Face hub.
+
+    `dtype=None` keeps the precision the weights were saved in. Further arguments (`given`) go to
+    `AutoModelForCausalLM.from_pretrained`. The default model, SmolLM2-135M-Instruct, comes from
+    its pip package where that is installed: its weights are then the 4-bit numbers of a GGUF file,
+    written out as float32, and not the hub's bfloat16 ones.  Naming a `revision` asks for those.
+
+    `device=None` takes the GPU where there is one.  On a CPU, and on a GPU in bfloat16 or float16,
+    `lean="auto"` takes the lean pass where it fits the model and reproduces it; True insists on
+    it, False keeps to transformers. On a CPU it computes in float32: bfloat16 and float16 weights
+    stay as they are, each is widened when it is multiplied, and the text is that of the model in
+    float32. `pass_name` of the result says which pass runs, and `why_not_lean` why it is not the
+    lean one, if it is not.
+    What was made of a model in a folder is kept in the cache, so that it starts sooner next time.
+    `quantize="int8"` rounds its weights to 8 bits: that is another target, and named so.
+    """
+    given_name: Any = name_or_path
+    if not isinstance(given_name, str | Path):
+        kind, cure = type(given_name).__name__, "For a model itself, use forerun.wrap(model)."
+        raise InputError(explain("A model is loaded by its name or folder.", f"a {kind}", cure))
+    check_pass(lean, quantize)
+    if few_bits := {"load_in_8bit", "load_in_4bit"} & {*given}:
+        cure = 'Use quantize="int8", or quantization_config= with lean=False.'
+        raise InputError(explain("transformers no longer takes this.", min(few_bits), cure))
+    check_place(device, dtype)
+    check_name(str(name_or_path))
+    shared = {name: given[name] for name in SHARED if name in given}
+    copied = None if "revision" in shared else local_copy(str(name_or_path))
+    is_at_home = str(name_or_path).startswith("~")
+    place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
+    kept = None
+    if not given and lean is not False and can_keep(Path(place), device):
+        is_usual = copied is not None and dtype in (None, "auto")  # which holds float32
+        kept = Kept(Path(place), "float32" if is_usual else dtype, quantize)
+        if name_or_path == NAME and kept.dtype_name == "float32":
+            _compile_drafter()
+        chosen = recall(kept, str(name_or_path))
+        if chosen is not None:
+            _tell_numbers(chosen, dtype)
+            return _from(chosen, copied)
+    _check_extra()
+    if Path(place).is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
+        check_folder(Path(place))
+    if not Path(place).exists() and not _can_download(str(place), shared):
+        shared["local_files_only"] = given["local_files_only"] = True
+    wrapper = huggingface_model()
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    from forerun.models.llama_family import FAMILY
+
+    try:
+        with no_loading_bar():
+            tokenizer = tokenizer_of(place, **shared)
+            model, read = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
+            )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _not_loaded(str(name_or_path), f"the loader says: {_said(error)}") from error
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (LookupError, AttributeError, RuntimeError) as error:
+        wrong = f"The loader failed: {type(error).__name__}: {_said(error)}"
+        raise InputError(explain(wrong, repr(str(name_or_path)), DAMAGED)) from error
+    except TypeError as error:
+        _refuse_unknown(error, given)
+        raise
+    _check_complete(str(name_or_path), read)
+    if device is not None:
+        model = model.to(device)
+    elif (
+        not {"device_map", "distributed_config"} & given.keys()
+        and quantize is None
+        and not (
+            lean is True and model.dtype is torch.float32  # the lean pass for float32 is the CPU's
+        )
+    ):
+        model = on_usual_device(model)
+    loaded = wrapper(model.eval(), tokenizer)
+    loaded.name = str(name_or_path)
+    if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
+        reason = why_not_cached()
+        how_often = (
+            f"weights are packed at every start, because the cache {reason}. Set FORERUN_CACHE to "
+            "a folder that you may write to"
+            if reason
+            else "both are kept for the next time"
+        )
+        notice(
+            f"packing the weights of {name_or_path} and compiling code for this CPU; {how_often}"
+        )
+    chosen = with_pass(loaded, lean, quantize)
+    if kept is not None:
+        keep(kept, chosen)
+    _tell_numbers(chosen, dtype)
+    return _from(chosen, copied)
+
+
+def _tell_numbers(model: Any, dtype: Any) -> None:
+    """Say it where a model computes in other numbers than those that were asked for."""
+    asked = str(dtype).removeprefix("torch.")
+    if isinstance(model, CpuPass) and asked not in ("None", "auto", "float32"):
+        warn(
+            f"{model.name}: the weights are rounded to {asked}, but the lean CPU pass computes "
+            f"in float32. lean=False (--no-lean) computes in {asked}."
+        )
+
+
+def _from(model: Any, copied: Path | None) -> HuggingFaceModel | LeanModel | GpuModel:
+    """The model, told where its weights come from if they were converted."""
+    loaded: HuggingFaceModel | LeanModel | GpuModel = model
+    if copied is not None:
+        model.source = "from a GGUF file"
+    return loaded
+
+
+@shown_by("fr.wrap(model, tokenizer)")
+def wrap(model: Any, tokenizer: Any = None) -> LanguageModel:
+    """Any kind of model as a `LanguageModel`.
+
+    A `LanguageModel` is returned unchanged, a transformers model is adapted, the name or folder of
+    a model is loaded, and any other function is taken for one from token ids to distributions. A
+    model is tried out the first time, and again only if it is run in another way since (device,
+    dtype, attention, adapters). On a GPU it is run by the lean pass where that fits and reproduces
+    it: the linear layers become views of larger matrices. The lean CPU pass copies the weights, so
+    it is not taken here: `forerun.lean.model.LeanModel(model, tokenizer)` asks for it.
+    """
+    if isinstance(model, str | Path):
+        return load(str(model))
+    if isinstance(model, type):
+        wrong, name = "That is a class and not yet a model.", model.__name__
+        raise InputError(explain(wrong, f"the class {name}", "Pass an object of it."))
+    if isinstance(model, LanguageModel):
+        if tokenizer is not None and getattr(model, "tokenizer", None) is not tokenizer:
+            wrong, cure = "That is a LanguageModel already.", "Set its attribute `tokenizer`."
+            raise InputError(explain(wrong, f"{type(model).__name__} and a tokenizer", cure))
+        return model
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        _check_tokenizer(tokenizer)
+        wrapped = huggingface_model()(model, tokenizer)
+        wrapped.findings = findings_of(model)
+        return with_pass(wrapped) if wrapped.on_gpu else wrapped
+    if _is_tokenizer(model) and hasattr(model, "get_vocab"):  # which a function has not
+        wrong = "The first argument is a tokenizer and no causal language model."
+        cure = "Pass the model first: forerun.wrap(model, tokenizer)."
+        raise InputError(explain(wrong, f"a {type(model).__name__}", cure))
+    if callable(model) and not hasattr(model, "forward"):
+        _check_tokenizer(tokenizer)
+        made = FunctionModel(model)
+        made.tokenizer = tokenizer
+        return made
+    cure = "Pass a model's name or folder, or one of these."
+    if hasattr(model, "forward"):
+        cure = (
+            "Wrap a function around a torch module of another kind: token ids (N,) in, the "
+            "distribution of the next token (V,) out."
+        )
+    raise InputError(
+        explain(
+            "A model must be a transformers causal model, a function of token ids, or an object "
+            "with the methods of LanguageModel.",
+            f"{type(model).__name__}",
+            cure,
+        )
+    )
+
+
+def _is_tokenizer(value: Any) -> bool:
+    verbs = (getattr(value, verb, None) for verb in ("encode", "decode"))
+    return not isinstance(value, type) and all(map(callable, verbs))
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what cannot turn texts into tokens and back, such as a tokenizer's name."""
+    if tokenizer is None or _is_tokenizer(tokenizer):
+        return
+    cure = (
+        "Pass the tokenizer itself, for example AutoTokenizer.from_pretrained(name) of "
+        "transformers, or None for a model that reads token ids."
+    )
+    wrong = "A tokenizer is an object that can encode and decode."
+    shown = f"the {type(tokenizer).__name__} {tokenizer!r:.80}"
+    raise InputError(explain(wrong, shown, cure))
+
+
+def on_usual_device(model: Any) -> Any:
+    """The model on the GPU where there is one that has room for it."""
+    device = usual_device()
+    if device is None:
+        return model
+    import torch
+
+    try:
+        return model.to(device)
+    except torch.cuda.OutOfMemoryError:
+        warn("The model stays on the CPU: the GPU has no room for it. device= chooses.")
+        return model.to("cpu")
+
+
+def _compile_drafter() -> None:
+    """The shipped one of the default model, beside what loading the model itself compiles."""
+    try:
+        from forerun.lean import compiler
+    except ImportError:  # loading will say what is wrong
+        return
+    compiler.begin()
+
+
+def _check_extra() -> None:
+    for module in NEEDED:
+        if find_spec(module) is None:
+            raise missing(module)
+
+
+def _can_download(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the hub serves the model; if not, it must have been downloaded before."""
+    reason: str | None = "local_files_only keeps the Hugging Face hub from being asked"
+    if not options.get("local_files_only"):
+        reason = hub.why_not(name, options.get("token"))
+    if reason is not None and not hub.is_cached(name, options.get("cache_dir")):
+        raise _not_loaded(name, f"there is no such folder, and {reason}.")
+    return reason is None
+
+
+def _not_loaded(name: str, reason: str) -> InputError:
+    wrong = f"No causal language model could be loaded: {reason}"
+    cure = (
+        "Check the spelling and the connection; a folder must hold config.json and weights."
+        f"{hub.without_hub(name)}"
+    )
+    return InputError(explain(wrong, repr(name), cure))
+
+
+def _check_complete(name: str, read: Mapping[str, Any]) -> None:
+    """Refuse a model some of whose weights are random, because they were not in its files."""
+    mismatched = (entry[0] for entry in read.get("mismatched_keys", ()))
+    absent = sorted({*read.get("missing_keys", ()), *mismatched})
+    if not absent:
+        return
+    some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+    wrong = f"Weights that the model needs are not in its files ({len(absent)}: {some})."
+    raise InputError(explain(wrong, repr(name), DAMAGED))
+
+
+def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
+    """Refuse an option by name where that is what the loader complains of."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[1] not in given:
+        return
+    name = found[1]
+    wrong = f"load has no option {name!r}, and neither has the loader of transformers."
+    question = meant(name, (*OWN, *SHARED, *OFTEN))
+    cure = f"Leave it out; options of load itself are {', '.join(OWN)}.{question}"
+    raise InputError(explain(wrong, f"{name}={given[name]!r:.40}", cure)) from error
+
+
+def _said(error: Exception) -> str:
+    """The first line of a message; or its first sentence, where that line ends with a colon."""
+    text = str(error).strip() or type(error).__name__
+    line = text.splitlines()[0].rstrip()
+    if line.endswith(":"):
+        line = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(":")
+    return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+register(wrap)

@@ -1,0 +1,1 @@
+"""Counter-based random numbers, addressed by their purpose, and the race that chooses tokens."""

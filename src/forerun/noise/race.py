@@ -1,0 +1,325 @@
+"""Randomness as a function: uniform(seed, position, token, purpose), never a stream.
+
+The token chosen at a position is a function of that position's law and of noise that
+depends on nothing else: not on the batch, on K, on the drafter, or on what was rejected.
+That is what "same seed, same text" rests on.
+
+Plain sampling is an exponential race: token i arrives at time E_i / p_i with E_i ~ Exp(1), and
+the first to arrive is the sample (the Gumbel-max trick without the logarithms).  A drafter that
+races its own law against the *same* E tends to pick the same winner.
+
+A race over a whole vocabulary would need one random number per token.  It does not: the noise
+has two levels.  Each block of 256 tokens draws the *minimum* of its exponentials (an Exp(256))
+and which lane attains it; the other lanes are that minimum plus a fresh Exp(1), which by the
+lack of memory are again independent Exp(1).  So a block whose minimum, divided by its largest
+probability, is later than a time already seen cannot hold the winner and draws nothing more:
+a row of 128,256 tokens needs 501 numbers and a few opened blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_compat as compat
+import numpy as np
+
+from forerun.base.arrays import (
+    BLOCK,
+    Array,
+    Namespace,
+    argmax_blocks,
+    as_indices,
+    in_blocks,
+    on_host,
+    sum_blocks,
+    take_blocks,
+    take_columns,
+    widest_float,
+)
+from forerun.noise.addresses import Addressing, by_round
+from forerun.noise.addresses import Purpose as Purpose
+from forerun.noise.philox import (
+    MASK,
+    as_words,
+    check_seeds,
+    philox,
+    philox_one,
+    round_keys,
+    word_dtype,
+)
+
+Key = Array
+"""Philox keys, (rounds, 2, R): one per row."""
+Words = Sequence[Array]
+"""What Philox gives: four arrays of one shape."""
+
+SLACK = 1 - 1e-6
+"""Widens the set of tokens that could still win, so that rounding cannot leave out the winner."""
+
+
+FEW = 16
+"""So many numbers are drawn faster one by one than as an array."""
+
+
+def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
+    """The Philox keys of seeds (R,), one per row: (rounds, 2, R)."""
+    check_seeds(seeds)
+    dtype = word_dtype(xp)
+    low = xp.asarray([seed & MASK for seed in seeds], dtype=dtype, device=device)
+    high = xp.asarray([seed >> 32 for seed in seeds], dtype=dtype, device=device)
+    return round_keys(xp, low, high)
+
+
+def uniform(
+    seed: int, position: Any, token: Any, purpose: Purpose, *, xp: Namespace = None
+) -> Array:
+    """The number in (0, 1) at this address, to 32 bits; position and token broadcast."""
+    xp = xp or compat.array_namespace(np.empty(0))
+    position, token = xp.broadcast_arrays(*(as_indices(xp, x, None) for x in (position, token)))
+    key = seed_key(xp, [seed], compat.device(token))
+    key = xp.reshape(key, (*key.shape[:2], *(1 for _ in token.shape)))
+    return _uniform(xp, key, position, token, purpose)
+
+
+def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> Array:
+    """uniform(seed, position, 0..num_tokens - 1, purpose) in NumPy, all words used."""
+    xp = compat.array_namespace(np.empty(0))
+    quads = xp.arange(-(-num_tokens // 4), dtype=word_dtype(xp))
+    words = _words(xp, seed_key(xp, [seed], None), xp.asarray([position]), quads, purpose)
+    return _to_unit(xp, np.stack(words, axis=-1).reshape(-1)[:num_tokens])
+
+
+def fold(seed: int, index: int) -> int:
+    """A seed for the index-th of several independent things that share one; index 0 keeps it."""
+    if index == 0:
+        return seed
+    words = philox_one((index, 0, 0, int(Purpose.FOLD)), (seed & MASK, seed >> 32))
+    return words[0] | words[1] << 32
+
+
+def folds(seed: int, count: int) -> list[int]:
+    """`fold` of the indices 0 .. count - 1."""
+    if count <= FEW:
+        return [fold(seed, index) for index in range(count)]
+    xp = compat.array_namespace(np.empty(0))
+    key, index = seed_key(xp, [seed], None), xp.arange(count, dtype=word_dtype(xp))
+    low, high, *_ = _words(xp, key, xp.zeros_like(index), index, Purpose.FOLD)
+    return [seed, *(low | high << 32)[1:].tolist()]
+
+
+def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Array:
+    """The target's Exp(1) noise at tokens (R, N) of positions (R,), one key per row."""
+    count, device = tokens.shape[1], compat.device(tokens)
+    purposes = [
+        xp.full((count,), int(purpose), dtype=tokens.dtype, device=device)
+        for purpose in (Purpose.TARGET_BLOCK, Purpose.TARGET)
+    ]
+    index = xp.concat([tokens // BLOCK, tokens >> 2], axis=1)  # of both in one go
+    words = _words(xp, key[:, :, :, None], positions[:, None], index, xp.concat(purposes))
+    minimum, lane = _minimum(xp, [word[:, :count] for word in words], tokens.dtype)
+    rest = _exponential(xp, _pick(xp, [word[:, count:] for word in words], tokens))
+    return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
+
+
+def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
+    """The winner of each row's race, (R,): a sample of weights (R, V), which need no normaliser.
+
+    A few tokens are timed first: the row's likeliest, and the one with the minimum in each block.
+    No token can arrive before its block's minimum allows, so the best of those times rules out
+    nearly all the others, and only what is left draws noise.
+    """
+    if compat.is_jax_namespace(xp):  # would compile anew for every number of tokens left
+        return _whole_race(xp, weights, key, positions)
+    likeliest, largest = argmax_blocks(xp, weights)  # both (R, num_blocks)
+    minimum, lane = block_minima(xp, key, positions, weights.shape[1])
+
+    def arrivals(row: Array, block: Array, token: Array) -> Array:
+        """When tokens (C,) of the given rows and blocks, each (C,), arrive."""
+        noise = lane_noise(
+            xp,
+            xp.take(key, row, axis=2),
+            positions[row],
+            token,
+            minimum[row, block],
+            lane[row, block],
+        )
+        return arrival(xp, noise, weights[row, token])
+
+    rows = xp.arange(weights.shape[0], dtype=positions.dtype, device=compat.device(weights))
+    top = xp.argmax(largest, axis=1)
+    fastest = arrival(xp, minimum, _fastest_weights(xp, weights, lane))
+    best = xp.minimum(arrivals(rows, top, likeliest[rows, top]), xp.min(fastest, axis=1))
+
+    needed = xp.astype(minimum / best[:, None] * SLACK, weights.dtype)  # to arrive before the best
+    needed = xp.maximum(needed, smallest_weight(xp, weights.dtype))
+    row, block = xp.nonzero(largest >= needed)
+    tokens, values = take_blocks(xp, weights, row, block)  # both (M, BLOCK)
+    opened, column = xp.nonzero(values >= needed[row, block][:, None])
+    row, block, token = row[opened], block[opened], tokens[opened, column]
+    return token[_first_of_rows(xp, arrivals(row, block, token), row, weights.shape[0])]
+
+
+def block_minima(xp: Namespace, key: Key, positions: Array, num_tokens: int) -> tuple[Array, Array]:
+    """The smallest exponential of every block at positions (R,), and the lane that has it, both
+    (R, num_blocks)."""
+    device = compat.device(positions)
+    blocks = xp.arange(-(-num_tokens // BLOCK), dtype=positions.dtype, device=device)
+    return _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
+
+
+def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
+    """The same winners from noise for every token."""
+    tokens = xp.arange(weights.shape[1], dtype=positions.dtype, device=compat.device(weights))
+    noise = exponentials(xp, key, positions, xp.broadcast_to(tokens, weights.shape))
+    return xp.argmin(arrival(xp, noise, weights), axis=1)
+
+
+def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
+    """Inverse-CDF sample of weights (R, V) from one number each, unit (R,), in two levels.
+
+    Blocks first, then lanes: exact where the sums of blocks are, and free of the drift that a
+    running float32 sum over a large vocabulary has.
+    """
+    dtype = widest_float(xp, compat.device(weights))
+    sums = xp.astype(sum_blocks(xp, weights), dtype)  # (R, num_blocks)
+    running = xp.cumulative_sum(sums, axis=1)
+    aim = xp.astype(unit, dtype) * running[:, -1]
+    block = _search(xp, running, aim)
+    rows = xp.arange(weights.shape[0], dtype=block.dtype, device=compat.device(weights))
+    rest = aim - (running[rows, block] - sums[rows, block])
+    tokens, lanes = take_blocks(xp, weights, rows, block)
+    lane = _search(xp, xp.cumulative_sum(xp.astype(lanes, dtype), axis=1), rest)
+    return tokens[rows, lane]
+
+
+def coin(
+    xp: Namespace,
+    key: Key,
+    positions: Array,
+    slots: Any,
+    purpose: Purpose,
+    addressing: Addressing = by_round,
+) -> Array:
+    """Uniforms (R, len(slots)) of slots in the rounds that start at positions (R,)."""
+    slots = as_indices(xp, slots, compat.device(positions))
+    place, index = addressing(purpose, positions[:, None], slots[None, :])
+    return _uniform(xp, key[:, :, :, None], place, index, purpose)
+
+
+def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
+    """The weight of the token with each block's minimum; 0 if that is past the vocabulary."""
+    width = weights.shape[1]
+    tokens = in_blocks(xp, lane)
+    if width % BLOCK == 0:
+        return take_columns(xp, weights, tokens)
+    entries = take_columns(xp, weights, xp.minimum(tokens, width - 1))
+    return xp.where(tokens < width, entries, 0.0)
+
+
+def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Array:
+    """Where in times (C,) each row has its smallest; row (C,) says whose each is, in order."""
+    if num_rows == 1:
+        return xp.argmin(times, keepdims=True)
+    edges = xp.arange(num_rows + 1, dtype=row.dtype, device=compat.device(row))
+    edges = xp.searchsorted(row, edges)
+    starts, counts = edges[:-1, None], edges[1:] - edges[:-1]
+    columns = xp.arange(int(xp.max(counts)), dtype=edges.dtype, device=compat.device(row))
+    there = columns[None, :] < counts[:, None]
+    padded = xp.where(there, times[xp.where(there, starts + columns[None, :], 0)], float("inf"))
+    return starts[:, 0] + xp.argmin(padded, axis=1)
+
+
+def _search(xp: Namespace, running: Array, aim: Array) -> Array:
+    """First column whose running sum (R, N) passes aim (R,), or the last one that adds to it.
+
+    Rounding may carry the aim past the end; a weight of 0 is not chosen even then.
+    """
+    passed = xp.count_nonzero(running <= aim[:, None], axis=1)
+    last = xp.count_nonzero(running < running[:, -1:], axis=1)
+    return xp.minimum(passed, last)
+
+
+def lane_noise(
+    xp: Namespace, key: Key, positions: Array, tokens: Array, minimum: Array, lane: Array
+) -> Array:
+    """A token's exponential: its block's minimum, plus a fresh Exp(1) in all lanes but one."""
+    rest = _exponential(xp, _uniform(xp, key, positions, tokens, Purpose.TARGET))
+    return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
+
+
+def arrival(xp: Namespace, noise: Array, weights: Array) -> Array:
+    """noise / weights: when a token arrives.  Weight 0 arrives after everything else."""
+    weights = xp.astype(weights, noise.dtype, copy=False)
+    return noise / xp.maximum(weights, smallest_weight(xp, noise.dtype))
+
+
+def smallest_weight(xp: Namespace, dtype: Any) -> float:
+    """A weight that loses to any real one, yet divides without overflow."""
+    return float(xp.finfo(dtype).smallest_normal * 16)
+
+
+def _block_minima(xp: Namespace, key: Key, position: Array, block: Array) -> tuple[Array, Array]:
+    """Each block's smallest exponential and the lane that has it; all arguments broadcast."""
+    return _minimum(xp, _words(xp, key, position, block, Purpose.TARGET_BLOCK), block.dtype)
+
+
+def _minimum(xp: Namespace, words: Words, dtype: Any) -> tuple[Array, Array]:
+    """An Exp(BLOCK) out of the first of four words, and a lane out of the second."""
+    minimum = _exponential(xp, _to_unit(xp, words[0])) / BLOCK
+    return minimum, xp.astype(words[1] & (BLOCK - 1), dtype)
+
+
+def _exponential(xp: Namespace, unit: Array) -> Array:
+    """-log(1 - u): fine-grained where it matters, at small times, and never 0."""
+    return -xp.log1p(-unit)
+
+
+def _uniform(xp: Namespace, key: Key, position: Array, token: Array, purpose: Purpose) -> Array:
+    position, token = xp.broadcast_arrays(position, token)
+    if math.prod(token.shape) <= FEW and on_host(xp, compat.device(token)):
+        return _uniform_few(xp, key, position, token, purpose)
+    return _pick(xp, _words(xp, key, position, token >> 2, purpose), token)
+
+
+def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose: int) -> Array:
+    """The same numbers one by one in plain integers."""
+    seeds = xp.broadcast_to(key[0, ...], (2, *token.shape))
+    columns = (seeds[0, ...], seeds[1, ...], position, token)
+    addresses = zip(*(xp.reshape(column, (-1,)).tolist() for column in columns), strict=True)
+    units = [uniform_one((low, high), at, t, purpose) for low, high, at, t in addresses]
+    return xp.reshape(xp.asarray(units, dtype=xp.float64), token.shape)
+
+
+def uniform_one(seed: tuple[int, int], position: int, token: int, purpose: int) -> float:
+    words = philox_one((token >> 2, position & MASK, position >> 32, int(purpose)), seed)
+    return (words[token & 3] + 0.5) / 2**32
+
+
+def _pick(xp: Namespace, words: Words, token: Array) -> Array:
+    """The number in (0, 1) out of the one of four words that is the token's own."""
+    odd, late = token % 2 == 1, token % 4 >= 2
+    return _to_unit(
+        xp, xp.where(late, xp.where(odd, words[3], words[2]), xp.where(odd, words[1], words[0]))
+    )
+
+
+def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int | Array) -> Words:
+    """The four words at counter (index, position low, position high, purpose)."""
+    dtype = word_dtype(xp)
+    index = xp.astype(index, dtype, copy=False)
+    position = xp.astype(position, dtype, copy=False)
+    low, high = position, position * 0
+    if xp.iinfo(dtype).bits > 32:
+        low, high = position & MASK, position >> 32
+    if isinstance(purpose, int):
+        purpose = as_words(xp, int(purpose), index)
+    return philox(xp, (index, low, high, xp.astype(purpose, dtype, copy=False)), key)
+
+
+def _to_unit(xp: Namespace, words: Array) -> Array:
+    """(k + 1/2) / 2**32: in (0, 1), and kept below 1 where float32 would round up to it."""
+    dtype = widest_float(xp, compat.device(words))
+    unit = (xp.astype(words, dtype) + 0.5) * 2.0**-32
+    return unit if dtype == xp.float64 else xp.minimum(unit, 1 - 2.0**-24)

@@ -1,0 +1,8 @@
+"""Certification: whether a verifier is lossless, with proof or stated error odds."""
+
+from forerun.proof.cases import Case as Case
+from forerun.proof.cases import standard_cases as standard_cases
+from forerun.proof.cases import tree_cases as tree_cases
+from forerun.proof.certificate import Certificate as Certificate
+from forerun.proof.certificate import Finding as Finding
+from forerun.proof.certify import certify as certify

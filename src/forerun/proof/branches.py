@@ -1,0 +1,190 @@
+"""Follow every outcome of code that asks for randomness, by running it again and again.
+
+Each run answers the questions along one path of the tree of outcomes and multiplies the chances
+of its answers; the next run differs in the last answer that has an alternative.  The code itself
+is not touched, so what is enumerated is what ships.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from forerun.base.arrays import Array
+from forerun.noise.addresses import Address, Addressing, Purpose, by_round
+
+Result = TypeVar("Result")
+
+
+class CannotEnumerate(Exception):
+    """The code used randomness in a way whose outcomes cannot be listed."""
+
+
+@dataclass
+class Path:
+    """One path through the tree: the answers to give, and how many options each question had."""
+
+    script: list[int] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+
+    def ask(self, num_options: int) -> int:
+        """The answer to the next question; past the end of the script, the first option."""
+        index = len(self.options)
+        if index == len(self.script):
+            self.script.append(0)
+        if self.script[index] >= num_options:
+            raise CannotEnumerate("randomness other than its rng")
+        self.options.append(num_options)
+        return self.script[index]
+
+    def following(self) -> Path | None:
+        """The next path, or None when all are done."""
+        script = self.script[: len(self.options)]
+        while script and script[-1] + 1 == self.options[len(script) - 1]:
+            script.pop()
+        return Path([*script[:-1], script[-1] + 1]) if script else None
+
+
+def every_path(run: Callable[[Path], Result]) -> Iterator[Result]:
+    """The result of `run` on every path, depth first."""
+    path: Path | None = Path()
+    while path is not None:
+        yield run(path)
+        path = path.following()
+
+
+Span = tuple[float, float]
+"""The numbers low <= u < high that a uniform is known to be one of."""
+WHOLE: Span = (0.0, 1.0)
+"""The span of a number of which nothing is known."""
+Memory = tuple[tuple[Address, Span], ...]
+"""What is known, in the order of addresses, of numbers that a later round may meet again."""
+
+
+def edges(weights: Array) -> Array:
+    """Where each token's share of the uniform begins and ends, (R, V + 1), for weights (R, V)."""
+    running = np.cumsum(weights, axis=1)
+    shares = running / running[:, -1:]
+    return np.concatenate([np.zeros((len(shares), 1)), shares], axis=1)
+
+
+def _share(chance: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """How much of the numbers from low to high lies below a chance, and where it ends, both (B,).
+
+    A row that nothing is left of is on a path that has ended.
+    """
+    cut = np.clip(chance, low, high)
+    width = high - low
+    return (cut - low) / np.where(width > 0, width, 1.0), cut
+
+
+class BranchingNoise:
+    """Noise for a rule that takes one outcome per question for all rows at once.
+
+    Rows are independent, so sharing the answers loses nothing: weights (B,) holds each row's
+    chance of this path.  A row that a question does not concern counts only in the first option.
+    Options that no row can take are not followed.
+
+    Every question has the address that production would look up.  A number that is met again is
+    the number it was: the span it is known to lie in is split, with conditional chances.  Its
+    address goes into `reused`; so does one before the round, which may have been met there.  The
+    races of a position that is raced again are noticed, but taken to be independent.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        num_rows: int,
+        first: int = 0,
+        addressing: Addressing = by_round,
+        memory: Memory = (),
+    ) -> None:
+        self.path = path
+        self.weights = np.ones(num_rows)
+        self.first = first
+        self.addressing = addressing
+        self.reused: set[Address] = set()
+        self._fresh = np.zeros(num_rows), np.ones(num_rows)
+        self._spans: dict[Address, tuple[Array, Array]] = {  # low and high, (B,) each
+            address: (np.full(num_rows, low), np.full(num_rows, high))
+            for address, (low, high) in memory
+        }
+
+    def coins(self, slots: list[int], chances: Array) -> Array:
+        heads = np.zeros(len(slots), dtype=bool)
+        for column, (slot, chance) in enumerate(zip(slots, chances.T, strict=True)):
+            address = self._address(Purpose.ACCEPT, slot)
+            low, high = self._meet(address, (chance > 0) & (chance < 1))
+            share, cut = _share(chance, low, high)
+            open_ = share[self.weights > 0]  # the others are on paths that have ended already
+            if (open_ >= 1).all() or (open_ <= 0).all():
+                heads[column] = open_.size > 0 and open_[0] >= 1
+            else:
+                heads[column] = self.path.ask(2) == 1
+            self.weights *= share if heads[column] else 1 - share
+            self._spans[address] = (low, cut) if heads[column] else (cut, high)
+        return np.broadcast_to(heads, chances.shape)
+
+    def draw(self, weights: Array) -> Array:
+        weights, everyone = np.asarray(weights), np.arange(len(self.weights))
+        address = self._address(Purpose.RESIDUAL, 0)
+        is_fresh = address not in self._spans
+        low, high = self._meet(address, np.count_nonzero(weights, axis=1) > 1)
+        bounds = edges(weights)
+        if not is_fresh:
+            weights = np.diff(np.clip(bounds, low[:, None], high[:, None]), axis=1)
+            weights[high <= low] = 1.0  # on a path that has ended
+        tokens = self._choose(weights, everyone)
+        start, end = bounds[everyone, tokens], bounds[everyone, tokens + 1]
+        self._spans[address] = np.maximum(start, low), np.minimum(end, high)
+        return tokens
+
+    def race(self, weights: Array, rows: Array, slots: Array) -> Array:
+        uncertain = np.count_nonzero(weights, axis=1) > 1
+        for slot in set(slots.tolist()):
+            racing = np.zeros(len(self.weights), dtype=bool)
+            racing[rows] = uncertain & (slots == slot)
+            address = Address(Purpose.TARGET, self.first + slot, 0)
+            low, high = self._meet(address, racing)
+            self._spans[address] = low, high * ~racing  # no span says what is known
+        return self._choose(weights, rows)
+
+    @property
+    def last(self) -> int:
+        """The last position of which any number was met."""
+        return max((address.position for address in self._spans), default=-1)
+
+    def remembered(self, row: int, first: int) -> Memory:
+        """What a round that starts at position `first` knows of its numbers."""
+        known = (
+            (address, (float(low[row]), float(high[row])))
+            for address, (low, high) in self._spans.items()
+            if address.position >= first
+        )
+        return tuple(sorted(item for item in known if item[1] != WHOLE))
+
+    def _address(self, purpose: Purpose, slot: int) -> Address:
+        return Address(purpose, *self.addressing(purpose, self.first, slot))
+
+    def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
+        """What is known of a number; uncertain (B,) says in which rows it matters."""
+        fresh = self._fresh
+        low, high = self._spans.get(address, fresh)
+        if low is fresh[0] and high is fresh[1] and address.position >= self.first:
+            return fresh
+        known = (low > 0) | (high < 1) | (address.position < self.first)
+        if (known & uncertain & (self.weights > 0)).any():
+            self.reused.add(address)
+        return low, high
+
+    def _choose(self, weights: Array, rows: Array) -> Array:
+        possible = (weights > 0)[self.weights[rows] > 0].any(axis=0)
+        tokens = np.flatnonzero(possible) if possible.any() else [0]
+        option = self.path.ask(len(tokens))
+        factor = np.full(len(self.weights), 1.0 if option == 0 else 0.0)
+        factor[rows] = weights[:, tokens[option]] / weights.sum(axis=1)
+        self.weights *= factor
+        return np.full(len(rows), tokens[option], dtype=np.int64)

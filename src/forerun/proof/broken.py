@@ -1,0 +1,233 @@
+"""Broken verifiers and drawers, written the way they are usually written.
+
+What most of them share with the correct rule is `walk`, the left-to-right loop, or `block`: each
+changes one thing in it.  `mutants.py` lists them with what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forerun.base.arrays import HostArray
+from forerun.proof.certify import Drawer
+from forerun.proof.drawing import draw_plainly
+from forerun.proof.law import Model
+
+
+def sample(rng: Any, weights: HostArray) -> int:
+    total = weights.sum()
+    return int(rng.choice(len(weights), p=weights / total))
+
+
+def owed(target: HostArray, draft: HostArray) -> HostArray:
+    """(p - q)+, or p where nothing is left of it."""
+    part = np.maximum(target - draft, 0.0)
+    return part if part.sum() > 1e-12 else target
+
+
+def walk(
+    tokens: Any,
+    draft: Any,
+    target: Any,
+    rng: Any,
+    chance: Callable[[HostArray, HostArray, int], float] = lambda p, q, x: p[x] / q[x],
+    correction: Callable[[HostArray, HostArray], HostArray] = owed,
+    bonus_row: int = -1,
+) -> list[int]:
+    """The correct `ratio` rule, with each of its parts open to replacement."""
+    kept: list[int] = []
+    for slot, token in enumerate(tokens):
+        if rng.random() < chance(target[slot], draft[slot], token):
+            kept.append(token)
+        else:
+            return [*kept, sample(rng, correction(target[slot], draft[slot]))]
+    return [*kept, sample(rng, target[bonus_row])]
+
+
+def sharpened(row: HostArray, power: float) -> HostArray:
+    weights = row**power
+    return np.asarray(weights / weights.sum())
+
+
+def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
+    """Draw from a changed law, report the unchanged one."""
+
+    def draw(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+        tokens: list[int] = []
+        for _ in range(draft_length):
+            tokens.append(sample(rng, change(model(tuple(tokens)))))
+        rows = [model(tuple(tokens[:slot])) for slot in range(draft_length)]
+        return tokens, np.array(rows)
+
+    return draw
+
+
+def draw_confident(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+    """Throw a sampled token away, and stop, when its own probability is low."""
+    tokens, rows = draw_plainly(model, draft_length, rng)
+    for slot, token in enumerate(tokens):
+        if rows[slot][token] < 0.3:
+            return tokens[:slot], rows[:slot]
+    return tokens, rows
+
+
+def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+    """All K tokens from the law of the first position, without replacement."""
+    row = model(())
+    weights, tokens = row.copy(), list[int]()
+    for _ in range(draft_length):
+        if weights.sum() <= 0:
+            weights = row.copy()
+        tokens.append(sample(rng, weights))
+        weights[tokens[-1]] = 0.0
+    return tokens, np.array([row] * draft_length)
+
+
+def from_argmax(row: HostArray) -> HostArray:
+    return np.asarray(np.eye(len(row))[int(np.argmax(row))])
+
+
+def from_few_bits(row: HostArray) -> HostArray:
+    """A law stored with three bits of mantissa, as a coarser stand-in for bfloat16."""
+    mantissa, exponent = np.frexp(row)
+    return sharpened(np.ldexp(np.round(mantissa * 8) / 8, exponent), 1.0)
+
+
+def bare_target(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    return walk(tokens, draft, target, rng, lambda p, q, x: p[x], lambda p, q: p)
+
+
+def first_unchecked(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    if not len(tokens):
+        return walk(tokens, draft, target, rng)
+    return [int(tokens[0]), *walk(tokens[1:], draft[1:], target[1:], rng)]
+
+
+def off_by_one(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    return walk(tokens, draft, np.concatenate([target[1:], target[-1:]]), rng)
+
+
+def bonus_after_refusal(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Takes K emitted tokens for K accepted ones: a refusal in the last slot gets a bonus too."""
+    emitted = walk(tokens, draft, target[:-1], rng) if len(tokens) else []
+    kept = emitted[: len(tokens)]
+    return [*kept, sample(rng, target[-1])] if len(kept) == len(tokens) else kept
+
+
+def stale_rows(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    return walk(tokens, draft, np.repeat(target[:1], len(target), axis=0), rng)
+
+
+def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    coin = rng.random()
+    kept: list[int] = []
+    for slot, token in enumerate(tokens):
+        if not coin < target[slot][token] / draft[slot][token]:
+            return [*kept, sample(rng, owed(target[slot], draft[slot]))]
+        kept.append(token)
+    return [*kept, sample(rng, target[-1])]
+
+
+def argmax_correction(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    return walk(tokens, draft, target, rng, correction=lambda p, q: from_argmax(owed(p, q)))
+
+
+def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    kept: list[int] = []
+    for slot, token in enumerate(tokens):
+        if sample(rng, target[slot]) != token:
+            return [*kept, sample(rng, target[slot])]
+        kept.append(token)
+    return [*kept, sample(rng, target[-1])]
+
+
+def padded_vocabulary(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    pad = np.full((len(target), 1), 0.05)
+    return walk(tokens, np.pad(draft, ((0, 0), (0, 1))), np.concatenate([target, pad], axis=1), rng)
+
+
+def top_children_as_sampled(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    if not len(tokens):
+        return walk(tokens, draft, target, rng)
+    left, law = target[0], draft[0]
+    for child in np.argsort(-law, kind="stable")[:2]:
+        if law[child] > 0 and rng.random() < left[child] / law[child]:
+            return [int(child)]
+        part = owed(left, law)
+        left = part / part.sum()
+    return [sample(rng, left)]
+
+
+def coarse_exponentials(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Sample and match by a race whose noise has 2 bits and can be exactly 0."""
+    weights = target[0]
+    noise = np.array([-np.log1p(-rng.integers(4) / 4) for _ in weights])
+    times = np.where(weights > 0, noise / np.where(weights > 0, weights, 1.0), np.inf)
+    return [int(np.argmin(times))]
+
+
+def block(
+    tokens: Any,
+    draft: Any,
+    target: Any,
+    rng: Any,
+    *,
+    stop_at_failure: bool = False,
+    token_residual: bool = False,
+    survival: Callable[[float, float, float], float] = lambda pi, p, q: min(pi * p / q, 1.0),
+    point: bool = False,
+    whole: bool = False,
+) -> list[int]:
+    """Block verification as it is usually written, left to right, with its usual mistakes."""
+    num_slots = len(tokens)
+    pi, best, kept = 1.0, 1.0, 0
+    product = 1.0
+    for slot, token in enumerate(tokens):
+        chance_q = 1.0 if point else draft[slot][token]
+        pi = survival(pi, target[slot][token], chance_q)
+        product *= target[slot][token] / chance_q
+        used = min(1.0, product) if whole else pi
+        if slot + 1 == num_slots:
+            bar = used
+        else:
+            missing = np.maximum(used * target[slot + 1] - draft[slot + 1], 0.0).sum()
+            bar = missing / (missing + 1 - used) if missing + 1 - used > 0 else 1.0
+        if rng.random() < bar:
+            kept, best = slot + 1, used
+        elif stop_at_failure:
+            break
+    if kept == num_slots:
+        return [*map(int, tokens), sample(rng, target[-1])]
+    scale = 1.0 if token_residual else best
+    row = np.maximum(scale * target[kept] - draft[kept], 0.0)
+    return [*map(int, tokens[:kept]), sample(rng, row if row.sum() > 1e-12 else target[kept])]
+
+
+class SharedUniform:
+    """The number that drew a draft token decides its acceptance too."""
+
+    def __init__(self) -> None:
+        self.numbers: list[Any] = []
+
+    def draw(self, model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+        self.numbers = []
+        tokens: list[int] = []
+        for _ in range(draft_length):
+            number = rng.random()
+            row = model(tuple(tokens))
+            edges = np.cumsum(row)[:-1]
+            tokens.append(next((i for i, edge in enumerate(edges) if number < edge), len(edges)))
+            self.numbers.append(number)
+        rows = [model(tuple(tokens[:slot])) for slot in range(draft_length)]
+        return tokens, np.array(rows)
+
+    def verify(self, tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        kept: list[int] = []
+        for slot, token in enumerate(tokens):
+            if not self.numbers[slot] < target[slot][token] / draft[slot][token]:
+                return [*kept, sample(rng, owed(target[slot], draft[slot]))]
+            kept.append(token)
+        return [*kept, sample(rng, target[-1])]

@@ -1,0 +1,136 @@
+"""The cases a verifier is tested on; each exposes a different kind of bug.
+
+Rows differ from position to position and depend on what was emitted (a row off by one shows),
+some tokens are impossible, laws coincide, have nothing in common, or are point masses, and the
+number of draft tokens changes from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.base.arrays import HostArray
+from forerun.proof.law import Model, Prefix, Shapes
+from forerun.trees.sibling_laws import Children
+from forerun.trees.tree import Tree
+
+EVERY_WAY = tuple(how.value for how in Children)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target and a drafter on a small vocabulary, and how many tokens to compare."""
+
+    name: str
+    vocab_size: int
+    target: Model
+    draft: Model
+    draft_length: Shapes
+    length: int  # tokens compared jointly; more than K + 1 means several rounds
+    sampled: bool = False  # part of the smaller set for code that can only be sampled
+    ways: tuple[str, ...] = ("sampled", "point")  # how rules have it drawn
+
+
+def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
+    """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
+
+    def row(prefix: Prefix) -> HostArray:
+        rng = np.random.default_rng([seed, vocab_size, *[token + 1 for token in prefix]])
+        weights = rng.gamma(1.0, size=vocab_size) ** sharpness + 1e-3
+        dropped = rng.random(vocab_size) < zeros
+        dropped[rng.integers(vocab_size)] = False
+        weights[dropped] = 0.0
+        return np.asarray(weights / weights.sum())
+
+    return _remember(row)
+
+
+def mixed(first: Model, second: Model, share: float) -> Model:
+    """share * first + (1 - share) * second, row by row."""
+    return _remember(lambda prefix: share * first(prefix) + (1 - share) * second(prefix))
+
+
+def restricted(model: Model, parity: int) -> Model:
+    """The model on the tokens of one parity only: two of them have nothing in common."""
+
+    def row(prefix: Prefix) -> HostArray:
+        weights = model(prefix) * (np.arange(len(model(()))) % 2 == parity)
+        return np.asarray(weights / weights.sum())
+
+    return _remember(row)
+
+
+def certain(model: Model) -> Model:
+    """All mass on the model's likeliest token."""
+    return _remember(lambda prefix: np.eye(len(model(())))[int(np.argmax(model(prefix)))])
+
+
+def _remember(model: Model) -> Model:
+    known: dict[Prefix, HostArray] = {}
+
+    def row(prefix: Prefix) -> HostArray:
+        if prefix not in known:
+            known[prefix] = model(prefix)
+        return known[prefix]
+
+    return row
+
+
+def standard_cases(seed: int = 0) -> Iterator[Case]:
+    """The cases every certificate covers."""
+    p3, q3 = contextual(3, seed), contextual(3, seed + 1)
+    p4, q4 = contextual(4, seed + 2), contextual(4, seed + 3)
+    sparse_p, sparse_q = contextual(4, seed + 4, zeros=0.4), contextual(4, seed + 5, zeros=0.4)
+    sharp = contextual(3, seed + 6, sharpness=4.0)
+    yield Case("no draft", 3, p3, q3, 0, 2)
+    yield Case("one draft token", 4, p4, q4, 1, 2)
+    yield Case("context-dependent rows", 3, p3, q3, 2, 3, sampled=True)
+    yield Case("longer draft", 2, contextual(2, seed), contextual(2, seed + 1), 4, 5)
+    yield Case("good drafter", 3, p3, mixed(p3, q3, 0.7), 3, 4, sampled=True)
+    yield Case("impossible tokens", 4, sparse_p, mixed(sparse_q, p4, 0.8), 2, 3, sampled=True)
+    yield Case("drafter lacks tokens", 4, p4, sparse_q, 2, 3, sampled=True)
+    yield Case("drafter equals target", 3, p3, p3, 2, 3)
+    yield Case("nothing in common", 4, restricted(p4, 0), restricted(q4, 1), 2, 3)
+    yield Case("certain target", 3, certain(p3), q3, 2, 3)
+    yield Case("certain drafter", 3, p3, certain(q3), 2, 3)
+    yield Case("sharp laws", 3, sharp, mixed(sharp, q3, 0.5), 2, 3)
+    yield Case("several rounds", 3, p3, mixed(p3, q3, 0.5), 1, 4, sampled=True)
+    yield Case("K changes", 3, p3, mixed(p3, q3, 0.5), lambda prefix: 2 - len(prefix) % 3, 4)
+
+
+def tree_cases(seed: int = 0) -> Iterator[Case]:
+    """The cases of rules that judge trees, each in every way that siblings can be drawn."""
+
+    def case(
+        name: str, size: int, target: Model, draft: Model, shapes: Shapes, length: int
+    ) -> Case:
+        return Case(name, size, target, draft, shapes, length, ways=EVERY_WAY)
+
+    p2, q2 = contextual(2, seed + 10), contextual(2, seed + 11)
+    p3, q3 = contextual(3, seed + 103), contextual(3, seed + 203)  # far apart
+    p4, q4 = contextual(4, seed + 103), contextual(4, seed + 203)
+    sparse_p, sparse_q = contextual(3, seed + 16, zeros=0.4), contextual(3, seed + 17, zeros=0.4)
+    fair = mixed(p3, q3, 0.5)
+    pair, fork = Tree.of_branching((2,)), Tree.of_branching((2, 1))
+    lopsided = Tree((-1, -1, 0, 0))
+    yield case("tree (3)", 4, p4, q4, Tree.of_branching((3,)), 2)
+    yield case("tree (2, 2)", 3, p3, fair, once(Tree.of_branching((2, 2))), 3)
+    yield case("tree (3, 1, 1)", 2, p2, q2, once(Tree.of_branching((3, 1, 1))), 4)
+    yield case("tree, unequal branches", 3, p3, q3, once(lopsided), 3)
+    yield case("tree, impossible tokens", 3, sparse_p, mixed(sparse_q, p3, 0.8), once(fork), 3)
+    yield case("tree, drafter lacks tokens", 3, p3, sparse_q, once(fork), 3)
+    yield case("tree, equal laws", 3, p3, p3, once(fork), 3)
+    yield case("tree, nothing in common", 4, restricted(p4, 0), restricted(q4, 1), once(fork), 3)
+    yield case("tree, certain target", 3, certain(p3), q3, once(fork), 3)
+    yield case("tree, certain drafter", 3, p3, certain(q3), once(fork), 3)
+    yield case("tree, several rounds", 3, p3, fair, pair, 4)
+    changing = (fork, Tree.chain(2), pair)
+    yield case("tree changes", 2, p2, q2, lambda prefix: changing[len(prefix) % 3], 4)
+
+
+def once(tree: Tree) -> Shapes:
+    """A tree in the first round, then plain decoding."""
+    return lambda prefix: Tree.chain(0) if prefix else tree

@@ -1,0 +1,186 @@
+"""Rank 0's end of a model that is spread over ranks: a `LanguageModel` like any other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+from forerun.base.errors import UnsupportedError, explain
+from forerun.models.base import (
+    Kept,
+    Parents,
+    check_copy,
+    check_layers,
+    check_score,
+    check_truncate,
+)
+from forerun.ranks.digest import digest
+from forerun.ranks.ranks import Ranks
+
+if TYPE_CHECKING:
+    from forerun.models.huggingface import HuggingFaceModel
+
+
+class SpreadRows:
+    """Rows on all ranks; each rank stores the keys and values of its own heads."""
+
+    def __init__(self, number: int, shard: Any) -> None:
+        self.number = number
+        self.shard = shard  # this rank's rows
+        self.lengths: list[int] = shard.lengths  # the same list: it is written to in place
+
+
+class Outline:
+    """What others may read of the transformers model; the weights here are a part of them."""
+
+    def __init__(self, shard: Any, ranks: Ranks) -> None:
+        self.config = shard.config
+        self.generation_config = shard.generation_config
+        self.device = shard.device
+        self.dtype = shard.dtype
+        self.weight: Any = None  # of the embedding (V, H), whole, once somebody has asked for it
+        self._shard = shard
+        self._ranks = ranks
+
+    def get_input_embeddings(self) -> Outline:
+        """Something with the `weight` of the embedding, for drafters that read it."""
+        if self.weight is None:
+            with self._ranks.together("embedding", ["embedding", None]):
+                self.weight = whole_embedding(self._shard)
+        return self
+
+
+class TensorParallelModel:
+    """A transformers model over several ranks, driven from rank 0.
+
+    Every call that computes, or changes rows, is made on all ranks, in one order.  Arguments are
+    checked first: what is refused is refused before the others hear of it.
+    """
+
+    why_not_lean = "its weights are spread over ranks"
+
+    def __init__(self, shard: HuggingFaceModel, ranks: Ranks) -> None:
+        self.name = shard.name
+        self.tokenizer = shard.tokenizer
+        self.vocab_size = shard.vocab_size
+        self.max_context = shard.max_context
+        self.hidden_size = shard.hidden_size
+        self.num_layers = shard.num_layers
+        self.is_routed = shard.is_routed
+        self.identity: Any = shard.identity
+        self.model = Outline(shard.model, ranks)
+        self.ranks = ranks
+        self._shard = shard
+        self._numbers = count()
+        self._dropped: deque[int] = deque()  # states that nobody holds any more
+        self.close = finalize(self, ranks.close)  # ends the ranks; at exit at the latest
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.pass_name})"
+
+    def __enter__(self) -> TensorParallelModel:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def pass_name(self) -> str:
+        return f"{self._shard.pass_name}, {self.ranks.num_ranks} ranks"
+
+    @property
+    def compute_dtype(self) -> str:
+        return self._shard.compute_dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the weights of all ranks."""
+        with self.ranks.together("digest", ["digest", None]):
+            parts = {0: digest(self._shard.model)}
+            while len(parts) < self.ranks.num_ranks:
+                reply = self.ranks.reply()
+                parts[reply["rank"]] = reply["digest"]
+        return f"{self.ranks.num_ranks} ranks: {[parts[rank] for rank in sorted(parts)]}"
+
+    @property
+    def scores_trees(self) -> bool:
+        return self._shard.scores_trees  # known since the model was loaded
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether rank 0 can judge its logits where they are."""
+        return self._shard.decides_on_device
+
+    def start(self, num_rows: int, capacity: int = 0) -> SpreadRows:
+        number = next(self._numbers)
+        with self.ranks.together("start", *self._drops(), ["start", number, num_rows, capacity]):
+            state = SpreadRows(number, start(self._shard, num_rows, capacity))
+        finalize(state, self._dropped.append, number)
+        return state
+
+    def score(
+        self,
+        state: SpreadRows,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        num_logits: Sequence[int],
+        parents: Sequence[Parents | None] | None = None,
+    ) -> Any:
+        check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
+        if parents is not None and not self.scores_trees:
+            wrong = "This model cannot score trees, because its cache or its positions forbid it."
+            raise UnsupportedError(explain(wrong, self.name, "Draft chains: leave out `parents`."))
+        return self._call("score", state, rows, tokens, num_logits, parents)
+
+    def commit(self, state: SpreadRows, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        self._call("commit", state, rows, kept)
+
+    def release(self, state: SpreadRows, row: int) -> None:
+        self._call("release", state, row)
+
+    def copy_prefix(self, state: SpreadRows, source: int, row: int, length: int) -> int:
+        check_copy(state.lengths, source, row, length)
+        return int(self._call("copy_prefix", state, source, row, length))
+
+    def truncate(self, state: SpreadRows, row: int, length: int) -> int:
+        check_truncate(state.lengths, row, length)
+        return int(self._call("truncate", state, row, length))
+
+    def watch(self, state: SpreadRows, layers: Sequence[int]) -> None:
+        check_layers(layers, self.num_layers)
+        self._call("watch", state, layers)
+
+    def watched(self, state: SpreadRows, row: int) -> Any:
+        return self._shard.watched(state.shard, row)
+
+    def fresh(self, text: Sequence[int]) -> Any:
+        with self.ranks.together("fresh", ["fresh", None, text]):
+            return self._shard.fresh(text)
+
+    def _call(self, verb: str, state: SpreadRows, *arguments: Any) -> Any:
+        """Call a method of the model on all ranks."""
+        message = [verb, state.number, *arguments]
+        with self.ranks.together(verb, *self._drops(), message):
+            return getattr(self._shard, verb)(state.shard, *arguments)
+
+    def _drops(self) -> list[Any]:
+        """Messages that let the others forget states."""
+        return [["drop", self._dropped.popleft()] for _ in range(len(self._dropped))]
+
+
+def whole_embedding(shard: Any) -> Any:
+    """The embedding (V, H), put together from the parts of all ranks."""
+    weight = shard.get_input_embeddings().weight.detach()
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def start(shard: HuggingFaceModel, num_rows: int, capacity: int) -> Any:
+    """Rows of one rank.  Passes are not captured as CUDA graphs: collectives in graphs have not
+    been tried."""
+    rows = shard.start(num_rows, capacity)
+    if hasattr(rows, "captured"):
+        rows.captured = None
+    return rows

@@ -1,0 +1,184 @@
+"""Rank 0's hold on the other ranks: what it sends them, and what happens when one is lost.
+
+Three things end a group: a rank whose process ends (its wire closes, which is noticed at once), a
+rank that reports an error, and work that takes longer than `pass_seconds` (a rank that is stopped).
+In each case the processes started here are killed.  That makes the pass of rank 0 fail where
+collectives run over sockets.  Where they run on GPUs it may wait for ever, so rank 0's process is
+ended if its pass is still under way `GRACE_SECONDS` later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from queue import SimpleQueue
+from subprocess import TimeoutExpired
+from typing import Any
+
+from forerun.base.errors import explain
+from forerun.ranks.meeting import Place, RankError, ending
+from forerun.ranks.watchdog import Watchdog
+from forerun.ranks.wire import Wire
+
+GRACE_SECONDS = 10.0
+"""After a failure, for the pass of rank 0 to fail too; and for ranks to end when told to."""
+NOTICE_SECONDS = 2.0
+"""For the reason to arrive when a pass has failed: a rank's death and its wire's end are two."""
+LOAD_SECONDS = 7200.0
+"""In which all ranks must have loaded the model."""
+
+
+class Ranks:
+    """The other ranks, as rank 0 sees them.
+
+    on_failure: called once with the reason if the group breaks; a server ends itself then.
+    """
+
+    def __init__(self, place: Place, wires: dict[int, Wire], pass_seconds: float) -> None:
+        self.num_ranks = place.num_ranks
+        self.failure: str | None = None
+        self.on_failure: Callable[[str], None] | None = None
+        self._replies: SimpleQueue[Any] = SimpleQueue()
+        self._place = place
+        self._wires = wires
+        self._lock = threading.RLock()
+        self._failing = threading.Lock()
+        self._failed = threading.Event()
+        self._is_busy = False
+        self._is_closed = False
+        self._watchdog = Watchdog(pass_seconds, self._overrun)
+        for rank, wire in wires.items():
+            threading.Thread(
+                target=self._listen, args=(rank, wire), name=f"forerun-rank-{rank}", daemon=True
+            ).start()
+
+    @contextmanager
+    def together(self, what: str, *messages: Any, seconds: float | None = None) -> Iterator[None]:
+        """Send messages to all ranks and do one's own part inside, one thread at a time.
+
+        If that part fails, ranks are no longer in step, so the group is broken.
+        """
+        with self._lock:
+            self.check()
+            self._is_busy = True
+            self._watchdog.begin(what, seconds)
+            try:
+                for message in messages:
+                    for wire in self._wires.values():
+                        wire.send(message)
+                yield
+            except (RuntimeError, OSError) as error:  # a collective fails where a rank is lost
+                is_known = self._failed.wait(NOTICE_SECONDS)
+                self._fail(f"rank 0 failed in {what}: {error!r}")
+                if is_known:
+                    raise self._error() from error
+                raise
+            except BaseException as error:
+                self._fail(f"rank 0 failed in {what}: {error!r}")
+                raise
+            finally:
+                self._is_busy = False
+                self._watchdog.end()
+
+    def reply(self) -> Any:
+        """The next answer of any rank to a message, asked for inside `together`."""
+        message = self._replies.get()
+        if message is None:
+            raise self._error()
+        return message
+
+    def check(self) -> None:
+        """Raise if the group is broken or closed."""
+        if self.failure is not None:
+            raise self._error()
+        if self._is_closed:
+            raise RankError(explain("The ranks have ended.", "a closed model", "Load it again."))
+
+    def close(self) -> None:
+        """End the other ranks; what they hold is freed."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._watchdog.close()
+        for wire in self._wires.values():
+            wire.send(["end", None])
+            wire.close()
+        leave_group(is_sound=self.failure is None)
+        self._place.end(GRACE_SECONDS)
+
+    def _listen(self, rank: int, wire: Wire) -> None:
+        while (message := wire.receive()) is not None:
+            if "error" in message:
+                self._fail(f"rank {rank} failed: {message['error']}")
+            else:
+                self._replies.put(message)
+        if not self._is_closed:
+            self._fail(f"rank {rank} ended{self._status(rank)}")
+
+    def _status(self, rank: int) -> str:
+        process = self._place.processes.get(rank)
+        with suppress(TimeoutExpired):
+            return "" if process is None else f" with {ending(process.wait(NOTICE_SECONDS))}"
+        return ""
+
+    def _overrun(self, what: str) -> None:
+        self._fail(f"{what}: a rank is stopped or cannot be reached")
+
+    def _fail(self, reason: str) -> None:
+        """Break the group; only the first reason counts."""
+        with self._failing:
+            if self.failure is not None or self._is_closed:
+                return
+            self.failure = reason
+        for process in self._place.processes.values():
+            process.kill()
+        self._failed.set()
+        self._replies.put(None)
+        if self.on_failure is not None:
+            self.on_failure(str(self._error()))
+        patience = threading.Timer(GRACE_SECONDS, self._give_up)
+        patience.daemon = True
+        patience.start()
+
+    def _give_up(self) -> None:
+        if self._is_busy and not self._is_closed:
+            print(f"forerun: {self._error()}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _error(self) -> RankError:
+        cure = "Start again; a rank's last words stand on its standard error."
+        return RankError(explain("The model cannot go on without all ranks.", self.failure, cure))
+
+
+def enter_group(place: Place, kind: str) -> None:
+    """Make the process group of all ranks; kind: "cpu" or "cuda"."""
+    import torch
+    import torch.distributed as dist
+
+    device = None
+    if kind == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=place.store,
+        rank=place.rank,
+        world_size=place.num_ranks,
+        timeout=timedelta(seconds=LOAD_SECONDS),
+        device_id=device,
+    )
+
+
+def leave_group(*, is_sound: bool) -> None:
+    """End the process group.  One on GPUs that is broken is left alone: ending it could wait for
+    ranks that are gone."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and (is_sound or dist.get_backend() == "gloo"):
+        with suppress(RuntimeError):
+            dist.destroy_process_group()

@@ -1,0 +1,69 @@
+"""Whether a round is one that the kernels decide, answered without loading Torch or Triton."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import array_api_compat as compat
+
+from forerun.base.arrays import Array
+from forerun.rules import Block, Match, Ratio, Siblings
+from forerun.rules.base import Rule
+from forerun.rules.types import Draft, Drawn
+
+DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+OLDEST = (8, 0)
+"""Compute capability of devices that the kernels are for."""
+MOST_TOKENS = 2**20
+"""A larger vocabulary has more blocks than one program can hold."""
+
+
+def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
+    """Whether `forerun.kernels.decide_trial` decides this round: CUDA tensors of logits, one of its
+    rules, and a draft whose law, where the rule divides by it, is a point mass or comes as logits.
+    """
+    if check != "read" or not is_on_device(target_logits) or not _fits(target_logits):
+        return False
+    if not are_on():
+        return False
+    if type(rule) is Match:
+        return True
+    if type(rule) not in (Ratio, Block, Siblings):
+        return False
+    return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
+
+
+def are_on() -> bool:
+    """Whether kernels can be used at all: Triton is there, and FORERUN_KERNELS is not 0."""
+    return os.environ.get("FORERUN_KERNELS", "1") != "0" and _has_triton()
+
+
+def can_decide(model: Any, vocab_size: int) -> bool:
+    """Whether the tokens of a torch model can be sampled by kernels where it computes."""
+    import torch
+
+    device = model.device
+    if device.type != "cuda" or torch.version.hip is not None or not are_on():
+        return False
+    return vocab_size <= MOST_TOKENS and torch.cuda.get_device_capability(device) >= OLDEST
+
+
+def is_on_device(table: Any) -> bool:
+    """Whether it is a CUDA tensor."""
+    return compat.is_torch_array(table) and bool(table.is_cuda)
+
+
+def _fits(table: Any) -> bool:
+    return (
+        compat.is_torch_array(table)
+        and str(table.dtype) in DTYPES
+        and 0 < table.shape[-1] <= MOST_TOKENS
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,1 @@
+"""Sampling options, and the law they make of logits."""

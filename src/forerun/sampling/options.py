@@ -1,0 +1,345 @@
+"""Sampling options, and the law they make of a row of logits.
+
+One function, `law`, turns logits at a position into the law that plain decoding would sample
+there, given the text so far *including the draft tokens before that position*.  The engine calls
+it for every position that a rule reads, so penalties, bans and grammars hold inside a draft
+exactly as they do outside one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import numpy as np
+
+from forerun.base.arrays import BLOCK, HostArray
+from forerun.base.errors import InputError, explain, meant
+from forerun.grammars.base import NOTHING_ALLOWED, Grammar
+from forerun.sampling.scores import Law
+
+Class = TypeVar("Class")
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The fields of `Sampling` that are any real number."""
+
+OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
+"""Options that other engines keep beside the temperature, and that are `generate`'s own here."""
+INSTEAD = {
+    "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
+    "bias": "Write logit_bias={token id: bias}.",
+    "max_tokens": "Pass max_new_tokens to generate.",
+    "stop_token_ids": "Pass stop_tokens to generate.",
+    **{name: f"Pass {name} to generate." for name in OF_GENERATE},
+}
+"""What to write instead of an option that `Sampling` does not have."""
+
+Mask = Callable[[Sequence[int]], Any]
+"""A grammar as a function: tokens of the answer so far -> which may come next.
+
+It receives a list of token ids: the answer without the prompt, empty at first, with tokens given to
+`resume` and drafted tokens that are being judged.  It returns a boolean row (V,), or the allowed
+ids; allowing none ends the request with an error, so allow an ending token where the text may end.
+It is called for several continuations of one text, in any order, so its answer may depend on
+nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when a request is made.
+"""
+
+
+def _answers_unknown(cls: type[Class]) -> type[Class]:
+    """Let a dataclass answer an unknown option with what to write instead."""
+    make, known = cls.__init__, [option.name for option in fields(cls)]  # type: ignore[arg-type]
+
+    @wraps(make)
+    def made(self: Any, *values: Any, **options: Any) -> None:
+        for name in options.keys() - {*known}:
+            cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
+            wrong = f"{cls.__name__} has no option {name!r}."
+            received = f"{name}={options[name]!r:.40}"
+            raise InputError(explain(wrong, received, INSTEAD.get(name, cure)))
+        make(self, *values, **options)
+
+    cls.__init__ = made  # type: ignore[method-assign]
+    return cls
+
+
+@_answers_unknown
+@dataclass(frozen=True, repr=False)
+class Sampling:
+    """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
+
+    The order is: bias, penalties, bans, grammar, processors, temperature, top_k, top_p, min_p.
+    Before min_tokens tokens neither an ending token nor a stop string ends the text.
+    seed=None takes a fresh one, which the generation reports.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    presence_penalty: float = 0.0  # over the output, as in the OpenAI API
+    frequency_penalty: float = 0.0  # over the output, as in the OpenAI API
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str | Sequence[int]] = ()
+    min_tokens: int = 0
+    processors: Sequence[Any] = ()  # transformers LogitsProcessor objects; copied, state and all
+    grammar: Mask | Grammar | None = None  # forerun.grammars has json_schema, regex, lark
+    n: int = 1
+    seed: int | None = None
+
+    def __repr__(self) -> str:
+        """The options that are not the default."""
+        usual: dict[str, Any] = {option.name: option.default for option in fields(self)}
+        usual["logit_bias"] = {}
+        shown = {name: value for name, value in vars(self).items() if value != usual[name]}
+        return f"Sampling({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        cure = "Use 0 for greedy, or a finite number above it."
+        _check(0 <= self.temperature < np.inf, "temperature", self.temperature, cure)
+        top_k = self.top_k is None or _is_count(self.top_k, 1)
+        _check(top_k, "top_k", self.top_k, "Use 1 or more, or None to keep every token.")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "Use a number in (0, 1].")
+        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "Use a number in [0, 1].")
+        penalty = self.repetition_penalty
+        _check(0 < penalty < np.inf, "repetition_penalty", penalty, "Use a number above 0.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(np.isfinite(value), name, value, "Use a finite number; 0 is none.")
+        biases = self.logit_bias.values()
+        fine = all(not np.isnan(bias) and bias != np.inf for bias in biases)
+        _check(fine, "logit_bias", dict(self.logit_bias), "Use finite numbers, or -inf to forbid.")
+        _check(_is_count(self.min_tokens, 0), "min_tokens", self.min_tokens, "Use 0 or more.")
+        _check(_is_count(self.n, 1), "n", self.n, "Use 1 or more.")
+        seed = self.seed is None or (_is_count(self.seed, 0) and self.seed < 1 << 64)
+        _check(seed, "seed", self.seed, "Use a whole number from 0 to 2**64 - 1.")
+        empty = [word for word in self.bad_words if len(word) == 0]
+        _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
+
+    def _check_types(self) -> None:
+        """A value read from a file or a form may look like a number and be a text."""
+        for name in NUMBERS:
+            _check_type(name, getattr(self, name), Real, "Pass a number.")
+        for name in ("min_tokens", "n"):
+            _check_type(name, getattr(self, name), Integral, "Pass a whole number.")
+        for name in ("top_k", "seed"):
+            _check_type(name, getattr(self, name), Integral | None, "Pass a whole number, or None.")
+        _check_type("logit_bias", self.logit_bias, Mapping, "Pass a dict, {token id: bias}.")
+        for token, bias in self.logit_bias.items():
+            _check_type("logit_bias", token, Integral, "Its keys are token ids.")
+            _check_type("logit_bias", bias, Real, "Its values are numbers.")
+        cure = "Pass a list of them, even for one."
+        for name in ("bad_words", "processors"):
+            value = getattr(self, name)
+            _check_type(name, value, () if isinstance(value, str) else Sequence, cure)
+        for word in self.bad_words:
+            _check_type("bad_words", word, Sized, "Each is a text, or a list of token ids.")
+        if self.grammar is not None:
+            cure = (
+                "Pass one of forerun.grammars, like json_schema(...), or a function from the "
+                "tokens so far to those that may come next."
+            )
+            _check_type("grammar", self.grammar, Callable | Grammar, cure)
+
+
+NOTHING_LEFT = (
+    "no token is possible, because a grammar, bad words, min_tokens, a bias or a processor "
+    "forbids every one. Loosen what forbids them."
+)
+NO_NUMBER = (
+    "the logits hold {}, so the model is broken at this text. Check its weights, and load a "
+    "float16 model in bfloat16 or float32."
+)
+
+
+@dataclass(frozen=True)
+class Bans:
+    """What a request forbids, as token ids: bad words, and the tokens that may not end it yet."""
+
+    words: tuple[tuple[int, ...], ...] = ()
+    endings: tuple[int, ...] = ()
+
+
+def law(
+    sampling: Sampling,
+    logits: HostArray,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    bans: Bans,
+    processors: Sequence[Any] = (),
+) -> Law:
+    """The law after prompt + output.
+
+    Raises ValueError where no token is possible or a logit is NaN.
+    """
+    scores = _adjusted(sampling, logits, prompt, output, bans, processors)
+    best = scores.max()
+    if not np.isfinite(best):
+        raise ValueError(
+            NOTHING_LEFT if best == -np.inf else NO_NUMBER.format("NaN" if best != best else best)
+        )
+    if sampling.temperature == 0:
+        greedy = np.full_like(scores, -np.inf)
+        greedy[int(np.argmax(scores))] = best
+        return Law(greedy, best)
+    limits = np.finfo(scores.dtype)
+    temperature = min(max(float(sampling.temperature), float(limits.tiny)), float(limits.max))
+    floor = -np.inf
+    if sampling.top_k is not None and sampling.top_k < len(scores):
+        floor = _kth(scores, int(sampling.top_k))
+    if sampling.top_p < 1:
+        floor = _edge(Law(scores, best, temperature, floor), sampling.top_p)
+    if sampling.min_p > 0:  # of the largest weight, which is 1
+        least = float(best) + temperature * math.log(sampling.min_p)
+        floor = max(floor, float(scores.dtype.type(max(least, float(limits.min)))))
+    return Law(scores, best, temperature, floor)
+
+
+def _kth(scores: HostArray, k: int) -> float:
+    """The k-th largest score.  As many blocks of tokens have one at least as large as the k-th of
+    their largest ones, so what is smaller need not be looked at."""
+    whole = scores[: len(scores) // BLOCK * BLOCK].reshape(-1, BLOCK)
+    if k <= len(whole):
+        largest = whole.max(axis=1)
+        scores = scores[scores >= np.partition(largest, -k)[-k]]
+    return float(np.partition(scores, -k)[-k])
+
+
+def _edge(law: Law, top_p: float) -> float:
+    """The lowest score among the fewest likeliest tokens that hold top_p of the mass.
+
+    Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
+    complete before any of them: only the others are sorted.
+    """
+    scores = law.scores if law.floor == -np.inf else law.scores[law.scores >= law.floor]
+    weights = law.weigh(scores)
+    total = weights.sum(dtype=np.float64)
+    top = np.sort(scores[weights >= (1 - top_p) * total / len(weights)])[::-1]
+    reached = np.cumsum(law.weigh(top), dtype=np.float64) >= top_p * total
+    return float(top[int(np.argmax(reached))] if reached.any() else top[-1])
+
+
+def _adjusted(
+    sampling: Sampling,
+    logits: HostArray,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    bans: Bans,
+    processors: Sequence[Any],
+) -> HostArray:
+    """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
+    scores = logits.astype(np.float32) if logits.dtype == np.float16 else logits
+    if not (processors or _adjusts(sampling, bans)):
+        return scores
+    scores = scores.copy()
+    if sampling.logit_bias:
+        ids = np.fromiter(sampling.logit_bias, dtype=np.int64)
+        scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
+    if sampling.repetition_penalty != 1:
+        seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
+        seen_scores, penalty = scores[seen], sampling.repetition_penalty
+        scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
+    if output and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(output)
+        ids = np.fromiter(counts, dtype=np.int64)
+        times = np.fromiter(counts.values(), dtype=scores.dtype)
+        scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    if len(output) < sampling.min_tokens and bans.endings:
+        scores[list(bans.endings)] = -np.inf
+    for word in bans.words:
+        if _ends_with(prompt, output, word[:-1]):
+            scores[word[-1]] = -np.inf
+    if sampling.grammar is not None:
+        scores[~allowed_after(sampling.grammar, output, len(scores))] = -np.inf
+    return _processed(processors, scores, prompt, output) if processors else scores
+
+
+def _adjusts(sampling: Sampling, bans: Bans) -> bool:
+    """Whether a request's options may change scores, so that they have to be copied."""
+    return bool(
+        sampling.logit_bias
+        or sampling.repetition_penalty != 1
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.min_tokens
+        or bans.words
+        or sampling.grammar is not None
+    )
+
+
+def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ...]) -> bool:
+    if not word:
+        return True
+    tail = (*prompt[-len(word) :], *output)[-len(word) :]
+    return tuple(tail) == word
+
+
+def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
+    """Which tokens a grammar allows after an output, (V,)."""
+    assert callable(grammar), "a Grammar is bound to its request by then"
+    allowed = _as_row(grammar(output), vocab_size)
+    if not allowed.any():
+        raise ValueError(NOTHING_ALLOWED)
+    return allowed
+
+
+def _as_row(answer: Any, vocab_size: int) -> HostArray:
+    """A grammar's answer as a boolean row."""
+    if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
+        answer = list(answer) or np.empty(0, dtype=np.int64)
+    array = np.asarray(answer)
+    if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
+        cure = f"Return {vocab_size} booleans, or the allowed ids."
+        wrong = "The grammar's function returned neither a mask nor token ids."
+        raise InputError(explain(wrong, f"{answer!r:.80}", cure))
+    if array.dtype == bool:
+        if array.shape != (vocab_size,):
+            cure = f"Return {vocab_size} booleans, or the allowed ids."
+            raise InputError(explain("The grammar's mask has a wrong shape.", array.shape, cure))
+        return array
+    if array.size and not (array.min() >= 0 and array.max() < vocab_size):
+        cure = f"Ids must lie in 0 .. {vocab_size - 1}."
+        raise InputError(explain("The grammar allows unknown tokens.", array.tolist()[:5], cure))
+    allowed = np.zeros(vocab_size, dtype=bool)
+    allowed[array.astype(np.int64)] = True
+    return allowed
+
+
+def _processed(
+    processors: Sequence[Any], scores: HostArray, prompt: Sequence[int], output: Sequence[int]
+) -> HostArray:
+    """What transformers' processors make of the scores; they want batches of tensors."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *output]])
+    processed = torch.from_numpy(scores)[None, :]
+    for processor in processors:
+        processed = processor(ids, processed)
+    return np.asarray(processed[0].numpy(), dtype=scores.dtype)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= least)
+
+
+def _check(fine: bool, name: str, value: object, cure: str) -> None:
+    if not fine:
+        raise InputError(explain(f"{name} is out of range.", value, cure))
+
+
+def _check_type(name: str, value: object, kind: Any, cure: str) -> None:
+    if not isinstance(value, kind):
+        received = f"the {type(value).__name__} {value!r:.80}"
+        raise InputError(explain(f"{name} has a wrong type.", received, cure))

@@ -1,0 +1,1 @@
+"""Requests are taken in here: keys and quotas, a bounded queue, and engines that may die."""

@@ -1,0 +1,251 @@
+"""Where requests are taken in: a bounded queue, and engines that outlive their own deaths.
+
+async with Desk(target, {"ngram": NGram(), "none": None}) as desk:
+    ticket = desk.enter(ask, owner, request_id="r1")
+    async for choice, piece in ticket: ...
+    answers = await ticket.results()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from forerun import rules as rules_by_name
+from forerun.base.clock import now
+from forerun.base.errors import ForerunError, InputError, explain
+from forerun.drafters.base import Drafter
+from forerun.generation.intake import make_request
+from forerun.loading.load import wrap
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.client_request import Ticket
+from forerun.serve.admission.engine_deaths import Trial
+from forerun.serve.admission.engine_roles import Pair, Pool
+from forerun.serve.admission.engines import Engines
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.row_budget import RowBudget
+from forerun.serve.admission.service_times import ServiceTimes
+from forerun.serve.watching.roles import Watcher
+
+ABORT_SECONDS = 10.0
+"""How long a shutdown waits for requests that it has aborted: a round or two."""
+
+
+class Desk:
+    """Takes requests in and answers them, up to `max_batch` choices at once in all engines.
+
+    drafters: by name; the first one is the default, None drafts nothing.
+    rule: the default.  rules: those a request may name; without it, every lossless one.
+    max_queue: choices that may wait for a row; a request beyond that is refused, unless its owner
+    has less than an even share of all places.
+    engines: those that run elsewhere; without, they are made here.  `target` need not be able to
+    score anything then.  trial: what happens to the requests of an engine that died.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafters: Mapping[str, Drafter | None],
+        *,
+        rule: str = "match",
+        rules: Sequence[str] | None = None,
+        draft_length: DraftLength = "auto",
+        max_batch: int = 8,
+        max_queue: int = 64,
+        watcher: Watcher | None = None,
+        engines: Pool | None = None,
+        trial: Trial | None = None,
+    ) -> None:
+        if not drafters:
+            raise InputError(explain("There is no drafter.", "none", 'Pass {"none": None}.'))
+        self.target = wrap(target) if engines is None else target
+        self.drafters = dict(drafters)
+        self.rule = rules_by_name.get(rule).name
+        allowed = rules_by_name.names(lossless=True) if rules is None else list(rules)
+        self.rules = list(dict.fromkeys([self.rule, *allowed]))
+        self.draft_length = draft_length
+        self.max_batch = max_batch
+        self.max_queue = max_queue
+        self.watcher = Watcher() if watcher is None else watcher
+        self.tickets: dict[str, Ticket] = {}  # those on their way, by request id
+        self._is_draining = False
+        self._open: Counter[str] = Counter()  # choices that wait or run, by owner
+        self._times = ServiceTimes()
+        self._trial = trial or Trial()
+        self._rows = RowBudget(max_batch)
+        self._engines: Pool = self._make_engines() if engines is None else engines
+
+    def _make_engines(self) -> Engines:
+        return Engines(
+            self.target,
+            self.drafters,
+            draft_length=self.draft_length,
+            max_batch=self.max_batch,
+            on_restart=self.watcher.engine_restarted,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engines.is_sound and not self._is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_running(self) -> int:
+        """Choices that have a row."""
+        return self._engines.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait for one."""
+        return max(0, self.num_open - self.num_running)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are taken, in all engines."""
+        return self.num_running
+
+    @property
+    def num_open(self) -> int:
+        """Choices that wait or run."""
+        return self._open.total()
+
+    def enter(self, ask: Ask, owner: str = "", *, request_id: str) -> Ticket:
+        """Take a request in, from a coroutine, or say why not.
+
+        owner: whose request it is.  Nothing that engines and drafters remember of one owner's texts
+        is used for another's.
+        """
+        pair = self._pair(ask)
+        self.check_room(ask.num_choices, owner)
+        self._check_fit(ask)
+        entered = now()
+
+        def choice_ended() -> None:
+            self._open -= Counter({owner: 1})
+            self._times.add(now() - entered)
+
+        def ended(ticket: Ticket) -> None:
+            del self.tickets[ticket.request_id]
+
+        ticket = Ticket(
+            ask,
+            owner,
+            request_id,
+            pair=pair,
+            engines=self._engines,
+            rows=self._rows,
+            trial=self._trial,
+            watcher=self.watcher,
+            on_choice_end=choice_ended,
+            on_end=ended,
+        )
+        self._open[owner] += ask.num_choices
+        self.tickets[request_id] = ticket
+        return ticket
+
+    def check_room(self, num_choices: int = 1, owner: str = "") -> None:
+        """Refuse a request for which there is no place.
+
+        When all places are taken, an owner may still have an even share of them, so that nobody
+        can keep the others out.
+        """
+        if self._is_draining:
+            raise _stopping()
+        places = self.max_batch + self.max_queue
+        if num_choices > places:
+            message = f"The request has {num_choices} choices; {places} fit in at once."
+            raise ApiError(message, param="n", code="too_many_choices")
+        missing = self.num_open + num_choices - places
+        share = max(1, places // len({*self._open, owner}))
+        if missing > 0 and self._open[owner] + num_choices > share:
+            seconds = ceil(self._times.until_free(self.num_open, missing))
+            raise ApiError(
+                f"Too many requests are waiting; try again in {seconds} s.",
+                status=429,
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after=seconds,
+            )
+
+    async def warm_up(self) -> None:
+        """Answer a request that nobody asked: the first client need not wait for what is made
+        once, the usual engine and the code that is compiled for it."""
+        prompt = warm_up_prompt(self.target)
+        ask = Ask(prompts=[prompt], sampling=Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
+        try:
+            await self.enter(ask, owner="warm-up", request_id="warm-up").results()
+        except ApiError as error:  # whoever starts a server may see what clients may not
+            raise error.__cause__ or error from None
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and wait for those that are here; end what takes longer.
+
+        An engine in a pass that does not return cannot be ended; nobody waits for it for long.
+        """
+        self._is_draining = True
+        await self._wait_for_tickets(seconds)
+        for ticket in list(self.tickets.values()):
+            ticket.abort(_stopping())
+        await self._wait_for_tickets(ABORT_SECONDS)
+
+    async def _wait_for_tickets(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.tickets and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """End everything at once."""
+        await self.drain(0)
+        await self._engines.close()
+
+    async def __aenter__(self) -> Desk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _check_fit(self, ask: Ask) -> None:
+        """Refuse what an engine would refuse, before it waits for a row."""
+        try:
+            for prompt in ask.prompts:
+                make_request(
+                    self.target,
+                    list(prompt),
+                    ask.sampling,
+                    max_new_tokens=ask.max_new_tokens,
+                    stops=ask.stop,
+                    num_logprobs=ask.logprobs,
+                )
+        except ForerunError as error:
+            raise ApiError(str(error)) from error
+
+    def _pair(self, ask: Ask) -> Pair:
+        drafter, rule = ask.speculation.drafter, ask.speculation.rule
+        for name, value, known in (
+            ("drafter", drafter, list(self.drafters)),
+            ("rule", rule, self.rules),
+        ):
+            if value is not None and value not in known:
+                message = f"There is no {name} {value!r} here. Use {' or '.join(known)}."
+                raise ApiError(message, param=f"speculation.{name}", code=f"unknown_{name}")
+        return drafter or next(iter(self.drafters)), rule or self.rule
+
+
+def warm_up_prompt(target: Any) -> list[int]:
+    """A text that repeats itself: any drafter guesses after it, so drafting is compiled too."""
+    length = 8 if target.max_context is None else min(8, target.max_context - 1)
+    return [place % min(2, target.vocab_size) for place in range(length)]
+
+
+def _stopping() -> ApiError:
+    message = "The server is shutting down; try another one, or again later."
+    return ApiError(message, status=503, kind="server_error", code="shutting_down", retry_after=5.0)

@@ -1,0 +1,95 @@
+"""What a client asks for, checked and in our own words, and how routes answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from forerun.engine.results import Generation, Piece, TokenLogprob
+from forerun.rules.types import DraftLength
+from forerun.sampling.options import Sampling
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a request is drafted for.  Under `match` none of it changes the text.
+
+    drafter: one of the names the server was started with; None for its first.
+    draft_length: None for the server's own; 0 for plain decoding.
+    rule: None for the server's own.
+    """
+
+    drafter: str | None = None
+    draft_length: DraftLength | None = None
+    rule: str | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a client: `n` answers to each of its prompts.
+
+    Choices are numbered prompt by prompt: choice i is sample i % n of prompt i // n.
+    """
+
+    prompts: Sequence[Sequence[int]]  # token ids
+    sampling: Sampling  # with n=1 and a seed: the server draws one where the client gave none
+    max_new_tokens: int
+    n: int = 1
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # so many alternatives per token; 0: of the token alone
+    speculation: Speculation = field(default_factory=Speculation)
+    priority: int = 0
+    timeout: float | None = None  # seconds
+    is_streamed: bool = False
+    includes_usage: bool = False  # a last chunk with the counts
+    counts_in_chunks: bool = False  # and the counts so far in every chunk before it
+    includes_fates: bool = False  # how each token came about
+    scores_prompts: bool = False  # log-probabilities of the prompts' own tokens as well
+    detail: Mapping[str, Any] = field(default_factory=dict)  # what only the route itself reads
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+class Reply(Protocol):
+    """Words one answer in a route's own form; made once per request."""
+
+    def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """The body of an answer that is not streamed; answers by choice."""
+        ...
+
+    def opening(self) -> Sequence[Mapping[str, Any]]:
+        """Events before the first piece."""
+        ...
+
+    def piece(self, choice: int, piece: Piece) -> Sequence[Mapping[str, Any]]:
+        """Events for a step of one choice."""
+        ...
+
+    def closing(self, answers: Sequence[Generation]) -> Sequence[Mapping[str, Any]]:
+        """Events after the last piece, those with the counts included."""
+        ...
+
+
+@runtime_checkable
+class ScoredReply(Reply, Protocol):
+    """A reply that tells log-probabilities of prompts."""
+
+    def score(self, prompts: Sequence[Sequence[TokenLogprob]]) -> None:
+        """Take those of each prompt's tokens but the first; called once, before all else."""
+        ...
+
+
+class Route(Protocol):
+    """One of OpenAI's routes."""
+
+    path: str
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        """The checked request; an `ApiError` names the field that cannot be honoured."""
+        ...
+
+    def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> Reply: ...

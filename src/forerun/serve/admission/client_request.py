@@ -1,0 +1,297 @@
+"""One request on its way through the desk: its choices, their pieces, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from forerun.base.clock import now
+from forerun.base.errors import LOG, ForerunError, GenerationError
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.noise.race import fold
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.engine_deaths import Trial
+from forerun.serve.admission.engine_roles import Pair, Pool, PooledEngine, Writing
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.progress import Progress
+from forerun.serve.admission.row_budget import RowBudget
+from forerun.serve.watching.roles import Watcher
+
+
+class Ticket(AsyncIterator[tuple[int, Piece]]):
+    """Iterate over (choice, piece), await `results`, or `abort`.
+
+    on_choice_end: called whenever a choice has ended.  on_end: called when all have.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        owner: str,
+        request_id: str,
+        *,
+        pair: Pair,
+        engines: Pool,
+        rows: RowBudget,
+        trial: Trial,
+        watcher: Watcher,
+        on_choice_end: Callable[[], None],
+        on_end: Callable[[Ticket], None],
+    ) -> None:
+        self.ask = ask
+        self.owner = owner
+        self.request_id = request_id
+        self._pair = pair
+        self._engines = engines
+        self._rows = rows
+        self._trial = trial
+        self._watcher = watcher
+        self._on_choice_end = on_choice_end
+        self._on_end = on_end
+        self._deadline = None if ask.timeout is None else now() + ask.timeout
+        self._pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
+        self._answers: dict[int, Writing] = {}  # by choice, in the present engine
+        self._num_submitted = 0
+        self._submitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_aborted = False
+        self._has_started = False
+        self._error: ApiError | None = None
+        self._listeners: list[Callable[[Sequence[Generation]], None]] = []
+        self._choices: list[asyncio.Task[Generation]] = []
+        self._end = asyncio.create_task(self._run())
+
+    async def submitted(self) -> None:
+        """Wait until every choice waits for a row; raises if there is no engine for it."""
+        await asyncio.shield(self._submitted)
+
+    async def __anext__(self) -> tuple[int, Piece]:
+        pair = await self._pieces.get()
+        if pair is None:
+            self._pieces.put_nowait(None)
+            if self._error is not None:
+                raise self._error
+            raise StopAsyncIteration
+        return pair
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """The same pieces, as many together as are there: a reader who lags catches up."""
+        async for first in self:
+            batch = [first]
+            while not self._pieces.empty():
+                pair = self._pieces.get_nowait()
+                if pair is None:
+                    self._pieces.put_nowait(None)
+                    break
+                batch.append(pair)
+            yield batch
+
+    async def results(self) -> list[Generation]:
+        """The answers by choice, when all have ended; raises the `ApiError` of a failed request."""
+        answers = await asyncio.shield(self._end)
+        if self._error is not None:
+            raise self._error
+        return answers
+
+    def abort(self, error: ApiError | None = None) -> None:
+        """End the request; with an error, that is what its reader gets."""
+        self._is_aborted = True
+        self._error = self._error or error
+        for choice, task in enumerate(self._choices):
+            if choice in self._answers:
+                self._answers[choice].abort()
+            else:
+                task.cancel()
+
+    def when_ended(self, listener: Callable[[Sequence[Generation]], None]) -> None:
+        """Have a function called with the answers, however the request ends."""
+        self._listeners.append(listener)
+
+    async def _run(self) -> list[Generation]:
+        """Answer all choices; one that fails ends the others."""
+        count = self.ask.num_choices
+        answers: list[Generation] = []
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                self._choices = [group.create_task(self._choice(i)) for i in range(count)]
+                for task in self._choices:  # one that is cancelled may never have begun
+                    task.add_done_callback(lambda _: self._on_choice_end())
+                if self._is_aborted:
+                    self.abort()
+        for choice, task in enumerate(self._choices):
+            failure = None if task.cancelled() else task.exception()
+            if failure is not None:
+                self._error = self._error or self._told(failure)
+            lost = task.cancelled() or failure is not None
+            answers.append(self._unfinished(choice, "aborted") if lost else task.result())
+        self._finish(answers)
+        return answers
+
+    def _finish(self, answers: list[Generation]) -> None:
+        if self._error is None:
+            self._watcher.ended(self.request_id, answers)
+        else:
+            self._watcher.failed(self.request_id, self._error.code or str(self._error.status))
+        if not self._submitted.done():
+            if self._error is None:
+                self._submitted.set_result(None)
+            else:
+                self._submitted.set_exception(self._error)
+                self._submitted.exception()  # whoever reads on is told again
+        self._pieces.put_nowait(None)
+        self._on_end(self)
+        for listener in self._listeners:
+            listener(answers)
+
+    def _told(self, failure: BaseException) -> ApiError:
+        """What the client is told; what happened is for the log."""
+        if isinstance(failure, ApiError):
+            return failure
+        LOG.error("Request %s failed.", self.request_id, exc_info=failure)
+        message = "The request failed while it was being answered."
+        error = ApiError(message, status=500, kind="server_error", code="generation_failed")
+        error.__cause__ = failure
+        return error
+
+    async def _choice(self, choice: int) -> Generation:
+        """One choice, with one row, over as many engines as it takes."""
+        progress, ask = Progress(), self.ask
+        await self._engines.get(self._pair)  # or the reason why there is none, before any waiting
+        self._num_submitted += 1
+        if self._num_submitted == ask.num_choices and not self._submitted.done():
+            self._submitted.set_result(None)
+        how = (self._pair, self.owner, ask.priority, self._seconds_left())
+        async with self._rows.row(*how) as has_row:
+            if not has_row:
+                self._deadline = now()
+            while True:
+                answer = await self._attempt(choice, progress)
+                if answer is not None:
+                    return answer
+
+    async def _attempt(self, choice: int, progress: Progress) -> Generation | None:
+        """The answer of the present engine; None if another one is to go on."""
+        if progress.is_suspect:
+            return await self._tried(choice, progress)
+        engine = await self._engines.get(self._pair)
+        self._trial.enter(engine)
+        try:
+            return await self._answered(engine, choice, progress)
+        except GenerationError as error:
+            if engine.failure is None:
+                raise
+            if self._is_aborted:  # the engine did not live to hear of it
+                return self._unfinished(choice, "aborted", progress)
+            progress.leave(error.results)
+            if choice in self._answers and not self._answers[choice].has_entered:
+                return None  # it only waited there
+            death = self._trial.accuse(engine)
+            progress.deaths.append(death)
+            if self._trial.blames(progress.deaths):
+                raise
+            progress.is_suspect = death.num_untried > 0
+        finally:
+            self._trial.leave(engine)
+            self._answers.pop(choice, None)
+            if engine.failure is not None:
+                self._engines.replace(self._pair, engine)
+        await self._trial.pause(progress.deaths)
+        return None
+
+    async def _tried(self, choice: int, progress: Progress) -> Generation | None:
+        """The first tokens after a death, alone in an engine; None if that outlives them."""
+        death = progress.deaths[-1]
+        try:
+            async with self._trial.turn, self._engines.alone(self._pair) as engine:
+                try:
+                    answer = await self._answered(engine, choice, progress)
+                finally:
+                    death.is_explained |= engine.failure is not None
+        finally:
+            death.num_untried -= 1
+            self._answers.pop(choice, None)
+        if answer.finish_reason != "aborted" or self._is_aborted:
+            return answer
+        progress.is_suspect = False
+        progress.leave(answer)
+        return None
+
+    async def _answered(self, engine: PooledEngine, choice: int, progress: Progress) -> Generation:
+        """The answer of one engine; a `GenerationError` if that died.
+
+        A suspect is done there as soon as it has gained a token: it ends as aborted.
+        """
+        answer = self._answers[choice] = self._submit(engine, choice, progress)
+        try:
+            async for piece in answer:
+                is_acquitted = progress.is_suspect and progress.has_gained
+                if piece.finish_reason == "error" or (
+                    piece.finish_reason == "aborted" and is_acquitted and not self._is_aborted
+                ):
+                    continue  # its text may still go on in another engine
+                progress.add(piece)
+                self._tell(choice, piece, answer.stats)
+                if progress.is_suspect and progress.has_gained:
+                    answer.abort()
+            last = await answer
+        except asyncio.CancelledError:
+            answer.abort()
+            raise
+        is_over = not progress.is_suspect or last.finish_reason != "aborted" or self._is_aborted
+        return progress.complete(last) if is_over else last
+
+    def _submit(self, engine: PooledEngine, choice: int, progress: Progress) -> Writing:
+        ask, speculation = self.ask, self.ask.speculation
+        prompt, sample = divmod(choice, ask.n)
+        seed = ask.sampling.seed
+        try:
+            answer = engine.submit(
+                list(ask.prompts[prompt]),
+                sampling=replace(ask.sampling, seed=None if seed is None else fold(seed, sample)),
+                max_new_tokens=ask.max_new_tokens,
+                stop=ask.stop,
+                ignore_eos=ask.ignore_eos,
+                logprobs=ask.logprobs,
+                resume=progress.tokens,
+                priority=ask.priority,
+                timeout=self._seconds_left(),
+                owner=self.owner,
+                draft_length=speculation.draft_length,
+            )
+        except GenerationError:
+            raise
+        except ForerunError as error:
+            raise ApiError(str(error)) from error
+        answer.when_entered(self._start)
+        return answer
+
+    def _seconds_left(self) -> float | None:
+        """A request whose time is up is submitted all the same: an engine ends it, with the text
+        that earlier ones gave it."""
+        return None if self._deadline is None else max(self._deadline - now(), 1e-9)
+
+    def _start(self) -> None:
+        """A choice has been given a row; the first one to be given one is the request's start."""
+        if not self._has_started:
+            self._has_started = True
+            self._watcher.started(self.request_id)
+
+    def _tell(self, choice: int, piece: Piece, stats: Stats) -> None:
+        self._watcher.piece(self.request_id, choice, piece, stats)
+        self._pieces.put_nowait((choice, piece))
+
+    def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
+        """An answer that no engine ended."""
+        progress = progress or Progress()
+        seed = self.ask.sampling.seed or 0
+        return Generation(
+            prompt_tokens=list(self.ask.prompts[choice // self.ask.n]),
+            tokens=progress.tokens,
+            text=None,
+            finish_reason=reason,
+            seed=fold(seed, choice % self.ask.n),
+            stats=progress.stats or Stats(),
+            fates=progress.fates,
+            logprobs=None if self.ask.logprobs is None else progress.logprobs,
+        )

@@ -1,0 +1,128 @@
+"""API keys: who may ask, under which name, and how much.
+
+A file has one key per line, with a name before it and limits after it where wanted:
+
+    # comment
+    sk-1f0c...
+    alice:sk-77aa...  max_running=4 requests_per_minute=60
+    batch:sk-90cd...  max_priority=0 tokens_per_minute=20000
+
+A key is ASCII without white space.  What stands before the first colon is the name, so a key with a
+colon in it needs a name; a `#` begins a comment at the beginning of a line or after white space.
+Only digests are kept, so no log, traceback or `repr` can show a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from forerun.base.errors import InputError, explain
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.quota import KeyLimits, Quota
+
+SHORTEST = 8
+"""Characters; a shorter key is guessed too easily."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One client: `owner` tells engines whose text is whose, `label` is for people."""
+
+    label: str
+    owner: str
+    digest: bytes = field(repr=False)
+    quota: Quota = field(repr=False)
+
+
+ANYBODY = Key("", "", b"", Quota(KeyLimits(max_priority=sys.maxsize)))
+"""Whoever asks a server without keys."""
+
+
+class Keys:
+    """Those who may ask."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._keys = list(keys)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Keys:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            cure = "Pass a text file with one key per line."
+            wrong = "The file of API keys cannot be read."
+            raise InputError(explain(wrong, f"{path} ({type(error).__name__})", cure)) from error
+        return cls.from_lines(lines)
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str]) -> Keys:
+        keys: list[Key] = []
+        for number, line in enumerate(lines, start=1):
+            if words := re.split(r"(?:^|\s)#", line, maxsplit=1)[0].split():
+                keys.append(_key(number, words[0], words[1:]))
+        if not keys:
+            cure = "Write one key per line, or leave --api-key-file out."
+            raise InputError(explain("There are no API keys.", "an empty file", cure))
+        for values in ([key.digest for key in keys], [key.label for key in keys]):
+            if len(set(values)) < len(values):
+                cure = "Give every client a key and a name of its own."
+                raise InputError(explain("A key or a name occurs twice.", "the key file", cure))
+        return cls(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, authorization: str | None) -> Key:
+        """The key in a header `Authorization: Bearer ...`; all are compared, in constant time."""
+        scheme, _, secret = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            message = "An API key is needed: send it as 'Authorization: Bearer KEY'."
+            raise _unauthorized(message)
+        digest = _digest(secret.strip())
+        matches = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
+        if not matches:
+            raise _unauthorized("The API key is not valid.")
+        return matches[0]
+
+
+def _key(number: int, word: str, settings: Sequence[str]) -> Key:
+    """The key of one line; messages name the line and nothing of what stands in it."""
+    name, colon, secret = word.partition(":")
+    if not colon:
+        name, secret = f"key-{number}", word
+    if not secret.isascii():
+        cure = "Use letters, digits and signs of ASCII: headers hold no others."
+        raise InputError(explain("An API key is not ASCII.", f"line {number}", cure))
+    if len(secret) < SHORTEST or not name:
+        cure = f"Use at least {SHORTEST} characters, after a name and a colon if it has one."
+        raise InputError(explain("An API key is too short.", f"line {number}", cure))
+    digest = _digest(secret)
+    owner = hashlib.sha256(b"owner" + digest).hexdigest()[:32]
+    return Key(name, owner, digest, Quota(_limits(number, settings)))
+
+
+def _limits(number: int, settings: Sequence[str]) -> KeyLimits:
+    names = [one.name for one in fields(KeyLimits)]
+    values: dict[str, int] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        is_number = re.fullmatch("-?[0-9]{1,15}", value) is not None
+        if name not in names or not is_number or (int(value) < 1 and name != "max_priority"):
+            cure = f"Write limits after the key as name=number: {', '.join(names)}."
+            raise InputError(explain("A limit cannot be read.", f"line {number}", cure))
+        values[name] = int(value)
+    return KeyLimits(**values)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(message, status=401, code="invalid_api_key", kind="authentication_error")

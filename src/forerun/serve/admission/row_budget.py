@@ -1,0 +1,93 @@
+"""One budget of rows over all engines, and who is given the next one.
+
+Each drafter and rule in use has an engine with rows of its own, but a device has room for so many
+rows in all.  A choice is handed to its engine when one of them is free.  Those that wait are
+ordered as in an engine: by priority, then the owner with the fewest rows, then who came first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+
+from forerun.serve.admission.engine_roles import Pair
+
+STANDBY_SHARE = 4
+"""Where all rows belong to one engine, a quarter as many choices more wait in its own queue: when a
+row gets free, the next round has the next choice without asking the event loop."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    pair: Pair
+    owner: str
+    priority: int
+    number: int
+    turn: asyncio.Future[None]
+
+
+class RowBudget:
+    """Hands out rows, from coroutines.
+
+    num_rows: choices that may have a row at once, in all engines together.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._num_standby = max(1, num_rows // STANDBY_SHARE)
+        self._by_pair: Counter[Pair] = Counter()
+        self._by_owner: Counter[str] = Counter()
+        self._waiting: list[_Waiter] = []
+        self._numbers = count()
+
+    @asynccontextmanager
+    async def row(
+        self, pair: Pair, owner: str, priority: int, seconds: float | None
+    ) -> AsyncIterator[bool]:
+        """Wait for a row of a pair's engine, and keep it within the block.
+
+        seconds: after so many the block is entered without one.  Yields whether there is one.
+        """
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(pair, owner, priority, next(self._numbers), turn)
+        self._waiting.append(waiter)
+        self._hand_out()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await turn
+            yield waiter not in self._waiting
+        finally:
+            self._give_back(waiter)
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give rows to those whose turn it is; nobody overtakes one for whom there is no room."""
+        while self._waiting:
+            first = min(self._waiting, key=self._rank)
+            if not self._has_room(first.pair):
+                return
+            self._waiting.remove(first)
+            self._by_pair[first.pair] += 1
+            self._by_owner[first.owner] += 1
+            first.turn.set_result(None)
+
+    def _rank(self, waiter: _Waiter) -> tuple[int, int, int]:
+        return -waiter.priority, self._by_owner[waiter.owner], waiter.number
+
+    def _has_room(self, pair: Pair) -> bool:
+        num_held = self._by_pair.total()
+        is_alone = num_held == self._by_pair[pair]
+        return num_held < self._num_rows + (self._num_standby if is_alone else 0)
+
+    def _give_back(self, waiter: _Waiter) -> None:
+        """Give back what was given, if anything: whoever waited may have been cancelled."""
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        else:
+            self._by_pair -= Counter({waiter.pair: 1})
+            self._by_owner -= Counter({waiter.owner: 1})

@@ -1,0 +1,1 @@
+"""HTTP: bodies in, answers and events out, and the life of the server."""

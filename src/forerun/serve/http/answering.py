@@ -1,0 +1,179 @@
+"""Requests that an engine answers, whole or streamed; those whose client goes away end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from forerun.base.errors import LOG
+from forerun.engine.results import Generation, Piece
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Ask, Reply, Route, ScoredReply
+from forerun.serve.admission.client_request import Ticket
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.keys import Key
+from forerun.serve.admission.scoring import LeftError, prompt_logprobs
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import parse_object, read_body
+from forerun.serve.http.responses import json_response
+from forerun.serve.http.sse import (
+    DONE,
+    PING,
+    EventStream,
+    ReaderGoneError,
+    disconnected,
+    events,
+    with_pauses,
+)
+from forerun.serve.http.worker import Worker
+
+
+class Answering:
+    """An ASGI application for one route."""
+
+    def __init__(
+        self,
+        route: Route,
+        desk: Desk,
+        bounds: Bounds,
+        fingerprint: Callable[[Ask], str],
+        reading: Worker,
+        wording: Worker,
+        scoring: Worker,
+    ) -> None:
+        self._route = route
+        self._desk = desk
+        self._bounds = bounds
+        self._fingerprint = fingerprint
+        self._reading = reading
+        self._wording = wording
+        self._scoring = scoring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key: Key = scope["state"]["key"]
+        self._desk.check_room(owner=key.owner)  # before anything is spent on one that has to go
+        with key.quota.entering():
+            ticket, reply = await self._take_in(scope, receive, key)
+        ask = ticket.ask
+        ticket.when_ended(lambda answers: key.quota.leave(_num_tokens(ask, answers)))
+        async with _aborted_when_gone(ticket, receive) as gone:
+            await ticket.submitted()
+            await self._score(ask, reply, gone)
+            if ask.is_streamed:
+                await self._stream(ticket, reply, send, gone)
+                return
+            answers = await ticket.results()
+            if not gone.is_set():
+                whole = await self._wording.run(lambda: json_response(reply.whole(answers)))
+                await whole(scope, receive, send)
+
+    async def _take_in(self, scope: Scope, receive: Receive, key: Key) -> tuple[Ticket, Reply]:
+        """Read a request and give it a place at the desk."""
+        body = await read_body(Request(scope, receive), self._bounds)
+        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
+        key.quota.check_priority(ask.priority)
+        _check_alternatives(ask, self._bounds.max_alternatives)
+        state = scope["state"]
+        request_id: str = state["request_id"]
+        reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
+        ticket = self._desk.enter(ask, key.owner, request_id=request_id)
+        seconds = time.perf_counter() - state["arrival"]
+        self._desk.watcher.received(request_id, self._route.path, key.label, seconds)
+        state["is_received"] = True  # from here on its ticket tells the watcher
+        return ticket, reply
+
+    async def _score(self, ask: Ask, reply: Reply, gone: asyncio.Event) -> None:
+        """Compute log-probabilities of the prompts where they are asked for."""
+        if not ask.scores_prompts:
+            return
+        assert isinstance(reply, ScoredReply)
+        desk, num_top = self._desk, ask.logprobs or 0
+
+        def work() -> None:
+            how = {"is_busy": lambda: desk.num_running > 0, "has_left": gone.is_set}
+            reply.score([prompt_logprobs(desk.target, p, num_top, **how) for p in ask.prompts])
+
+        with suppress(LeftError):
+            await self._scoring.run(work)
+
+    async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
+        stream = EventStream(send, self._bounds.reader_seconds)
+        try:
+            await stream.start()
+            await stream.send(events(reply.opening()))
+            try:
+                async for batch in with_pauses(ticket.batches(), self._bounds.ping_seconds):
+                    if gone.is_set():
+                        return
+                    await _send_pieces(stream, reply, batch)
+                await stream.send(events(reply.closing(await ticket.results())))
+            except ApiError as error:
+                await stream.send(events(_failure(reply, error)))
+            if getattr(self._route, "ends_with_done", True):
+                await stream.send(DONE)
+            await stream.end()
+        except ReaderGoneError:
+            LOG.warning("Request %s: its reader takes nothing in; dropped.", ticket.request_id)
+
+
+@asynccontextmanager
+async def _aborted_when_gone(ticket: Ticket, receive: Receive) -> AsyncIterator[asyncio.Event]:
+    """End the request when its client goes away, and in any case with the block."""
+    gone = asyncio.Event()
+
+    async def listen() -> None:
+        await disconnected(receive)
+        gone.set()
+        ticket.abort()
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield gone
+    finally:
+        listener.cancel()
+        ticket.abort()
+
+
+async def _send_pieces(
+    stream: EventStream, reply: Reply, batch: Sequence[tuple[int, Piece]] | None
+) -> None:
+    """Send what there is; of a batch with a piece that cannot be worded, what is before it."""
+    if batch is None:
+        await stream.send(PING)
+        return
+    told: list[Mapping[str, Any]] = []
+    try:
+        for choice, piece in batch:
+            told.extend(reply.piece(choice, piece))
+    finally:
+        await stream.send(events(told))
+
+
+def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
+    """The events of a failure in mid-stream, in the route's own form if it has one."""
+    worded = getattr(reply, "failure", None)
+    return [error.body()] if worded is None else worded(error)
+
+
+def _check_alternatives(ask: Ask, most: int) -> None:
+    """Refuse an answer whose log-probabilities would fill the memory."""
+    beside = ask.logprobs or 0
+    longest = ask.max_new_tokens + (max(map(len, ask.prompts)) if ask.scores_prompts else 0)
+    if ask.num_choices * longest * beside > most:
+        message = (
+            f"{ask.num_choices} answers of up to {longest} tokens with {beside} "
+            f"log-probabilities beside each are more than the {most} that fit into a response. "
+            "Ask for fewer new tokens, answers or log-probabilities."
+        )
+        raise ApiError(message, param="logprobs", code="invalid_value")
+
+
+def _num_tokens(ask: Ask, answers: Sequence[Generation]) -> int:
+    """What a request counts as: its prompts once, and every answer."""
+    return sum(map(len, ask.prompts)) + sum(len(answer.tokens) for answer in answers)

@@ -1,0 +1,1 @@
+"""OpenAI's words: requests read by tables of fields, replies in their shapes."""

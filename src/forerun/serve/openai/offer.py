@@ -1,0 +1,77 @@
+"""What a server offers: its model, the names of its drafters and rules, and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from forerun.base.errors import InputError, explain
+from forerun.models.base import LanguageModel
+from forerun.serve.openai.defaults import defaults_of
+
+MOST_TOKENS = 32_768
+"""New tokens of an answer, where the context holds more and nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for."""
+
+    max_tokens: int | None = None  # new tokens of an answer; None: what the context holds
+    max_choices: int = 128  # answers of a request, over all its prompts
+    max_prompts: int = 64
+    max_messages: int = 2_048
+    max_stops: int = 16
+    max_stop_length: int = 256  # characters
+    max_logprobs: int = 20  # likeliest tokens
+    max_biases: int = 1_024
+    max_tools: int = 128
+    max_schema_length: int = 65_536  # characters of a JSON schema
+    max_draft_length: int = 64
+    max_seconds: float = 86_400.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What routes know of the server they belong to.
+
+    drafters: names that `speculation.drafter` may have, the usual one first; "none" drafts nothing.
+    rules: names that `speculation.rule` may have, the usual one first.
+    """
+
+    target: LanguageModel
+    name: str  # the model's id
+    drafters: tuple[str, ...] = ("none",)
+    rules: tuple[str, ...] = ("match",)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if getattr(self.target, "tokenizer", None) is None:
+            cure = "Use one that has it; in Python, forerun.wrap(model, tokenizer) adds one."
+            raise InputError(explain("Requests need a model with a tokenizer.", self.name, cure))
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer  # type: ignore[attr-defined]
+
+    @property
+    def max_context(self) -> int | None:
+        return self.target.max_context
+
+    @property
+    def max_tokens(self) -> int:
+        """New tokens that a request may ask for."""
+        if self.limits.max_tokens is not None:
+            return self.limits.max_tokens
+        return min(MOST_TOKENS, self.max_context or MOST_TOKENS)
+
+    @cached_property
+    def defaults(self) -> dict[str, float]:
+        """The model's own values of sampling options; where it has none, OpenAI's hold."""
+        return defaults_of(self.target)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, or more: tokenizers write a byte as a character."""
+        return max(map(len, self.tokenizer.get_vocab()))

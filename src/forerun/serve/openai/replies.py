@@ -1,0 +1,162 @@
+"""What the replies of all routes share: counts, reasons to end, and the tokens of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.engine.results import Fate, Generation, Piece, TokenLogprob
+from forerun.engine.text import TextStream
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.words import LEAST_LOGPROB
+
+FINISHES = {
+    "stop": "stop",
+    "stop_string": "stop",
+    "length": "length",
+    "context": "length",
+    "deadline": "length",
+}
+"""Our reasons to end, in OpenAI's words; the others are failures."""
+
+
+def finish_of(reason: str) -> str:
+    """OpenAI's word for why an answer ended; a failure is raised."""
+    if reason in FINISHES:
+        return FINISHES[reason]
+    if reason == "error":
+        message = "The model failed while it was answering this request. It can be sent again."
+        raise ApiError(message, status=500, kind="server_error", code="generation_failed")
+    message = "The answer was cut off by the server. The request can be sent again."
+    raise ApiError(message, status=503, kind="server_error", code="aborted")
+
+
+def usage(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
+    """The counts of a request, over all its choices; a prompt counts once."""
+    num_prompt = sum(map(len, ask.prompts))
+    num_new = sum(len(answer.tokens) for answer in answers)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt + num_new,
+        "prompt_tokens_details": {"cached_tokens": num_cached(ask, answers)},
+        "speculation": speculation(offer, ask, answers),
+    }
+
+
+class ChunkUsage:
+    """The field `usage` of the chunks before the last: left out, null, or the counts so far."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._num_prompt = sum(map(len, ask.prompts))
+        self._num_new = 0
+
+    def count(self, piece: Piece) -> None:
+        self._num_new += len(piece.tokens)
+
+    def field(self) -> dict[str, Any]:
+        if not self._ask.includes_usage:
+            return {}
+        if not self._ask.counts_in_chunks:
+            return {"usage": None}
+        counts = {
+            "prompt_tokens": self._num_prompt,
+            "completion_tokens": self._num_new,
+            "total_tokens": self._num_prompt + self._num_new,
+        }
+        return {"usage": counts}
+
+
+def num_cached(ask: Ask, answers: Sequence[Generation]) -> int:
+    """Prompt tokens that none of a prompt's samples computed."""
+    reused = [answer.stats.num_reused for answer in answers]
+    return sum(min(reused[i : i + ask.n]) for i in range(0, len(reused), ask.n))
+
+
+def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[str, Any]:
+    """What speculation did for a request."""
+    rounds = sum(answer.stats.rounds for answer in answers)
+    drafted = sum(answer.stats.drafted for answer in answers)
+    accepted = sum(answer.stats.accepted for answer in answers)
+    emitted = sum(answer.stats.emitted for answer in answers)
+    asked = ask.speculation
+    return {
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "tokens_per_round": emitted / rounds if rounds else 0.0,
+        "drafter": "none" if asked.draft_length == 0 else asked.drafter or offer.drafters[0],
+        "rule": asked.rule or offer.rules[0],
+    }
+
+
+class Track:
+    """The tokens of one choice as they come: where in the text each begins, and its own part.
+
+    It reads the tokens as the engine's own text does, so a part of a token's text appears when
+    the engine shows it: not before a character is complete, nor while a stop string may begin.
+    Where neither log-probabilities nor fates are asked for it does nothing.
+    """
+
+    def __init__(self, offer: Offer, ask: Ask) -> None:
+        self._text = TextStream(offer.tokenizer, ask.stop, ask.sampling.min_tokens)
+        self._is_on = ask.logprobs is not None or ask.includes_fates
+        self._fates: list[Fate] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def take(
+        self,
+        tokens: Sequence[int],
+        fates: Sequence[Fate],
+        logprobs: Sequence[TokenLogprob] | None,
+        *,
+        final: bool,
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """Offsets of the tokens, and parts: {"text", "fate", "logprob" where asked for}."""
+        if not self._is_on:
+            return [], []
+        self._fates += fates
+        self._logprobs += logprobs or ()
+        offsets = []
+        for token in tokens:
+            offsets.append(len(self._text.shown))
+            self._text.push(token)
+        parts = self._text.release_parts(final=final)
+        return offsets, [self._part(token, text) for token, text in parts]
+
+    def take_piece(self, piece: Piece) -> tuple[list[int], list[dict[str, Any]]]:
+        final = piece.finish_reason is not None
+        return self.take(piece.tokens, piece.fates, piece.logprobs, final=final)
+
+    def take_whole(self, answer: Generation) -> tuple[list[int], list[dict[str, Any]]]:
+        return self.take(answer.tokens, answer.fates, answer.logprobs, final=True)
+
+    def _part(self, token: int, text: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"text": text, "fate": self._fates[token].value}
+        if self._logprobs:
+            part["logprob"] = max(self._logprobs[token].logprob, LEAST_LOGPROB)
+        return part
+
+
+def offsets_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
+    """Where in their text the tokens of a prompt begin."""
+    text, offsets = TextStream(tokenizer), []
+    for token in tokens:
+        offsets.append(len(text.shown))
+        text.push(token)
+    return offsets
+
+
+def told_fates(
+    tokens: Sequence[int], fates: Sequence[Fate], parts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The extra fields of a choice where fates are asked for."""
+    return {
+        "token_ids": list(tokens),
+        "fates": [fate.value for fate in fates],
+        "tokens": parts,
+    }

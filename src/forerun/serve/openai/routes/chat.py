@@ -1,0 +1,127 @@
+"""`POST /v1/chat/completions`: a conversation, and what the model says next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.serve.admission.ask import Ask
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.fields import Choice, Flag, ListOf, Whole
+from forerun.serve.openai.formats import chat_format, grammar_of
+from forerun.serve.openai.objects import Field, Object
+from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.options import (
+    REFUSED,
+    check_choices,
+    check_model,
+    common_fields,
+    room_for,
+    sampling_of,
+    speculation_of,
+    stops_of,
+    usual_tokens,
+)
+from forerun.serve.openai.routes.chat_reply import ChatReply
+from forerun.serve.openai.routes.streams import counts_of, stream_options
+from forerun.serve.openai.templates import MESSAGE, chat_tokens
+from forerun.serve.openai.toolbox import Toolbox, tool_fields
+from forerun.serve.openai.words import Words
+
+
+class Chat:
+    """Reads and words chat completions."""
+
+    path = "/v1/chat/completions"
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        limits = offer.limits
+        messages = ListOf(MESSAGE, limits.max_messages, 1)
+        self.body = Object(
+            {
+                "messages": Field(messages, "The conversation so far.", required=True),
+                **common_fields(offer),
+                "max_tokens": Field(Whole(1, offer.max_tokens), "New tokens, by its older name."),
+                "max_completion_tokens": Field(
+                    Whole(1, offer.max_tokens),
+                    "New tokens; the model's own, or what fits.",
+                ),
+                "n": Field(Whole(1, limits.max_choices), "Answers.", 1),
+                "logprobs": Field(Flag(), "Tell the log-probability of each token.", False),
+                "top_logprobs": Field(
+                    Whole(0, limits.max_logprobs), "So many likeliest tokens beside each."
+                ),
+                "stream_options": stream_options(),
+                "response_format": Field(chat_format(offer), "What the answer must look like."),
+                **tool_fields(offer),
+                "modalities": Field(ListOf(Choice(("text",)), 1, 1), "Text."),
+            },
+            {
+                **REFUSED,
+                "audio": "the model reads and writes text.",
+                "web_search_options": "nothing is searched here.",
+                "functions": "use `tools`.",
+                "function_call": "use `tool_choice`.",
+            },
+        )
+        self.words = Words(offer.tokenizer)
+
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        fields = self.body.check(body)
+        check_model(self.offer, fields["model"])
+        check_choices(self.offer, 1, fields["n"])
+        _max_tokens(fields)
+        _num_logprobs(fields)
+        return fields
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.check(body)
+        toolbox = Toolbox.of(self.offer, fields)
+        tokens = chat_tokens(self.offer, fields["messages"], tools=toolbox.shown)
+        room = room_for(self.offer, tokens, "messages")
+        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
+        if grammar is not None and toolbox.functions:
+            message = (
+                "'response_format' cannot be honoured together with 'tools': an answer in that "
+                "format could not call one. Leave out one of the two."
+            )
+            raise ApiError(message, param="response_format", code="unsupported_parameter")
+        return Ask(
+            prompts=[tokens],
+            sampling=sampling_of(self.offer, fields, grammar or toolbox.grammar),
+            max_new_tokens=_max_tokens(fields) or min(room, usual_tokens(self.offer, room)),
+            n=fields["n"],
+            stop=stops_of(fields["stop"]),
+            ignore_eos=fields["ignore_eos"],
+            logprobs=_num_logprobs(fields),
+            speculation=speculation_of(fields["speculation"]),
+            priority=fields["priority"],
+            timeout=fields["timeout"],
+            is_streamed=fields["stream"],
+            **counts_of(fields),
+            includes_fates=fields["fates"],
+            detail={"toolbox": toolbox},
+        )
+
+    def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> ChatReply:
+        return ChatReply(self.offer, self.words, ask, request_id, created, fingerprint)
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    old, new = fields["max_tokens"], fields["max_completion_tokens"]
+    if old is not None and new is not None and old != new:
+        message = (
+            f"'max_tokens' is the older name of 'max_completion_tokens', and they differ. "
+            f"Received {old} and {new}. Leave out one of the two."
+        )
+        raise ApiError(message, param="max_tokens", code="invalid_value")
+    limit: int | None = old if new is None else new
+    return limit
+
+
+def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
+    if fields["top_logprobs"] is not None and not fields["logprobs"]:
+        message = "'top_logprobs' has a meaning only where 'logprobs' is true."
+        raise ApiError(message, param="top_logprobs", code="invalid_value")
+    return (fields["top_logprobs"] or 0) if fields["logprobs"] else None

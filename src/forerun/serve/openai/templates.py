@@ -1,0 +1,165 @@
+"""Chat messages, checked and put into words by the model's own template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.fields import Choice, Either, ListOf, Text, safe, wrong_value
+from forerun.serve.openai.objects import Field, Object, Tagged
+from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.options import check_length, tokens_of
+
+TEXT_PART = Tagged("type", {"text": Object({"text": Field(Text(), required=True)})})
+CONTENT = Either((Text(), ListOf(TEXT_PART)), "a text or a list of text parts")
+NO_AUDIO = "the model reads and writes text."
+OLD_CALLS = "use `tools` and `tool_calls`."
+
+CALL = Object(
+    {
+        "id": Field(Text(), required=True),
+        "type": Field(Choice(("function",)), default="function"),
+        "function": Field(
+            Object(
+                {
+                    "name": Field(Text(), required=True),
+                    "arguments": Field(Text(), "JSON text.", required=True),
+                }
+            ),
+            required=True,
+        ),
+    }
+)
+
+_SPOKEN = {"content": Field(CONTENT, required=True), "name": Field(Text())}
+MESSAGE = Tagged(
+    "role",
+    {
+        "system": Object(_SPOKEN),
+        "developer": Object(_SPOKEN),
+        "user": Object(_SPOKEN),
+        "assistant": Object(
+            {
+                "content": Field(CONTENT),
+                "name": Field(Text()),
+                "tool_calls": Field(ListOf(CALL)),
+            },
+            {
+                "refusal": "a message has a content.",
+                "audio": NO_AUDIO,
+                "annotations": NO_AUDIO,
+                "function_call": OLD_CALLS,
+            },
+        ),
+        "tool": Object({**_SPOKEN, "tool_call_id": Field(Text(), required=True)}),
+    },
+)
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The text of a content; parts follow one another without anything between."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content)
+
+
+def template_of(offer: Offer, tools: Any = None) -> str:
+    """The model's chat template."""
+    try:
+        return str(offer.tokenizer.get_chat_template(tools=tools))
+    except ValueError as error:  # there is none, or none without a name
+        message = f"The model '{offer.name}' has no chat template. Use /v1/completions."
+        raise ApiError(message, param="messages", code="unsupported_value") from error
+
+
+def chat_tokens(
+    offer: Offer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    where: str = "messages",
+    begins_answer: bool = True,
+) -> list[int]:
+    """The tokens of a conversation, up to where the model's answer begins."""
+    template = template_of(offer, tools)
+    _check_calls(messages, where)
+    worded = [_worded(m, template, f"{where}[{i}]") for i, m in enumerate(messages)]
+    try:
+        text = offer.tokenizer.apply_chat_template(
+            worded,
+            tools=list(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=begins_answer,
+        )
+    except Exception as error:  # a template is a program, and refuses by raising
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        message = f"The model's chat template refuses these messages: {reason}"
+        raise ApiError(message, param=where, code="invalid_value") from error
+    check_length(offer, text, where)
+    ids = offer.tokenizer.encode(text, add_special_tokens=False)
+    return tokens_of(offer, ids, where)
+
+
+def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, Any]:
+    """A message as templates expect it; what the template does not read is refused."""
+    role = message["role"]
+    if role == "developer" and "developer" not in template:
+        role = "system"
+    worded = {"role": role, "content": text_of(message["content"])}
+    is_read = re.search(r"message(\.name\b|\[['\"]name['\"]\])", template) is not None
+    if message["name"] is not None and is_read:
+        worded["name"] = message["name"]
+    elif message["name"] is not None and role != "tool":  # whose name is that of its call
+        raise _unread(f"{where}.name")
+    if calls := message.get("tool_calls"):
+        if "tool_calls" not in template:
+            raise _unread(f"{where}.tool_calls")
+        worded["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
+    elif role == "assistant" and message["content"] is None:
+        text = f"'{where}' has neither a content nor tool calls."
+        raise ApiError(text, param=f"{where}.content", code="missing_required_parameter")
+    if role == "tool":
+        worded["tool_call_id"] = message["tool_call_id"]
+    return worded
+
+
+def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A call with its arguments as an object, which is what templates write out."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        message = f"'{where}.function.arguments' must be the JSON text of an object."
+        raise ApiError(message, param=f"{where}.function.arguments", code="invalid_value")
+    inner = {"name": function["name"], "arguments": arguments}
+    return {"id": call["id"], "type": "function", "function": inner}
+
+
+def _check_calls(messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Each tool message answers a call that was made before it, by its name if it has one."""
+    made: dict[str, str] = {}
+    for place, message in enumerate(messages):
+        for call in message.get("tool_calls") or ():
+            made[call["id"]] = call["function"]["name"]
+        if message["role"] != "tool":
+            continue
+        called = made.get(message["tool_call_id"])
+        if called is None:
+            name = f"{where}[{place}].tool_call_id"
+            text = f"'{name}' names no call of an earlier message. Send that message along."
+            raise ApiError(text, param=name, code="invalid_value")
+        if message["name"] not in (None, called):
+            limit = f'"{safe(called)}", the function of its call, or left out'
+            raise wrong_value(message["name"], f"{where}[{place}].name", limit)
+
+
+def _unread(where: str) -> ApiError:
+    message = f"'{where}' cannot be honoured: the model's chat template does not read it."
+    return ApiError(message, param=where, code="unsupported_parameter")

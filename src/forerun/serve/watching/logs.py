@@ -1,0 +1,180 @@
+"""Log lines: one for each response, and two for each request: when it is taken and when it ends.
+
+A line is an event and fields, as JSON or as `key=value`.  No key, prompt or answer is ever a field,
+and of an exception only its type and where it happened are written, since messages quote input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.serve.watching.roles import Watcher
+
+LOG = logging.getLogger("forerun.serve")
+QUIET_ROUTES = ("/health", "/ready", "/metrics", "/v1/stats")
+"""Asked for by machines every few seconds: logged at level DEBUG where all is well."""
+LONGEST = 200
+"""Characters of a field."""
+
+_PLAIN = re.compile(r"[\w./:+\-]+", re.ASCII)
+
+
+def set_up(*, is_json: bool = False, level: int = logging.INFO) -> None:
+    """Write our lines, and uvicorn's messages, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines(is_json))
+    for name in ("forerun", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler] if name != "uvicorn.error" else []
+        logger.setLevel(level)
+        logger.propagate = name == "uvicorn.error"
+    access = logging.getLogger("uvicorn.access")  # ours say more, and no query strings
+    access.handlers, access.propagate = [], False
+
+
+def say(event: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Log an event; a field that is None is left out."""
+    LOG.log(level, event, extra={"fields": fields})
+
+
+class Lines(logging.Formatter):
+    """One line for each record."""
+
+    def __init__(self, is_json: bool) -> None:
+        super().__init__()
+        self._is_json = is_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {
+            "time": f"{whole}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            fields |= describe(record.exc_info[1])
+        fields = {key: _short(value) for key, value in fields.items() if value is not None}
+        if self._is_json:
+            return json.dumps(fields)  # in ASCII: some readers break lines at U+2028 and U+0085
+        head = f"{fields.pop('time')} {fields.pop('level')} {_one_line(fields.pop('event'))}"
+        return " ".join([head, *(f"{key}={_value(value)}" for key, value in fields.items())])
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """An exception without its message: its type, and the innermost places in our code."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = [f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" for frame in frames]
+    return {"error": type(error).__name__, "at": " ".join(places)}
+
+
+class ResponseLog:
+    """ASGI middleware: a line when a response has ended."""
+
+    def __init__(self, app: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._app = app
+        self._now = clock
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status, request_id = self._now(), 0, None
+
+        async def watched(message: Any) -> None:
+            nonlocal status, request_id
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = dict(message.get("headers", ()))
+                request_id = headers.get(b"x-request-id", b"").decode("latin-1") or None
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            is_quiet = scope["path"] in QUIET_ROUTES and 200 <= status < 300
+            say(
+                "response",
+                logging.DEBUG if is_quiet else logging.INFO,
+                id=request_id,
+                method=scope["method"],
+                path=scope["path"],
+                status=status or None,
+                seconds=round(self._now() - begin, 4),
+            )
+
+
+class AnswerLog(Watcher):
+    """Told by the desk what happens to requests; a line when one begins and when it has ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._now = clock
+        self._open: dict[str, dict[str, Any]] = {}
+
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
+        owner = owner_label or None
+        self._open[request_id] = {"route": route, "owner": owner, "begin": self._now() - seconds}
+        say("received", id=request_id, route=route, owner=owner)
+
+    def refused(self, reason: str, request_id: str | None = None) -> None:
+        known = self._open.pop(request_id or "", {})
+        say("refused", id=request_id, route=known.get("route"), reason=reason)
+
+    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
+        known = self._open.get(request_id)
+        if known is not None and piece.tokens:
+            known.setdefault("first", self._now())
+
+    def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
+        known = self._open.pop(request_id, None)
+        if known is None:
+            return
+        say(
+            "answer",
+            id=request_id,
+            route=known["route"],
+            owner=known["owner"],
+            choices=len(answers),
+            finish=",".join(sorted({answer.finish_reason for answer in answers})),
+            prompt_tokens=sum(len(answer.prompt_tokens) for answer in answers),
+            tokens=sum(len(answer.tokens) for answer in answers),
+            rounds=sum(answer.stats.rounds for answer in answers),
+            drafted=sum(answer.stats.drafted for answer in answers),
+            accepted=sum(answer.stats.accepted for answer in answers),
+            first_token_seconds=self._since(known, "first"),
+            seconds=round(self._now() - known["begin"], 4),
+        )
+
+    def failed(self, request_id: str, reason: str) -> None:
+        known = self._open.pop(request_id, {})
+        say("failed", logging.ERROR, id=request_id, route=known.get("route"), reason=reason)
+
+    def engine_restarted(self) -> None:
+        say("engine restarted", logging.WARNING)
+
+    def _since(self, known: dict[str, Any], moment: str) -> float | None:
+        return round(known[moment] - known["begin"], 4) if moment in known else None
+
+
+def _short(value: Any) -> Any:
+    return value[:LONGEST] if isinstance(value, str) else value
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _value(value: Any) -> str:
+    """Quoted where it could be read as something else."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -1,0 +1,271 @@
+"""What the server counts, in Prometheus' format.
+
+Names are vLLM's under `forerun:` where vLLM counts the same; labels and buckets are ours.  Labels
+have few values: routes, reasons, stages, positions, and names of keys where they are configured.
+A request id is never a label.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
+
+from forerun.base.version import __version__
+from forerun.engine.results import Generation, Piece, Stats
+from forerun.serve.watching.roles import Counts, Watcher
+from forerun.serve.watching.stats import Recent, Work
+
+STAGES = ("draft", "score", "verify", "commit")
+LAST_POSITION = 31
+"""Positions of a draft from here on are counted together."""
+MAX_LABELS = 100
+"""Values of one label; what comes after these is counted as "other"."""
+
+LATENCY = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5,
+)  # fmt: skip
+FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+WHOLE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+
+
+@dataclass
+class _Choice:
+    """How far one answer has been counted."""
+
+    num_tokens: int = 0
+    last: float = 0.0  # when its latest token came
+    stats: Stats | None = None  # of the present engine
+    num_before: int = 0  # rounds of engines before it
+    num_rounds: int = 0  # of all of them, as far as counted
+
+
+@dataclass
+class _Visit:
+    """A request on its way."""
+
+    owner: str
+    received: float
+    started: float | None = None
+    first: float | None = None
+    choices: dict[int, _Choice] = field(default_factory=dict)
+
+
+class Metrics(Watcher):
+    """Told by the desk what happens; says it to Prometheus and to the page.
+
+    All methods but `exposition` and `summary` are for one thread, that of the event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        drafter: str = "",
+        rule: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._now = clock  # not the one that steers drafts
+        self.registry = CollectorRegistry()
+        self._visits: dict[str, _Visit] = {}
+        self._busy: Counts | None = None
+        self._recent = Recent(clock)
+        self._seen: dict[str, set[str]] = {}
+        self._make_metrics()
+        about = {"version": __version__, "model": model, "drafter": drafter, "rule": rule}
+        Info("forerun:server", "What is served, and how.", registry=self.registry).info(about)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def _make_metrics(self) -> None:
+        registry = self.registry
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return Counter(f"forerun:{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(f"forerun:{name}", text, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, source: str) -> None:
+            made = Gauge(f"forerun:{name}", text, registry=registry)
+            made.set_function(lambda: float(getattr(self._busy, source, 0)))
+
+        gauge("num_requests_running", "Answers that are being written.", "num_running")
+        gauge("num_requests_waiting", "Answers that wait for a row.", "num_waiting")
+        gauge("num_batch_rows", "Rows that are taken, in all engines.", "num_rows")
+        self._drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Guesses that were judged.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Guesses that were accepted.")
+        self._positions = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            f"Accepted guesses by position; {LAST_POSITION} and later ones together.",
+            "position",
+        )
+        self._lengths = histogram("draft_length", "Guesses in a round of one answer.", LENGTHS)
+        self._stages = counter(
+            "stage_seconds", "Time of rounds by stage, once for each answer in them.", "stage"
+        )
+        self._first = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
+        )
+        self._between = histogram(
+            "inter_token_latency_seconds",
+            "Time since the piece before over the tokens of a piece, once for each token.",
+            LATENCY,
+        )
+        self._pauses = histogram(
+            "inter_piece_latency_seconds", "Time between two pieces of one answer.", LATENCY
+        )
+        self._queued = histogram(
+            "request_queue_time_seconds", "From arrival to the start of work.", FIRST_TOKEN
+        )
+        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the end.", WHOLE)
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "owner")
+        self._reused = counter("prompt_tokens_reused", "Tokens of prompts that were known already.")
+        self._given_out = counter("generation_tokens", "Tokens of answers.", "owner")
+        self._requests = counter("requests", "Requests that were read.", "route", "owner")
+        self._finished = counter("request_success", "Answers by how they ended.", "finished_reason")
+        self._failed = counter("request_failure", "Requests that failed.", "reason")
+        self._refused = counter("request_refused", "Requests that were refused.", "reason")
+        self._restarts = counter("engine_restarts", "Engines that died and were replaced.")
+        for stage in STAGES:
+            self._stages.labels(stage)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were received and have not ended."""
+        return len(self._visits)
+
+    def watch(self, busy: Counts) -> None:
+        """Read the gauges from this desk."""
+        self._busy = busy
+
+    def received(
+        self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
+    ) -> None:
+        owner = self._label("owner", owner_label)
+        self._requests.labels(self._label("route", route), owner).inc()
+        self._visits[request_id] = _Visit(owner, self._now() - seconds)
+
+    def refused(self, reason: str, request_id: str | None = None) -> None:
+        self._visits.pop(request_id or "", None)
+        self._refused.labels(self._label("refusal", reason)).inc()
+
+    def started(self, request_id: str) -> None:
+        """Work on a request began; without this call, its first piece says so."""
+        visit = self._visits.get(request_id)
+        if visit is not None and visit.started is None:
+            visit.started = self._now()
+            self._queued.observe(visit.started - visit.received)
+
+    def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
+        visit = self._visits.get(request_id)
+        if visit is None:
+            return
+        self.started(request_id)
+        record = visit.choices.setdefault(choice, _Choice())
+        if piece.tokens:
+            self._count_tokens(visit, record, len(piece.tokens))
+        if stats is None:
+            return
+        if stats is not record.stats:  # the first engine, or one that took over
+            record.stats, record.num_before = stats, record.num_rounds
+        self._count_rounds(record, stats, record.num_rounds - record.num_before)
+
+    def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
+        """The stats of the answers are of all engines."""
+        visit = self._visits.pop(request_id, None)
+        if visit is None:
+            return
+        self._whole.observe(self._now() - visit.received)
+        for choice, answer in enumerate(answers):
+            record = visit.choices.setdefault(choice, _Choice())
+            self._count_rounds(record, answer.stats, record.num_rounds)
+            missing = len(answer.tokens) - record.num_tokens
+            if missing > 0:
+                self._count_tokens(visit, record, missing)
+            self._prompt_tokens.labels(visit.owner).inc(len(answer.prompt_tokens))
+            self._reused.inc(getattr(answer.stats, "num_reused", 0))
+            self._finished.labels(self._label("finish", answer.finish_reason)).inc()
+
+    def failed(self, request_id: str, reason: str) -> None:
+        self._visits.pop(request_id, None)
+        self._failed.labels(self._label("failure", reason)).inc()
+
+    def engine_restarted(self) -> None:
+        self._restarts.inc()
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """All of it, and its content type: OpenMetrics where the Accept header asks for it."""
+        if "application/openmetrics-text" in accept:
+            # Its default escaping turns the colons of sample names into underscores.
+            return openmetrics.generate_latest(self.registry, ALLOWUTF8), OPEN_METRICS
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def summary(self) -> dict[str, float | int | None]:
+        """The last seconds in a few numbers."""
+        busy = self._busy
+        return {
+            **self._recent.rates(),
+            "running": busy.num_running if busy else 0,
+            "waiting": busy.num_waiting if busy else 0,
+            "batch_rows": busy.num_rows if busy else 0,
+        }
+
+    def _count_tokens(self, visit: _Visit, record: _Choice, count: int) -> None:
+        """So many tokens of one answer came just now."""
+        moment = self._now()
+        if visit.first is None:
+            visit.first = moment
+            self._first.observe(moment - visit.received)
+        if record.num_tokens:
+            pause = moment - record.last
+            self._pauses.observe(pause)
+            for _ in range(count):
+                self._between.observe(pause / count)
+        record.num_tokens += count
+        record.last = moment
+        self._given_out.labels(visit.owner).inc(count)
+        self._recent.add(Work(tokens=count))
+
+    def _count_rounds(self, record: _Choice, stats: Stats, begin: int) -> None:
+        """Rounds from `begin` on; the engine's thread may be adding others."""
+        end = max(begin, len(stats.seconds_by_round))  # which a round adds to last
+        record.num_rounds += end - begin
+        for drafted in stats.drafted_by_round[begin:end]:
+            self._lengths.observe(drafted)
+            self._drafts.inc(drafted > 0)
+        for accepted in stats.accepted_by_round[begin:end]:
+            for position in range(accepted):
+                self._positions.labels(str(min(position, LAST_POSITION))).inc()
+        for seconds in stats.seconds_by_round[begin:end]:
+            for stage in STAGES:
+                self._stages.labels(stage).inc(getattr(seconds, stage))
+        num_drafted = sum(stats.drafted_by_round[begin:end])
+        num_accepted = sum(stats.accepted_by_round[begin:end])
+        self._drafted.inc(num_drafted)
+        self._accepted.inc(num_accepted)
+        self._recent.add(Work(0, end - begin, num_drafted, num_accepted))
+
+    def _label(self, kind: str, value: str) -> str:
+        """The value, unless there are too many of its kind."""
+        seen = self._seen.setdefault(kind, set())
+        if len(seen) < MAX_LABELS:
+            seen.add(value)
+        return value if value in seen else "other"

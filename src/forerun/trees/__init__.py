@@ -1,0 +1,1 @@
+"""Trees of guesses: which guess follows which, which tree to draft, and how siblings are drawn."""

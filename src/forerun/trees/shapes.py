@@ -1,0 +1,131 @@
+"""Which tree to draft: the one whose nodes are likeliest to be accepted.
+
+A node is worth the chance that it is accepted, the product of the chances along its path, and a
+round emits 1 plus the sum of what its nodes are worth, in the mean.  A node is never worth more
+than its parent or than an earlier sibling, so the best tree of N nodes is made of the N best nodes
+of the endless one, and a heap finds them in order (Chen et al., Sequoia, by dynamic programming).
+
+A *static* tree comes from chances by rank, measured beforehand; any rule may judge it.  A *dynamic*
+one is cut out of what was drafted, by looking at it: that is for `match` and for point drafts only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forerun.base.errors import InputError, explain
+from forerun.trees.tree import ROOT, Tree
+
+Profile = NDArray[np.float64]
+"""The chance that a node's k-th child is accepted, (depths, ranks); the last row goes on below."""
+
+
+def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) -> Tree:
+    """The tree of at most so many nodes, and tokens one after another, that keeps most tokens.
+
+    profile: chances by rank (ranks,), or by depth and rank (depths, ranks).  Nodes come in the
+    order of their worth, so that the first n of them are the best tree of n nodes.  There are
+    fewer than asked for where no other node could ever be accepted.
+    """
+    chances = _profile(profile)
+    if num_nodes < 0 or (max_depth is not None and max_depth < 0):
+        cure = "Use whole numbers from 0."
+        raise InputError(explain("A tree cannot be that small.", (num_nodes, max_depth), cure))
+    parents: list[int] = []
+    heap: list[tuple[float, int, int, int, float]] = []
+
+    def offer(parent: int, depth: int, rank: int, worth: float) -> None:
+        """The rank-th child of a node that is worth so much; shallow ones first among equals."""
+        row = chances[min(depth, len(chances) - 1)]
+        if rank < len(row) and row[rank] > 0 and (max_depth is None or depth < max_depth):
+            heapq.heappush(heap, (-worth * float(row[rank]), depth, parent, rank, worth))
+
+    offer(ROOT, 0, 0, 1.0)
+    while heap and len(parents) < num_nodes:
+        worth, depth, parent, rank, above = heapq.heappop(heap)
+        parents.append(parent)
+        offer(parent, depth, rank + 1, above)
+        offer(len(parents) - 1, depth + 1, 0, -worth)
+    return Tree(tuple(parents))
+
+
+def expected_tokens(tree: Tree, profile: ArrayLike) -> float:
+    """Tokens that a round with this tree emits in the mean, the extra one included."""
+    chances = _profile(profile)
+    worth: list[float] = []
+    for node, parent in enumerate(tree.parents):
+        row = chances[min(tree.depths[node], len(chances) - 1)]
+        rank = tree.children[parent].index(node)
+        chance = float(row[rank]) if rank < len(row) else 0.0
+        worth.append(chance if parent == ROOT else chance * worth[parent])
+    return 1.0 + sum(worth)
+
+
+def measured_profile(
+    rounds: Iterable[tuple[Tree, Sequence[int]]], *, by_depth: bool = False
+) -> Profile:
+    """Chances by rank out of rounds: the tree of each, and its accepted nodes in order.
+
+    A child counts as tried where its parent was reached: what comes after a refusal says nothing.
+    """
+    tried: dict[tuple[int, int], int] = {}
+    accepted: dict[tuple[int, int], int] = {}
+    for tree, path in rounds:
+        for depth, node in enumerate((ROOT, *path)):
+            for rank, child in enumerate(tree.children[node]):
+                place = (depth if by_depth else 0, rank)
+                tried[place] = tried.get(place, 0) + 1
+                accepted[place] = accepted.get(place, 0) + (child in path)
+    if not tried:
+        cure = "Pass rounds that drafted something."
+        raise InputError(explain("There is nothing to measure.", "no drafted token", cure))
+    profile = np.zeros(tuple(1 + max(column, default=-1) for column in zip(*tried, strict=True)))
+    for place, count in tried.items():
+        profile[place] = accepted[place] / count
+    return profile
+
+
+def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> list[int]:
+    """The nodes, ascending, of the best tree of so many that can be cut out of a larger one.
+
+    values: what each node is worth, along its whole path; where rounding or a bad estimate makes a
+    child worth more than its parent, it counts for as much as the parent.
+    """
+    tree, worth = Tree(tuple(parents)), list[float]()
+    for node, parent in enumerate(tree.parents):
+        value = float(values[node])
+        worth.append(value if parent == ROOT else min(value, worth[parent]))
+    best = sorted(range(len(tree)), key=lambda node: (-worth[node], tree.depths[node], node))
+    return sorted(best[:count])
+
+
+def _profile(given: Any) -> Profile:
+    """(depths, ranks), checked; a child that seems likelier than an earlier one shares its chance.
+
+    Only the order of the drafter's own preference can be filled, so where measuring noise says
+    that a later child does better, the mean of both is the better estimate of either.
+    """
+    rows = np.atleast_2d(np.asarray(given, dtype=np.float64))
+    fine = rows.ndim == 2 and rows.size > 0 and bool(np.all(rows >= 0))
+    if not fine or not bool(np.all(rows.sum(axis=1) <= 1 + 1e-9)):
+        wrong = "A profile has chances by rank, or by depth and rank, that sum to 1 at most."
+        cure = "At most one child of a node is accepted; see measured_profile."
+        raise InputError(explain(wrong, given, cure))
+    return np.array([_falling(row) for row in rows])
+
+
+def _falling(row: NDArray[np.float64]) -> list[float]:
+    """The nearest row that never rises: neighbours out of order are pooled into their mean."""
+    pools: list[tuple[float, int]] = []  # (mean, how many)
+    for value in row.tolist():
+        mean, size = value, 1
+        while pools and pools[-1][0] < mean:
+            other, more = pools.pop()
+            mean, size = (mean * size + other * more) / (size + more), size + more
+        pools.append((mean, size))
+    return [mean for mean, size in pools for _ in range(size)]

@@ -1,0 +1,426 @@
+"""Captured rounds in Triton's interpreter; graphs and what overlaps are in test_captured_gpu.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from interpreting import IN_INTERPRETER  # noqa: E402
+from tiny import build, noisy_copy  # noqa: E402
+
+import forerun as fr  # noqa: E402
+from forerun import rules  # noqa: E402
+from forerun.drafters import Forced, Mixed, Model, NGram, Suffix  # noqa: E402
+from forerun.engine.engine import Engine  # noqa: E402
+from forerun.engine.request import Request  # noqa: E402
+from forerun.generation.intake import make_request  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.rows import GpuRows  # noqa: E402
+from forerun.gpu.storage import DeviceMemoryError  # noqa: E402
+from forerun.gpu_rounds import captures  # noqa: E402
+from forerun.gpu_rounds.choosing import executor_of  # noqa: E402
+from forerun.gpu_rounds.executor import Captured  # noqa: E402
+from forerun.gpu_rounds.host_drafts import HostDrafts  # noqa: E402
+from forerun.gpu_rounds.lanes import Lane, Lanes  # noqa: E402
+from forerun.gpu_rounds.sampled_steps import LazyRows, SampledSteps  # noqa: E402
+
+pytestmark = IN_INTERPRETER
+MODEL = build()
+TARGET = GpuModel(MODEL)
+DRAFT = GpuModel(noisy_copy(MODEL, 0.15))
+PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6]]
+LIMITS = [1, 3, 2]
+SAMPLING = fr.Sampling(temperature=0.8, seed=3)
+
+
+def generate(**options: Any) -> list[fr.Generation]:
+    options = {"drafter": None, "sampling": SAMPLING, "max_new_tokens": LIMITS} | options
+    made: list[fr.Generation] = fr.generate(TARGET, PROMPTS, ignore_eos=True, **options)
+    return made
+
+
+def texts(answers: Sequence[fr.Generation]) -> list[list[int]]:
+    return [answer.tokens for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    """By plain decoding, one request after the other."""
+    return texts(generate(batch_size=1))
+
+
+def engine_of(drafter: Any = None, num_rows: int = 2, **options: Any) -> Engine:
+    options = {"draft_length": 2, "rule": rules.get("match")} | options
+    return Engine(TARGET, executor_of=executor_of, drafter=drafter, num_rows=num_rows, **options)
+
+
+def request_of(prompt: Sequence[int], limit: int, **options: Any) -> Request:
+    sampling = options.pop("sampling", SAMPLING)
+    return make_request(TARGET, list(prompt), sampling, max_new_tokens=limit, **options)
+
+
+def requests_of(engine: Engine) -> list[Request]:
+    made = [request_of(prompt, limit) for prompt, limit in zip(PROMPTS, LIMITS, strict=True)]
+    for request in made:
+        engine.submit(request)
+    return made
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+    engine.close()
+
+
+# --- the same text -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "length", [2, *(pytest.param(length, marks=pytest.mark.slow) for length in (1, 3, 7))]
+)
+def test_a_model_drafts_and_requests_come_and_go(plain: list[list[int]], length: int) -> None:
+    """Three requests of different lengths in two rows."""
+    answers = generate(drafter=Model(DRAFT), draft_length=length, batch_size=2)
+    assert texts(answers) == plain
+    assert sum(answer.stats.accepted for answer in answers) > 0
+    assert not any(answer.stats.notes for answer in answers)
+
+
+def test_a_drafter_on_the_host(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its guesses are judged on the device: no logits come to the host."""
+    monkeypatch.delattr(LazyRows, "__getitem__")
+    answers = generate(drafter=NGram(min_n=1), draft_length=2)
+    assert texts(answers) == plain
+    assert not any(answer.stats.notes for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        NGram(min_n=1),
+        pytest.param(Mixed(NGram(min_n=1), Suffix()), marks=pytest.mark.slow),
+    ],
+    ids=["ngram", "mixed"],
+)
+def test_a_guess_longer_than_any_captured_round(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first tokens are judged, and the drafter is told so."""
+    monkeypatch.setattr(captures, "LONGEST", 2)
+    scored: list[int | None] = []
+    observe = NGram.observe
+
+    def listen(self: NGram, state: Any, outcomes: Sequence[Any]) -> None:
+        scored.extend(outcome.num_scored for outcome in outcomes)
+        observe(self, state, outcomes)
+
+    monkeypatch.setattr(NGram, "observe", listen)
+    how: dict[str, Any] = {"sampling": SAMPLING, "max_new_tokens": 5}
+    expected = fr.generate(TARGET, PROMPTS[1], drafter=None, **how).tokens
+    answer = fr.generate(TARGET, PROMPTS[1], drafter=drafter, draft_length=4, **how)
+    assert answer.tokens == expected
+    assert not answer.stats.notes
+    assert max(count for count in scored if count is not None) == 2
+
+
+SLOW: dict[str, dict[str, Any]] = {
+    "in one batch": {},
+    "a tree": {"drafter": Model(DRAFT), "draft_length": 3, "tree": 5},
+    "a drafter with a temperature": {"drafter": Model(DRAFT, temperature=0.0), "draft_length": 2},
+    "as long as it pays": {"drafter": Model(DRAFT)},
+    "a drafter on another path": {"drafter": Model(MODEL), "draft_length": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_the_text_does_not_depend_on_the_drafter(plain: list[list[int]], name: str) -> None:
+    assert texts(generate(**SLOW[name])) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        fr.Sampling(temperature=0.0),
+        fr.Sampling(temperature=1.3, seed=2**64 - 1, top_k=5),
+        fr.Sampling(temperature=0.9, seed=5, top_p=0.7, min_p=0.05),
+    ],
+    ids=["greedy", "top-k", "top-p and min-p"],
+)
+def test_sampling_options(sampling: fr.Sampling) -> None:
+    alone = texts(generate(sampling=sampling, batch_size=1))
+    assert texts(generate(sampling=sampling, drafter=Model(DRAFT), draft_length=2)) == alone
+    assert texts(generate(sampling=sampling, drafter=NGram(min_n=1), draft_length=2)) == alone
+
+
+def test_a_top_k_beyond_32_bits_keeps_everything() -> None:
+    lanes = Lanes(1, torch.device("cpu"))
+    options = fr.Sampling(top_k=10**10)
+    lanes.put([Lane(0, 1, 2, 3, 4, 5, 6, 1.0, 1.0, options)], [0])
+    assert lanes.top_k.tolist() == [2**31 - 1]
+
+
+def test_which_rounds_are_captured() -> None:
+    """All that are decided by a rule with kernels, and drafted on the device or not at all."""
+
+    def kind(drafter: Any = None, rule: str = "match", **options: Any) -> Any:
+        return type(engine_of(drafter, rule=rules.get(rule), **options)._executor)
+
+    assert kind() is kind(Model(DRAFT)) is kind(Model(DRAFT, temperature=0.5)) is Captured
+    assert kind(Model(DRAFT), "ratio") is kind(Model(DRAFT), "block") is Captured
+    assert kind(Forced(Model(DRAFT))) is Captured  # as `AsyncEngine` has it
+    assert kind(NGram()) is kind(Suffix(), "ratio") is kind(Forced()) is HostDrafts
+    assert kind(Mixed(NGram(), Suffix())) is kind(Forced(Mixed(Suffix()))) is HostDrafts
+    assert kind(Mixed(NGram(), Model(DRAFT))) is kind(Mixed(Suffix()), "ratio") is SampledSteps
+    assert kind(NGram(), tree=4) is kind(Model(DRAFT), tree=4) is SampledSteps
+    assert kind(Model(MODEL)) is SampledSteps
+    assert kind(Model(DRAFT, temperature=0.5), "ratio") is SampledSteps
+    assert kind(rule="typical", drafter=Model(DRAFT)) is SampledSteps
+    assert kind(num_rows=128) is Captured
+    assert kind(num_rows=129) is SampledSteps  # more lanes than a pass has room for
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_rules_that_divide_by_the_drafts_law(rule: str) -> None:
+    """They count, and a copy of the target is never refused; their law is a matter of kernels
+    (`test_kernels.py`) and of many texts (`test_captured_gpu.py`)."""
+    how: dict[str, Any] = {"draft_length": 2, "rule": rule}
+    answers = generate(drafter=Model(DRAFT), **how)
+    again = generate(drafter=Model(DRAFT), **how)
+    assert texts(answers) == texts(again)
+    assert [len(answer.tokens) for answer in answers] == LIMITS
+    for answer in answers:
+        stats = answer.stats
+        assert 0 <= stats.accepted <= stats.drafted
+        assert stats.accepted + stats.rounds == len(answer.tokens)
+    sure = generate(drafter=Model(GpuModel(MODEL)), **how)
+    assert [answer.stats.accepted for answer in sure] == [answer.stats.drafted for answer in sure]
+
+
+# --- on the host beside the device ---------------------------------------------------------------
+
+
+def test_a_request_that_needs_the_host_beside_one_that_does_not() -> None:
+    """Both as alone: what a request's neighbours need does not change its text."""
+    options = [SAMPLING, fr.Sampling(temperature=0.8, seed=3, grammar=lambda _: range(20))]
+
+    def answered(some: slice, **how: Any) -> list[list[int]]:
+        made: list[fr.Generation] = fr.generate(
+            TARGET, PROMPTS[:2][some], sampling=options[some], max_new_tokens=2, ignore_eos=True,
+            **{"drafter": None} | how,
+        )  # fmt: skip
+        return texts(made)
+
+    alone = answered(slice(0, 1)) + answered(slice(1, 2))
+    assert answered(slice(0, 2), drafter=Model(DRAFT), draft_length=1) == alone
+
+
+@pytest.mark.slow
+def test_logprobs_come_from_the_host(plain: list[list[int]]) -> None:
+    engine = engine_of(Model(DRAFT), num_rows=3)
+    told = request_of(PROMPTS[1], 4, num_logprobs=2)
+    untold = request_of(PROMPTS[0], LIMITS[0])
+    for request in (told, untold):
+        engine.submit(request)
+    finish(engine)
+    assert untold.output == plain[0]
+    alone = fr.generate(
+        TARGET,
+        PROMPTS[1],
+        drafter=None,
+        sampling=SAMPLING,
+        max_new_tokens=4,
+        logprobs=2,
+        ignore_eos=True,
+    )
+    assert told.output == alone.tokens
+    ours = told.generation().logprobs
+    assert [entry.token for entry in ours] == told.output
+    assert [entry.logprob for entry in ours] == pytest.approx(
+        [entry.logprob for entry in alone.logprobs], abs=0.02
+    )
+    assert all(len(entry.top) == 2 for entry in ours)
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drafter", [None, Model(DRAFT), NGram(min_n=1)], ids=["none", "model", "ngram"]
+)
+def test_stop_tokens_end_a_text_wherever_they_stand(plain: list[list[int]], drafter: Any) -> None:
+    for place in range(LIMITS[1] - 1):
+        ending = plain[1][place]
+        answer = fr.generate(
+            TARGET, PROMPTS[1], drafter=drafter, draft_length=3, sampling=SAMPLING,
+            max_new_tokens=LIMITS[1], stop_tokens=[ending],
+        )  # fmt: skip
+        assert answer.finish_reason == "stop"
+        assert answer.tokens == plain[1][: plain[1].index(ending) + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_drafted", [False, True])
+def test_an_abort_in_mid_flight(plain: list[list[int]], is_drafted: bool) -> None:
+    engine = engine_of(Model(DRAFT) if is_drafted else None, draft_length=1)
+    first, second, third = requests_of(engine)
+    engine.step()
+    engine.abort(second.number)
+    finish(engine)
+    assert 0 < second.num_output < LIMITS[1]
+    assert second.output == plain[1][: second.num_output]
+    assert (first.output, third.output) == (plain[0], plain[2])
+
+
+@pytest.mark.slow
+def test_an_engine_closed_in_mid_flight_leaves_its_storage_to_the_next(
+    plain: list[list[int]],
+) -> None:
+    engine = engine_of(Model(DRAFT), num_rows=3)
+    requests = requests_of(engine)
+    engine.step()
+    engine.close()
+    for request, text in zip(requests, plain, strict=True):
+        assert request.output == text[: request.num_output]
+    del engine
+    answers = generate(drafter=Model(DRAFT), draft_length=2)
+    assert texts(answers) == plain
+
+
+@pytest.mark.slow
+def test_a_text_is_resumed(plain: list[list[int]]) -> None:
+    given = [text[:count] for text, count in zip(plain, (0, 1, 1), strict=True)]
+    assert texts(generate(drafter=Model(DRAFT), draft_length=2, resume=given)) == plain
+
+
+# --- the drafter falls behind, fails, or is done without ----------------------------------------
+
+
+@pytest.mark.slow
+def test_a_drafter_that_pauses_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the target, which is right as long as it has read all of the text.  The next round
+    is on its way before a plan is made, so a length takes effect one round later."""
+    engine = engine_of(Model(GpuModel(MODEL)), num_rows=1)
+    request = request_of(PROMPTS[0], 16)
+    engine.submit(request)
+    accepted, heights = [], []
+    learn = engine._planner.learn
+
+    def noting(plan: Any, drafted: Any, *more: Any) -> None:
+        heights.append(drafted.height)
+        learn(plan, drafted, *more)
+
+    monkeypatch.setattr(engine._planner, "learn", noting)
+    for length in (2, 0, 0, 2, 2):
+        engine._planner._length = length
+        before = request.stats.accepted
+        engine.step()
+        accepted.append(request.stats.accepted - before)
+    assert accepted == [2, 2, 0, 0, 2]
+    assert heights == [2, 2, None, None, 2]  # None: the drafter was not asked
+    text = request.output
+    engine.close()
+    assert text == alone(PROMPTS[0], len(text))
+
+
+def alone(prompt: Sequence[int], limit: int, target: Any = TARGET) -> list[int]:
+    answer = fr.generate(
+        target, list(prompt), drafter=None, sampling=SAMPLING, max_new_tokens=limit, ignore_eos=True
+    )
+    tokens: list[int] = answer.tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def broken() -> Any:
+    """A copy of the model to which one token, the last, is NaN."""
+    model = noisy_copy(MODEL, 0.0)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[39] = float("nan")
+    return GpuModel(model)
+
+
+@pytest.mark.parametrize(
+    "drafted", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "drafted"]
+)
+def test_nan_fails_the_request_that_meets_it_alone(broken: Any, drafted: bool) -> None:
+    answers = fr.generate(
+        broken, [PROMPTS[0], [5, 39]], sampling=SAMPLING, max_new_tokens=2, ignore_eos=True,
+        errors="return", drafter=Model(DRAFT) if drafted else None, draft_length=1,
+    )  # fmt: skip
+    assert answers[0].tokens == alone(PROMPTS[0], 2)
+    assert answers[0].finish_reason == "length"
+    assert answers[1].finish_reason == "error"
+    assert answers[1].tokens == []
+    assert "NaN" in str(answers[1].error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_a_drafter_that_gives_nan_costs_its_drafts_alone(broken: Any, rule: str) -> None:
+    """The prompt holds the token that the drafter cannot read."""
+    answers = fr.generate(
+        TARGET, [[5, 39], [1, 2]], drafter=Model(broken), draft_length=2, rule=rule,
+        sampling=SAMPLING, max_new_tokens=3, ignore_eos=True, errors="return",
+    )  # fmt: skip
+    assert [answer.finish_reason for answer in answers] == ["length", "length"]
+    if rule == "match":
+        assert answers[0].tokens == alone([5, 39], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_a_round_is_made_anew_when_storage_has_grown(whose: str) -> None:
+    """A graph holds addresses: none is launched on keys that were moved."""
+    engine = engine_of(Model(DRAFT), num_rows=2, draft_length=1)
+    request = request_of(PROMPTS[0], 8)
+    engine.submit(request)
+    engine.step()
+    executor: Any = engine._executor
+    old = executor._flight.round
+    rows = executor._state if whose == "target" else executor._drafter.rows
+    rows.storage.grow(rows.storage.num_rows, rows.storage.capacity + 1)
+    engine.step()
+    assert executor._flight.round is not old
+    finish(engine)
+    assert request.output == alone(PROMPTS[0], 8)
+
+
+def test_a_drafter_without_memory_costs_its_drafts_alone(
+    plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room = GpuRows.make_room
+
+    def refuse(self: GpuRows, num_rows: int, longest: int) -> None:
+        if self.storage.weights is DRAFT._weights:
+            raise DeviceMemoryError("no memory")
+        make_room(self, num_rows, longest)
+
+    monkeypatch.setattr(GpuRows, "make_room", refuse)
+    answers = generate(drafter=Model(DRAFT), draft_length=2)
+    assert texts(answers) == plain
+    assert all("no memory" in answer.stats.notes[0] for answer in answers)
+
+
+@pytest.mark.slow
+def test_lanes_draft_as_far_as_their_own_requests_allow() -> None:
+    engine = engine_of(Model(DRAFT), num_rows=3)
+    made = [
+        request_of(prompt, 4, draft_length=limit)
+        for prompt, limit in zip(PROMPTS, [0, 1, None], strict=True)
+    ]
+    for request in made:
+        engine.submit(request)
+    finish(engine)
+    assert [max(request.stats.drafted_by_round) for request in made] == [0, 1, 2]
+    alone = generate(batch_size=1, max_new_tokens=4)
+    assert [request.output for request in made] == texts(alone)

@@ -1,0 +1,113 @@
+"""The light tokenizer: the same answers as the whole one, which steps in for everything else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from forerun.loading import light_tokenizer
+from forerun.loading.light_tokenizer import NONE, LightTokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no') }}"
+    "{% endif %}{{ bos_token }}{{ message['role'] }}: {{ message['content'] | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CHAT = [{"role": "system", "content": " be brief "}, {"role": "user", "content": "w1 <b> w2"}]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<b>", "<e>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(["the cat sat on the mat"], trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<b>", eos_token="<e>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+def light_of(whole: Any) -> tuple[LightTokenizer, list[int]]:
+    """And a list that grows each time the whole tokenizer is loaded."""
+    loaded: list[int] = []
+
+    def load() -> Any:
+        loaded.append(1)
+        return whole
+
+    kept = light_tokenizer.of(whole)
+    assert kept is not NONE
+    return LightTokenizer(kept, load), loaded
+
+
+def test_usual_questions_do_not_load_the_whole(whole: Any) -> None:
+    light, loaded = light_of(whole)
+    for text in ("the cat", "<b>the mat<e>", "äß 🙂", ""):
+        ids = whole.encode(text)
+        assert light.encode(text) == ids
+        assert light.encode(text, add_special_tokens=False) == ids
+        for skip in (True, False):
+            options = {"skip_special_tokens": skip}
+            assert light.decode(ids, **options) == whole.decode(ids, **options)
+    for prompts in (True, False):
+        how = {"tokenize": False, "add_generation_prompt": prompts}
+        assert light.apply_chat_template(CHAT, **how) == whole.apply_chat_template(CHAT, **how)
+    with pytest.raises(Exception, match="no"):
+        light.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
+    assert (light.eos_token_id, light.chat_template) == (1, TEMPLATE)
+    assert loaded == []
+
+
+def test_all_else_is_answered_by_the_whole(whole: Any) -> None:
+    light, loaded = light_of(whole)
+    assert light.encode("the cat", truncation=True, max_length=1) == whole.encode("the cat")[:1]
+    assert loaded == [1]
+    assert light("the cat").input_ids == whole("the cat").input_ids
+    assert len(light) == len(whole)
+    assert light.get_vocab() == whole.get_vocab()
+    assert light.decode(5) == whole.decode(5)
+    assert light.apply_chat_template(CHAT, tokenize=True) == whole.apply_chat_template(CHAT)
+    assert isinstance(light, type(whole))
+    assert copy.copy(light) is whole
+    assert pickle.loads(pickle.dumps(light)).get_vocab() == whole.get_vocab()
+    with pytest.raises(AttributeError):
+        _ = light.no_such_thing
+    assert loaded == [1]
+
+
+def test_a_changed_tokenizer_is_changed(whole: Any) -> None:
+    whole = copy.deepcopy(whole)
+    light, _ = light_of(whole)
+    light.chat_template = "always this"
+    assert whole.chat_template == light.chat_template == "always this"
+    assert light.apply_chat_template(CHAT, tokenize=False) == "always this"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ strftime_now('%d') }}", "{% set n = namespace(a=1) %}{{ n.a }}", "{% bad"]
+)
+def test_a_template_that_needs_more_is_left_to_the_whole(whole: Any, template: str) -> None:
+    other = copy.deepcopy(whole)
+    other.chat_template = template
+    assert light_tokenizer.of(other) is NONE
+
+
+def test_a_tokenizer_of_another_kind_is_left_alone(whole: Any) -> None:
+    class Other:
+        chat_template = None
+
+    assert light_tokenizer.of(Other()) is NONE
+    other = copy.deepcopy(whole)
+    other.encode = lambda text, **options: [7]
+    assert light_tokenizer.of(other) is NONE
