@@ -46,5 +46,21 @@ def _dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
     return interpreter.TensorHandle(product, total.dtype.scalar)
 
 
+@pytest.fixture
+def chained_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that add along the inner axis one by one, as tensor cores do in larger steps: then
+    a sum has the same bits in tiles of all sizes, unless it is split or begun elsewhere."""
+
+    def dot(self: Any, a: Any, b: Any, total: Any, *precision: Any) -> Any:
+        left, right = (_floats(part).astype(np.float32) for part in (a, b))
+        result = total.data.astype(np.float32)
+        with np.errstate(all="ignore"):
+            for column, row in zip(left.T, right, strict=True):
+                result = result + column[:, None] * row
+        return interpreter.TensorHandle(result, total.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
 interpreter._patch_lang_tensor = _patch_tensor_with_index
 interpreter.InterpreterBuilder.create_dot = _dot

@@ -64,7 +64,9 @@ def num_differing(ours: Any, theirs: Any) -> int:
     return int((ours != theirs).sum())
 
 
-@pytest.mark.parametrize("sizes", [[6], [1, 3, 16, 7, 60, 2, 128, 40, 17], [64], [500]], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[6], [1, 3, 16, 7, 60, 2, 128, 40, 17], [64], [129], [300, 200], [500]], ids=str
+)
 def test_in_steps(target: GpuModel, one_by_one: Any, sizes: list[int]) -> None:
     assert num_differing(fed(target, {0: text_of(0, LENGTH)}, sizes)[0], one_by_one) == 0
 
@@ -82,6 +84,31 @@ def test_beside_others_and_in_any_row(
     for row in range(0, num_rows - 1, 5):
         alone = fed(target, {0: texts[row]}, [4])[0]
         assert num_differing(logits[row], alone) == 0
+
+
+def test_a_prompt_in_passes_of_all_widths(target: GpuModel) -> None:
+    """Its keys and values, and the logits of what follows, alone and beside another prompt."""
+    text, other = text_of(5, 2000), text_of(6, 700)
+
+    def read(*sizes: int, beside: bool = False) -> list[Any]:
+        rows, at = target.start(2, 2100), 0
+        for size in sizes:
+            feeds = [text[at : at + size]]
+            if beside and not at:
+                target.score(rows, [0, 1], [*feeds, other], [1, 1])
+                target.commit(rows, [0, 1], [size, len(other)])
+            else:
+                target.score(rows, [0], feeds, [1])
+                target.commit(rows, [0], [size])
+            at += size
+        logits = target.score(rows, [0], [text[at:]], [len(text) - at])[0][-8:]
+        cache = rows.storage.cache
+        return [part[:, 0, :, :at].clone() for part in (cache.keys, cache.values)] + [logits]
+
+    narrow = read(*[128] * 15, 72)
+    for sizes, beside in (((1992,), False), ((1024, 968), True), ((300,) * 6 + (192,), False)):
+        for ours, theirs in zip(read(*sizes, beside=beside), narrow, strict=True):
+            assert num_differing(ours, theirs) == 0
 
 
 def test_in_storage_that_grows(

@@ -183,8 +183,8 @@ def test_which_rounds_are_captured() -> None:
     assert kind(Model(MODEL)) is SampledSteps
     assert kind(Model(DRAFT, temperature=0.5), "ratio") is SampledSteps
     assert kind(rule="typical", drafter=Model(DRAFT)) is SampledSteps
-    assert kind(num_rows=128) is Captured
-    assert kind(num_rows=129) is SampledSteps  # more lanes than a pass has room for
+    assert kind(num_rows=512) is Captured
+    assert kind(num_rows=513) is SampledSteps  # more lanes than a pass has room for
 
 
 @pytest.mark.slow

@@ -65,11 +65,13 @@ def test_lengths_and_sizes_that_are_captured() -> None:
     steered = captures(32, "auto")
     assert steered.sizes == [32, 8, 2]
     assert [steered.size(count) for count in (32, 9, 8, 3, 2, 1)] == [32, 32, 8, 8, 2, 2]
-    assert steered.lengths(32) == [0, 1, 2, 3]
-    assert steered.length(32, [2, 7]) == 3
+    assert steered.lengths(32) == [0, 1, 2, 3, 5, 7]
+    assert captures(128, "auto").lengths(128) == [0, 1, 2, 3]
+    assert captures(128, "auto").length(128, [2, 7]) == 3
     assert [steered.length(8, [count]) for count in (0, 3, 4, 8)] == [0, 3, 5, 7]
     given = captures(64, 5)
-    assert [given.lengths(size) for size in given.sizes] == [[0, 1], [0, 5], [0, 5], [0, 5]]
+    assert [given.lengths(size) for size in given.sizes] == [[0, 5]] * 4
+    assert [captures(count, 0).sizes[0] for count in (128, 129, 200)] == [128, 192, 256]
     assert captures(1, 0).lengths(1) == [0]
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import ge
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forerun.gpu.kernels.attention import attend
+from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
     add_product,
@@ -23,19 +25,24 @@ from forerun.gpu.kernels.layers import (
     head,
     queries_keys_values,
 )
-from forerun.gpu.tiles import TILES, tile
+from forerun.gpu.tiles import Tile, chosen, tile
 from forerun.gpu.weights import Weights
 from forerun.kernels.early_launch import dependent_launch
 
-MOST_TOKENS = 128  # in one pass
-MOST_LOGITS = 64  # rows of logits in one pass
+MOST_TOKENS = 1024  # in one pass
+MOST_OF_ROUND = 512  # in the pass of a captured round
+MOST_LOGITS = 512  # rows of logits in one pass
+NARROW = 128  # tokens of a pass whose size is a power of two; those of others are multiples of it
 FEWEST = 16  # rows of a tensor-core product
 PER_SEGMENT = 16  # tokens of a segment of attention at most
+WHOLE = 8  # tokens of a segment on average, from which on its chunks are not cut
 CHUNK = 128  # keys of a chunk of attention; another number gives other bits
 BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
 ATTENTION_WARPS, ATTENTION_STAGES = 4, 3
+WHOLE_WARPS, WHOLE_STAGES = 4, 2
+ALIGNED = 16  # bytes, of rows that bulk copies read
 
 
 class PassShape(NamedTuple):
@@ -48,6 +55,13 @@ class PassShape(NamedTuple):
     num_chunks: int  # of the longest text, at most
     branch_width: int = 0  # 0: no trees
     num_layers: int = 0  # only the first ones, under the model's own head; 0: all
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a program attends to all chunks of a segment: parts of prompts have programs
+        enough to fill the device."""
+        is_prompt = self.num_tokens > NARROW and self.num_tokens >= WHOLE * self.num_segments
+        return is_prompt and not self.branch_width
 
 
 @dataclass
@@ -135,17 +149,27 @@ class Scratch:
 
 
 class AttentionScratch:
-    """What the chunks of attention hand to the one that adds them up."""
+    """What the chunks of attention hand to the one that adds them up: room for one pass at a time,
+    of this shape or any that needs no more."""
 
     def __init__(self, weights: Weights, shape: PassShape) -> None:
         device = weights.head.device
-        rows = per_tile(weights, shape.per_segment)
-        num = weights.num_key_heads * shape.num_segments
-        wide = triton.next_power_of_2(weights.head_size)
-        chunks = num * shape.num_chunks if shape.num_chunks > 1 else 1
-        self.parts = torch.empty(chunks * rows * wide, dtype=torch.float32, device=device)
-        self.stats = torch.empty(chunks * rows * 2, dtype=torch.float32, device=device)
-        self.done = torch.zeros(num, dtype=torch.int32, device=device)
+        parts, stats, counters = self._sizes(weights, shape)
+        self.parts = torch.empty(parts, dtype=torch.float32, device=device)
+        self.stats = torch.empty(stats, dtype=torch.float32, device=device)
+        self.done = torch.zeros(counters, dtype=torch.int32, device=device)
+
+    def has_room(self, weights: Weights, shape: PassShape) -> bool:
+        there = self.parts.numel(), self.stats.numel(), self.done.numel()
+        return all(map(ge, there, self._sizes(weights, shape)))
+
+    @staticmethod
+    def _sizes(weights: Weights, shape: PassShape) -> tuple[int, int, int]:
+        """Numbers of parts, statistics and counters."""
+        programs = weights.num_key_heads * shape.num_segments
+        is_cut = shape.num_chunks > 1 and not shape.is_whole
+        rows = programs * shape.num_chunks * per_tile(weights, shape.per_segment) if is_cut else 1
+        return rows * int(triton.next_power_of_2(weights.head_size)), 2 * rows, programs
 
 
 def per_tile(weights: Weights, per_segment: int) -> int:
@@ -158,9 +182,31 @@ def padded_segment(weights: Weights, per_segment: int) -> int:
     return int(max(fewest, triton.next_power_of_2(per_segment)))
 
 
-def padded_rows(count: int) -> int:
-    """Rows of a tensor-core product for so many."""
-    return max(FEWEST, int(triton.next_power_of_2(count)))
+def padded_pass(count: int) -> int:
+    """Tokens of the captured pass for so many."""
+    if count > NARROW:
+        return -(-count // NARROW) * NARROW
+    return int(triton.next_power_of_2(count))
+
+
+@cache
+def has_bulk_copies(device: Any) -> bool:
+    """Whether it has an engine that copies tiles to shared memory."""
+    return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+def operands(source: Any, matrix: Any, how: Tile, num_tokens: int) -> dict[str, Any]:
+    """The operands x and w of a product: tensor descriptors (BULK) where several large tiles of
+    tokens meet the same weights, which the copy engine then brings sooner than threads do."""
+    is_bulk = how.rows == NARROW < num_tokens and has_bulk_copies(matrix.device)
+    strides = (one.stride(0) * one.element_size() for one in (source, matrix))
+    if not is_bulk or any(stride % ALIGNED for stride in strides):
+        return {"x": source, "w": matrix, "BULK": False}
+    x, w = (
+        TensorDescriptor.from_tensor(one, [count, how.depth])
+        for one, count in ((source, how.rows), (matrix, how.columns))
+    )
+    return {"x": x, "w": w, "BULK": True}
 
 
 @cache
@@ -190,13 +236,13 @@ def add(
     """Queue result = residual + source @ matrix.T of the first tokens, and what a norm of these
     weights after it needs: `scratch.normed` and `scratch.squares`."""
     out, depth = matrix.shape
-    rows, device = padded_rows(num_tokens), matrix.device
-    how = tile(kernel, rows, depth, shared_memory(device), num_outputs=out)
-    add_product[(-(-out // how.columns),)](
-        source, matrix, residual, norm, result, scratch.normed, scratch.squares, num_tokens, out,
-        K=depth, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=rows,
-        MASKED=out % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
-        **dependent_launch(device),
+    device = matrix.device
+    how = tile(kernel, num_tokens, depth, shared_memory(device), num_outputs=out)
+    add_product[how.grid(num_tokens, out)](
+        residual=residual, norm=norm, y=result, normed=scratch.normed, squares=scratch.squares,
+        M=num_tokens, N=out, K=depth, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth,
+        MP=how.rows, MASKED=out % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
+        **operands(source, matrix, how, num_tokens), **dependent_launch(device),
     )  # fmt: skip
 
 
@@ -216,7 +262,6 @@ class Kernels:
         device = weights.head.device
         self._weights, self._shape, self._inputs = weights, shape, inputs
         self._cache, self._scratch, self._attention = cache, scratch, attention
-        self._rows = padded_rows(shape.num_tokens)
         self._memory = shared_memory(device)
         self._pdl = dependent_launch(device)
 
@@ -239,47 +284,65 @@ class Kernels:
         residual: the residual stream before the layer; None: `scratch.x` too.
         """
         w, shape, scratch = self._weights, self._shape, self._scratch
-        layer, attention, inputs = w.layers[number], self._attention, self._inputs
-        assert attention is not None
+        layer = w.layers[number]
         self.project(number, source, squares)
         keys, values = self._cache.keys[number], self._cache.values[number]
+        self._attend(keys, values)
+        before, m = scratch.x if residual is None else residual, shape.num_tokens
+        add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
+        how = tile("gate_up", m, w.hidden, self._memory, num_outputs=w.inner)
+        gate_up[how.grid(m, w.inner)](
+            squares=scratch.squares, y=scratch.inner, M=m, N=w.inner, eps=w.eps, K=w.hidden,
+            P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
+            MASKED=w.inner % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
+            **operands(scratch.normed, layer.gate_up, how, m), **self._pdl,
+        )  # fmt: skip
+        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, scratch.x, scratch)
+
+    def _attend(self, keys: Any, values: Any) -> None:
+        """Averages of the values, to `scratch.mixed`."""
+        w, shape, inputs, attention = self._weights, self._shape, self._inputs, self._attention
+        scratch, group = self._scratch, int(triton.next_power_of_2(w.group))
+        sizes = {"H": w.num_heads, "KV": w.num_key_heads, "G": w.group, "GP": group,
+                 "HD": w.head_size, "HP": triton.next_power_of_2(w.head_size),
+                 "MQ": padded_segment(w, shape.per_segment), "CHUNK": CHUNK,
+                 "BLOCK": BLOCK_KEYS} | self._pdl  # fmt: skip
+        if shape.is_whole:
+            attend_whole[(w.num_key_heads, shape.num_segments)](
+                scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
+                inputs.segments, keys.shape[2], w.scaling, num_warps=WHOLE_WARPS,
+                num_stages=WHOLE_STAGES, **sizes,
+            )  # fmt: skip
+            return
+        assert attention is not None
         attend[(w.num_key_heads, shape.num_chunks, shape.num_segments)](
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
-            inputs.segments, keys.shape[2], w.scaling, shape.branch_width, H=w.num_heads,
-            KV=w.num_key_heads, G=w.group, GP=triton.next_power_of_2(w.group), HD=w.head_size,
-            HP=triton.next_power_of_2(w.head_size), MQ=padded_segment(w, shape.per_segment),
-            CHUNK=CHUNK, BLOCK=BLOCK_KEYS, TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS,
-            num_stages=ATTENTION_STAGES, **self._pdl,
+            inputs.segments, keys.shape[2], w.scaling, shape.branch_width,
+            TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS, num_stages=ATTENTION_STAGES,
+            **sizes,
         )  # fmt: skip
-        before, m = scratch.x if residual is None else residual, shape.num_tokens
-        add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
-        how = tile("gate_up", self._rows, w.hidden, self._memory, num_outputs=w.inner)
-        gate_up[(-(-w.inner // how.columns),)](
-            scratch.normed, scratch.squares, layer.gate_up, scratch.inner, m, w.inner, w.eps,
-            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=self._rows,
-            MASKED=w.inner % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
-            **self._pdl,
-        )  # fmt: skip
-        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, scratch.x, scratch)
 
     def project(self, number: int, source: Any, squares: Any) -> None:
         """Queries, keys and values of a layer; keys and values to the cache."""
         w, inputs, cache = self._weights, self._inputs, self._cache
-        layer = w.layers[number]
+        layer, m = w.layers[number], self._shape.num_tokens
         keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
         half, heads = w.head_size // 2, w.num_heads + 2 * w.num_key_heads
         columns, num_outputs = max(16, int(triton.next_power_of_2(half))), None  # a whole head
         if layer.head_norms is None:
-            columns, num_outputs = min(columns, TILES["qkv"][self._rows].columns), heads * half
-        how = tile("qkv", self._rows, depth, self._memory, columns, num_outputs)
-        queries_keys_values[(heads * -(-half // how.columns),)](
-            source, squares, layer.qkv, layer.bias, layer.head_norms, self._scratch.queries, keys,
-            values, cache.cos, cache.sin, inputs.rows, inputs.slots, inputs.positions,
-            self._shape.num_tokens, keys.shape[2], w.eps, w.head_eps, K=depth, P=squares.shape[1],
+            columns, num_outputs = min(columns, chosen("qkv", m).columns), heads * half
+        how = tile("qkv", m, depth, self._memory, columns, num_outputs)
+        programs = -(-m // how.rows), heads * -(-half // how.columns)
+        queries_keys_values[programs](
+            squares=squares, bias=layer.bias, head_norms=layer.head_norms,
+            q=self._scratch.queries, keys=keys, values=values, cos=cache.cos, sin=cache.sin,
+            rows=inputs.rows, slots=inputs.slots, positions=inputs.positions, M=m,
+            capacity=keys.shape[2], eps=w.eps, head_eps=w.head_eps, K=depth, P=squares.shape[1],
             H=w.num_heads, KV=w.num_key_heads, HD=w.head_size, BN=how.columns, BK=how.depth,
-            MP=self._rows, BIAS=layer.bias is not None, HEAD_NORM=layer.head_norms is not None,
-            num_warps=how.warps, num_stages=how.stages, **self._pdl,
+            MP=how.rows, BIAS=layer.bias is not None, HEAD_NORM=layer.head_norms is not None,
+            num_warps=how.warps, num_stages=how.stages,
+            **operands(source, layer.qkv, how, m), **self._pdl,
         )  # fmt: skip
 
     def head(self, logits: Any, columns: Any = None) -> None:
@@ -288,13 +351,13 @@ class Kernels:
         columns: (rows of the head,), which column of the logits each of them fills; None: its own.
         """
         w, scratch, count = self._weights, self._scratch, self._shape.num_logits
-        few, num_outputs = padded_rows(count), w.head.shape[0]
-        how = tile("head", few, w.hidden, self._memory, num_outputs=num_outputs)
+        num_outputs = w.head.shape[0]
+        how = tile("head", count, w.hidden, self._memory, num_outputs=num_outputs)
         picked = self._inputs.picked
-        head[(-(-num_outputs // how.columns),)](
+        head[how.grid(count, num_outputs)](
             scratch.normed, scratch.squares, w.head, logits, picked,
             picked if columns is None else columns, count, num_outputs, logits.shape[1], w.eps,
-            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=few,
+            K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
             MASKED=num_outputs % how.columns != 0, MAPPED=columns is not None, num_warps=how.warps,
             num_stages=how.stages, **self._pdl,
         )  # fmt: skip

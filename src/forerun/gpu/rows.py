@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from forerun.gpu.forward import MOST_LOGITS, MOST_TOKENS, PER_SEGMENT, PassShape, num_chunks
+from forerun.gpu.forward import (
+    MOST_LOGITS,
+    MOST_TOKENS,
+    PER_SEGMENT,
+    PassShape,
+    num_chunks,
+    padded_pass,
+)
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage
 from forerun.models.base import Parents, room
@@ -235,14 +242,15 @@ def _passes(lines: Sequence[Line]) -> list[Sequence[Line]]:
 def shape_of(lines: Sequence[Line], num_logits: int) -> PassShape:
     """The smallest captured shape that has room for a pass."""
     segments = segments_of(lines)
-    return PassShape(
-        num_tokens=_power(len(lines)),
+    shape = PassShape(
+        num_tokens=padded_pass(len(lines)),
         num_logits=_power(num_logits, least=0),
         num_segments=_power(len(segments)),
         per_segment=_power(max(count for _, count in segments)),
         num_chunks=num_chunks(max(line.position for line in lines) + 1),
         branch_width=_power(max(len(line.branch) for line in lines), least=0),
     )
+    return shape._replace(num_chunks=1) if shape.is_whole else shape
 
 
 def segments_of(lines: Sequence[Line]) -> list[tuple[int, int]]:
@@ -267,9 +275,9 @@ def fill(inputs: Any, lines: Sequence[Line], asking: Sequence[int]) -> None:
     table = packed[: 5 * m].reshape(5, m)
     table[1] = -1
     count = len(lines)
-    for index, line in enumerate(lines):
-        table[:, index] = line.token, line.row, line.slot, line.position, line.before
-        if width:
+    table[:, :count] = np.array([line[:5] for line in lines], np.int32).T
+    if width:
+        for index, line in enumerate(lines):
             begin = 5 * m + index * width
             branch = line.branch
             if not branch:  # text sees itself like a node without ancestors

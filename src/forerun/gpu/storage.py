@@ -41,7 +41,7 @@ class CapturedPass:
         self.shape = shape
         self.inputs = Inputs.empty(shape, device)
         self._storage = storage
-        self._attention = AttentionScratch(storage.weights, shape)
+        self._attention = storage.attention(shape)
         self._logits = storage.logits("pass", shape.num_logits)
         self._graph: Any = None
         self._num_runs = 0
@@ -73,6 +73,7 @@ class Storage:
         self.num_bytes = weights.num_bytes  # read in a pass
         self.scratch = Scratch(weights, MOST_TOKENS)
         self._logits: dict[tuple[str, int], Any] = {}
+        self._attention: AttentionScratch | None = None
         self.layers: tuple[int, ...] = ()
         self.watched: Any = None
         self._rotary = rotary
@@ -102,6 +103,13 @@ class Storage:
             self._logits[key] = torch.empty(size, dtype=torch.float32, device=device)
         return self._logits[key][:count]
 
+    def attention(self, shape: PassShape) -> AttentionScratch:
+        """Scratch for the attention of a pass, which all passes share; where one needs more, those
+        captured before keep the smaller one that they were captured with."""
+        if self._attention is None or not self._attention.has_room(self.weights, shape):
+            self._attention = AttentionScratch(self.weights, shape)
+        return self._attention
+
     def captured(self, shape: PassShape) -> CapturedPass:
         key = shape, self.layers
         if key not in self._passes:
@@ -119,12 +127,12 @@ class Storage:
         """Forget what was captured; its memory is free at once, without waiting for the garbage
         collector to find the cycle."""
         self._passes, self.rounds, self.lanes = {}, {}, {}
-        self.heads = None
+        self.heads = self._attention = None
 
     def grow(self, num_rows: int, capacity: int) -> None:
         """Make room, and copy what there is."""
         old = self.cache
-        self._passes, self.rounds = {}, {}
+        self._passes, self.rounds, self._attention = {}, {}, None
         self.cache = self._allocate(
             max(num_rows, self.num_rows), rounded_up(max(capacity, self.capacity))
         )

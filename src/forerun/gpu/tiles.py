@@ -1,8 +1,9 @@
 """How the products of a pass are cut into programs.
 
-A tile changes the time of a product and not its bits.  These were found on an H200 by coordinate
-descent on the time of a whole captured pass of an 8-billion model (benchmarks/gpu_tiles.py): each
-kernel alone prefers others, which together are slower.
+A tile changes the time of a product and not its bits.  Those of up to 64 tokens were found on an
+H200 by coordinate descent on the time of a whole captured pass of an 8-billion model
+(benchmarks/gpu_tiles.py): each kernel alone prefers others, which together are slower.  Those of
+more tokens are the fastest of each kernel alone.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 BYTES = 2  # of a weight
+FEWEST_ROWS = 16  # of a tensor-core product
 SHORTEST = 32  # steps
 FEWEST_STAGES = 3
 
 
 class Tile(NamedTuple):
-    """BN output columns per program, in steps of BK inputs."""
+    """Output columns per program, in steps of so many inputs, for so many tokens."""
 
     columns: int
     depth: int
     warps: int
     stages: int
+    rows: int = 0  # tokens per program; 0: all of the pass
+
+    def grid(self, num_tokens: int, num_outputs: int) -> tuple[int, int]:
+        """Programs of a product; tiles of tokens that share weights stand side by side."""
+        return -(-num_tokens // self.rows), -(-num_outputs // self.columns)
 
 
 TILES: dict[str, dict[int, Tile]] = {
@@ -28,34 +35,44 @@ TILES: dict[str, dict[int, Tile]] = {
         16: Tile(32, 256, 4, 4),
         32: Tile(16, 256, 2, 4),
         64: Tile(32, 128, 4, 4),
-        128: Tile(32, 64, 8, 6),
+        128: Tile(64, 64, 4, 4, rows=64),
+        256: Tile(64, 128, 8, 3, rows=128),
+        512: Tile(64, 64, 4, 3, rows=128),
+        1024: Tile(64, 128, 8, 3, rows=128),
     },
     "out": {
         16: Tile(16, 256, 2, 6),
         32: Tile(32, 256, 4, 6),
         64: Tile(32, 128, 4, 6),
-        128: Tile(32, 64, 8, 6),
+        128: Tile(64, 128, 4, 4, rows=64),
+        256: Tile(128, 64, 4, 4, rows=64),
+        512: Tile(128, 64, 8, 4, rows=128),
+        1024: Tile(256, 64, 8, 3, rows=128),
     },
     "gate_up": {
         16: Tile(128, 128, 4, 3),
         32: Tile(64, 128, 4, 3),
         64: Tile(128, 64, 8, 3),
         128: Tile(128, 64, 8, 4),
+        1024: Tile(128, 64, 8, 4, rows=128),
     },
     "down": {
         16: Tile(32, 256, 4, 6),
         32: Tile(32, 512, 4, 3),
         64: Tile(32, 128, 4, 6),
-        128: Tile(32, 64, 8, 6),
+        128: Tile(64, 128, 4, 4, rows=64),
+        256: Tile(128, 64, 4, 4, rows=64),
+        512: Tile(128, 64, 8, 4, rows=128),
+        1024: Tile(256, 64, 8, 3, rows=128),
     },
     "head": {
         16: Tile(256, 128, 2, 3),
         32: Tile(128, 128, 4, 3),
         64: Tile(128, 64, 4, 6),
-        128: Tile(256, 64, 8, 3),
+        1024: Tile(256, 64, 8, 3, rows=128),
     },
 }
-"""By kernel, then by tokens of the pass, padded."""
+"""By kernel, then by the most tokens of a pass."""
 
 
 PAIRED = ("qkv", "gate_up")
@@ -67,6 +84,13 @@ NARROWEST, MOST_NARROWED = 16, 64
 """Columns of a tile; tokens of passes whose tiles are narrowed."""
 
 
+def chosen(kernel: str, num_tokens: int) -> Tile:
+    """The tile of a product of so many tokens."""
+    most = next(most for most in TILES[kernel] if most >= num_tokens)
+    found = TILES[kernel][most]
+    return found if found.rows else found._replace(rows=most)
+
+
 def tile(
     kernel: str,
     num_tokens: int,
@@ -75,25 +99,25 @@ def tile(
     num_columns: int | None = None,
     num_outputs: int | None = None,
 ) -> Tile:
-    """The tile of a product with so many inputs per row, which fits the shared memory of a program.
+    """A tile of a product with so many inputs per row, which fits the shared memory of a program.
 
     num_columns: instead of those of the table.  A step that divides the inputs spares the masks.
     num_outputs: of the product, where its tiles may be narrower than that.
     """
-    chosen = TILES[kernel][num_tokens]
+    made = chosen(kernel, num_tokens)
     if num_columns is not None:
-        chosen = chosen._replace(columns=num_columns)
-    while num_outputs and num_tokens <= MOST_NARROWED and chosen.columns > NARROWEST:
-        if num_outputs > (FEWEST_PROGRAMS - 1) * chosen.columns:
+        made = made._replace(columns=num_columns)
+    while num_outputs and num_tokens <= MOST_NARROWED and made.columns > NARROWEST:
+        if num_outputs > (FEWEST_PROGRAMS - 1) * made.columns:
             break
-        chosen = chosen._replace(columns=chosen.columns // 2, warps=max(2, chosen.warps // 2))
-    width = chosen.columns * (2 if kernel in PAIRED else 1) + num_tokens
-    while chosen.stages * width * chosen.depth * BYTES > memory and chosen.depth > SHORTEST:
-        if chosen.stages > FEWEST_STAGES:
-            chosen = chosen._replace(stages=chosen.stages - 1)
+        made = made._replace(columns=made.columns // 2, warps=max(2, made.warps // 2))
+    width = made.columns * (2 if kernel in PAIRED else 1) + made.rows
+    while made.stages * width * made.depth * BYTES > memory and made.depth > SHORTEST:
+        if made.stages > FEWEST_STAGES:
+            made = made._replace(stages=made.stages - 1)
         else:
-            chosen = chosen._replace(depth=chosen.depth // 2)
-    for step in (chosen.depth, 128, 64, SHORTEST):
-        if step <= chosen.depth and depth % step == 0:
-            return chosen._replace(depth=step)
-    return chosen._replace(depth=min(chosen.depth, 64))
+            made = made._replace(depth=made.depth // 2)
+    for step in (made.depth, 128, 64, SHORTEST):
+        if step <= made.depth and depth % step == 0:
+            return made._replace(depth=step)
+    return made._replace(depth=min(made.depth, 64))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from forerun.base.clock import working
-from forerun.gpu.forward import MOST_TOKENS, num_chunks
+from forerun.gpu.forward import MOST_OF_ROUND, NARROW, num_chunks
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
@@ -32,6 +32,8 @@ MARGIN = 2 * (LONGEST + 1)
 """Slots past a text that two rounds may write to."""
 SHRINK = 4
 """A round has room for the requests at hand, and for less than so many times as many."""
+MANY = 64
+"""Lanes that are added at once where they are more than the tokens of a narrow pass."""
 SHORT = 1024
 """Tokens of a text up to which rounds are captured for all that storage has room for."""
 MOST_SECONDS = 10.0
@@ -65,6 +67,8 @@ class Captures:
         self._is_on_host = is_on_host
         self.tree = tree
         self._top = 1 << max(num_rows - 1, 0).bit_length()
+        if num_rows > NARROW:  # whose passes have whole tiles of tokens
+            self._top = -(-num_rows // MANY) * MANY
         self._warm: dict[int, list[int]] = {}  # by size: the lengths that are captured
         self.seconds = 0.0  # that captures took so far
         for size in self.sizes:  # now, so that memory does not grow when one is met late
@@ -86,7 +90,7 @@ class Captures:
 
     def lengths(self, size: int) -> list[int]:
         """Draft lengths of rounds of so many lanes, rising from 0."""
-        most = MOST_TOKENS // size - 1
+        most = MOST_OF_ROUND // size - 1
         if size in self._warm:
             return self._warm[size]
         if self.tree is not None:

@@ -52,14 +52,14 @@ def _captured(
     from forerun.drafters.forced import Forced
     from forerun.drafters.heads import Heads
     from forerun.drafters.model import Model
-    from forerun.gpu.forward import MOST_TOKENS
+    from forerun.gpu.forward import MOST_OF_ROUND
     from forerun.gpu_rounds.device_drafter import DeviceDrafter
     from forerun.gpu_rounds.device_heads import device_heads, tree_for
     from forerun.gpu_rounds.executor import Captured
     from forerun.gpu_rounds.host_drafts import HostDrafts, drafts_beside
 
     drafter, num_rows = drafting.drafter, len(state.lengths)
-    if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_TOKENS:
+    if type(rule) not in (Match, Ratio, Block) or num_rows > MOST_OF_ROUND:
         return None
     if drafter is None:
         return Captured(target, state, DeviceDrafter(drafting), rule, 0)

@@ -12,7 +12,7 @@ from forerun.drafters.heads.torch_runner import TorchRunner
 from forerun.engine.drafting import Drafting
 from forerun.engine.plan import Span
 from forerun.engine.steering.draft_planning import TREE_HEIGHT
-from forerun.gpu.forward import MOST_TOKENS
+from forerun.gpu.forward import NARROW
 from forerun.gpu.heads_rows import HeadsRows
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.rows import GpuRows
@@ -72,7 +72,7 @@ def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: 
     not, and under a rule other than `match`."""
     height = TREE_HEIGHT if draft_length == "auto" else draft_length
     num_lanes = 1 << max(num_rows - 1, 0).bit_length()
-    most = MOST_TOKENS // num_lanes - 1
+    most = NARROW // num_lanes - 1
     if isinstance(tree, int):
         tree = best_tree(PROFILE, min(tree, most, MARGIN - height - 1), height)
     fits = 0 < len(tree) <= most and len(tree) + tree.height < MARGIN

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forerun.gpu.forward import AttentionScratch, Inputs, PassShape, launch
+from forerun.gpu.forward import Inputs, PassShape, launch
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu.kernels.heads import draft_entry, join_followers
 from forerun.gpu.kernels.lanes import first_draft_inputs, next_draft_inputs
@@ -32,7 +32,7 @@ class Pass:
     ) -> None:
         self.inputs = Inputs.empty(shape, storage.weights.head.device)
         self._storage, self._shape = storage, shape
-        self._attention = AttentionScratch(storage.weights, shape)
+        self._attention = storage.attention(shape)
         self._logits = logits
         self._watched, self._layers = watched, layers
 
@@ -86,7 +86,7 @@ class HeadsSteps:
         self._draft = draft
         self._inputs = Inputs.empty(shape, device)
         self._inputs.picked.copy_(torch.arange(num_lanes))
-        self._attention = AttentionScratch(draft.weights, shape)
+        self._attention = draft.attention(shape)
 
     def queue(self, step: int, lanes: Lanes, sampled: Outcome, drafts: Any, logits: Any) -> None:
         """Launch a step, which fills in logits (lanes, V); a later one begins with the token that

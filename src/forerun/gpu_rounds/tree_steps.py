@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 
-from forerun.gpu.forward import AttentionScratch, Inputs, PassShape
+from forerun.gpu.forward import Inputs, PassShape
 from forerun.gpu.heads_storage import HeadsStorage
 from forerun.gpu_rounds.draft_steps import HeadsSteps
 from forerun.gpu_rounds.kernels.tree_rounds import join_path, level_entry, race_children
@@ -75,7 +75,7 @@ class _Level:
         shape = PassShape(count, count, count, 1, num_chunks, branch_width=height)
         self.inputs = Inputs.empty(shape, device)
         self.inputs.picked.copy_(torch.arange(count))
-        self.attention = AttentionScratch(draft.weights, shape)
+        self.attention = draft.attention(shape)
 
     def enter(self, lanes: Lanes, drafts: Any, num_before: int) -> None:
         """Launch the kernel that makes the entries, whose features go to `fused`."""

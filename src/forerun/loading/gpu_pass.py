@@ -70,22 +70,27 @@ def _reproduces(plain: Any, candidate: Any) -> bool:
         return probe.agrees_on_trees_with(candidate.start(2, 16)) and keeps_bits(candidate)
 
 
-def keeps_bits(model: Any, count: int = 48) -> bool:
+def keeps_bits(model: Any, count: int = 48, long: int = 300) -> bool:
     """Whether a text's logits are the same bits fed token by token and in passes of other sizes,
-    of which the largest is padded by another row: it rests on how this device adds up."""
-    text = [(7 + 7919 * (i + 1) ** 2) % model.vocab_size for i in range(128)]
+    one of which is padded by another row and one is wide: it rests on how this device adds up."""
+    text = [(7 + 7919 * (i + 1) ** 2) % model.vocab_size for i in range(long)]
 
     def fed(*sizes: int, beside: int = 0) -> Any:
-        state, logits, at = model.start(2, 256), [], 0
+        """The logits of the first tokens, of the last ones in each pass."""
+        state, logits, at = model.start(2, long), [], 0
         for size in sizes:
-            rows, feeds, asked = [0], [text[at : at + size]], [size]
+            asked = min(size, count)
+            rows, feeds, counts = [0], [text[at : at + size]], [asked]
             if beside:
-                rows, feeds, asked = [0, 1], [*feeds, text[:beside]], [size, 1]
-            logits.append(model.score(state, rows, feeds, asked)[0, :size])
+                rows, feeds, counts = [0, 1], [*feeds, text[:beside]], [asked, 1]
+            logits.append(model.score(state, rows, feeds, counts)[0, :asked])
             model.commit(state, rows, [len(feed) for feed in feeds])
             at += size
         return torch.cat(logits)
 
     alone = fed(*([1] * count))
     others = fed(16, 16, 16), fed(count), fed(count, beside=80)
-    return all(torch.equal(alone, other) for other in others)
+    wide, narrow = fed(long), fed(100, 100, long - 200)
+    return all(torch.equal(alone, other) for other in others) and torch.equal(
+        wide, narrow[-len(wide) :]
+    )

@@ -16,6 +16,28 @@ NOTHING = tl.constexpr(-1e30)
 """Less than any score."""
 
 
+@triton.jit
+def _add_block(query, key, value, visible, ones, scale, most, total, mixed):
+    """Add a block of keys to a chunk: the largest score (R,), the sum of the weights (R, ONES) and
+    of the values (R, HP), both relative to it."""
+    scores = tl.where(visible, tl.dot(query, tl.trans(key)) * scale, NOTHING)
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0).to(value.dtype)
+    fade = tl.exp(most - higher)[:, None]
+    mixed = tl.dot(weights, value, mixed * fade)
+    total = tl.dot(weights, ones, total * fade)
+    return higher, total, mixed
+
+
+@triton.jit
+def _add_chunk(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
+    """Add a chunk to those before it; sums (R,)."""
+    higher = tl.maximum(most, chunk_most)
+    fade, gain = tl.exp(most - higher), tl.exp(chunk_most - higher)
+    mixed = mixed * fade[:, None] + chunk_mixed * gain[:, None]
+    return higher, sums * fade + chunk_sums * gain, mixed
+
+
 @triton.jit(do_not_specialize=["capacity", "width"])
 def attend(
     q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, capacity,
@@ -68,16 +90,9 @@ def attend(
         at = (base + slot)[:, None] * HD + d[None, :]
         inside = (t < seen)[:, None] & (d < HD)[None, :]
         key = tl.load(keys + at, mask=inside, other=0.0)
-        visible = t[None, :] <= place[:, None]
-        scores = tl.where(visible, tl.dot(query, tl.trans(key)) * scale, NOTHING)
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0)
-        fade = tl.exp(most - higher)[:, None]
         value = tl.load(values + at, mask=inside, other=0.0)
-        weights = weights.to(value.dtype)
-        mixed = tl.dot(weights, value, mixed * fade)
-        total = tl.dot(weights, ones, total * fade)
-        most = higher
+        visible = t[None, :] <= place[:, None]
+        most, total, mixed = _add_block(query, key, value, visible, ones, scale, most, total, mixed)
     if num_chunks == 1:
         result = mixed / tl.max(total, 1)[:, None]
         tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
@@ -99,12 +114,59 @@ def attend(
             for other in range(num_chunks):
                 part = (mine + other).to(tl.int64) * R + r
                 theirs = tl.load(stats + part * 2)
-                higher = tl.maximum(most, theirs)
-                fade, gain = tl.exp(most - higher), tl.exp(theirs - higher)
-                values_of_part = tl.load(parts + part[:, None] * HP + d[None, :])
-                mixed = mixed * fade[:, None] + values_of_part * gain[:, None]
-                sums = sums * fade + tl.load(stats + part * 2 + 1) * gain
-                most = higher
+                their_sums = tl.load(stats + part * 2 + 1)
+                their_mixed = tl.load(parts + part[:, None] * HP + d[None, :])
+                most, sums, mixed = _add_chunk(most, sums, mixed, theirs, their_sums, their_mixed)
             result = mixed / sums[:, None]
             tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
             tl.store(counter, 0)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def attend_whole(
+    q, keys, values, out, rows, slots, segments, capacity, scale, H: tl.constexpr,
+    KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr,
+    MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same averages, one program per key head and segment, which adds up all chunks itself:
+    for passes of many segments, which fill the device without being cut.  The last segments, whose
+    texts are the longest where a prompt is read, come first.  No trees."""
+    head, segment = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    R: tl.constexpr = MQ * GP
+    r = tl.arange(0, R)
+    member, group = r // GP, r % GP
+    d = tl.arange(0, HP)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    first = tl.load(segments + 2 * segment)
+    count = tl.load(segments + 2 * segment + 1)
+    if count == 0:
+        return
+    base = (tl.load(rows + first).to(tl.int64) * KV + head) * capacity
+    place = tl.load(slots + first + member, mask=member < count, other=0)
+    seen = tl.load(slots + first + count - 1) + 1  # by the last token
+    there = ((member < count) & (group < G))[:, None] & (d < HD)[None, :]
+    where = (first + member)[:, None] * (H * HD) + (head * G + group)[:, None] * HD + d[None, :]
+    query = tl.load(q + where, mask=there, other=0.0)
+    most = tl.full((R,), NOTHING, tl.float32)
+    sums = tl.zeros((R,), tl.float32)
+    mixed = tl.zeros((R, HP), tl.float32)
+    ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
+    for begin in range(0, seen, CHUNK):
+        chunk_most = tl.full((R,), NOTHING, tl.float32)
+        total = tl.zeros((R, ONES), tl.float32)
+        part = tl.zeros((R, HP), tl.float32)
+        for block in range(begin, tl.minimum(begin + CHUNK, seen), BLOCK):
+            t = block + tl.arange(0, BLOCK)
+            at = (base + t)[:, None] * HD + d[None, :]
+            inside = (t < seen)[:, None] & (d < HD)[None, :]
+            key = tl.load(keys + at, mask=inside, other=0.0)
+            value = tl.load(values + at, mask=inside, other=0.0)
+            visible = t[None, :] <= place[:, None]
+            chunk_most, total, part = _add_block(
+                query, key, value, visible, ones, scale, chunk_most, total, part
+            )
+        most, sums, mixed = _add_chunk(most, sums, mixed, chunk_most, tl.max(total, 1), part)
+    result = mixed / sums[:, None]
+    tl.store(out + where, result.to(out.dtype.element_ty), mask=there)

@@ -10,8 +10,9 @@ of a fixed length, which are added up in order by the program that finishes last
 A norm is a scale after the product.  Rotary embedding and the write to the cache end the product
 that makes queries, keys and values; the activation and the residual sum end the others.
 
-Sizes: M tokens in a pass, padded to MP; hidden size K; H query heads, KV key heads, G = H / KV;
-head size HD.  A token whose row is negative is padding.
+Programs are numbered by tiles of MP tokens, then by tiles of weights, so that those which share
+weights run together.  Sizes: M tokens in a pass; hidden size K; H query heads, KV key heads,
+G = H / KV; head size HD.  A token whose row is negative is padding.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ def _after_wait(begin):
 
 @triton.jit
 def products(
-    x, at, keep, first, second, columns, inside, K: tl.constexpr, BK: tl.constexpr,
-    MP: tl.constexpr, BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+    x, at, keep, first, second, inside, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BN: tl.constexpr, PAIR: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x @ first.T, and x @ second.T if PAIR, of one tile.
 
     x: rows `at` (MP,) of length K, those with `keep`.  If PDL, the kernel before this one may be
         making it: the first weights are asked for, then that kernel is waited for.
-    first, second: matrices of rows of length K; those named by `columns` (BN,) and `inside`.
+    first, second: the rows of length K where the tile begins, of which BN follow each other; those
+        with `inside` (BN,) exist.
     """
+    columns = tl.arange(0, BN)
     a = tl.zeros((MP, BN), tl.float32)
     b = tl.zeros((MP, BN), tl.float32)
     for begin in range(0, K, BK):
@@ -75,6 +78,29 @@ def products(
         a = tl.dot(values, tl.trans(wa), a)
         if PAIR:
             b = tl.dot(values, tl.trans(wb), b)
+    if PDL:
+        gdc_launch_dependents()
+    return a, b
+
+
+@triton.jit
+def bulk_products(
+    x, row, w, first, second, K: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BN: tl.constexpr, PAIR: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The tile of `products` that begins at these rows of x and w, which are tensor descriptors:
+    tiles come by the bulk copy engine, and what lies outside of them is 0."""
+    if PDL:
+        gdc_wait()
+    a = tl.zeros((MP, BN), tl.float32)
+    b = tl.zeros((MP, BN), tl.float32)
+    for begin in range(0, K, BK):
+        values = x.load([row, begin])
+        wa = w.load([first, begin])
+        a = tl.dot(values, wa.T, a)
+        if PAIR:
+            wb = w.load([second, begin])
+            b = tl.dot(values, wb.T, b)
     if PDL:
         gdc_launch_dependents()
     return a, b
@@ -139,21 +165,29 @@ def final_norm(x, norm, y, stride, eps, K: tl.constexpr, KP: tl.constexpr):
 @triton.jit(do_not_specialize=["M"])
 def add_product(
     x, w, residual, norm, y, normed, squares, M, N, K: tl.constexpr, P: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
+    BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = residual + x (M, K) @ w (N, K).T, and what the norm after it needs: y times the
     norm's weights, and sums of the squares of PARTIAL columns each (M, P).
 
     residual: not of the kernel before this one, which is not waited for here (dependent.py).
     """
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.arange(0, MP)
+    row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
+    n = column + tl.arange(0, BN)
+    m = row + tl.arange(0, MP)
     keep, inside = m < M, n < N
     where = m[:, None] * N + n[None, :]
     there = keep[:, None] & inside[None, :]
-    scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
-    before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
-    a, _ = products(x, m, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED, PDL)
+    if BULK:
+        a, _ = bulk_products(x, row, w, column, column, K, BK, MP, BN, False, PDL)
+        before = tl.load(residual + where, mask=there, other=0.0)
+        scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
+    else:
+        scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
+        before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
+        tile = w + tl.cast(column, tl.int64) * K
+        a, _ = products(x, m, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
     a += before.to(tl.float32)
     rounded = a.to(y.dtype.element_ty)
     tl.store(y + where, rounded, mask=there)
@@ -163,7 +197,7 @@ def add_product(
     member = (tl.arange(0, BN) // PARTIAL)[:, None] == part[None, :]
     zeros = tl.zeros((MP, ONES), tl.float32)
     sums = exact_dot(a * a, member.to(tl.float32).to(tl.bfloat16), zeros)
-    place = tl.program_id(0) * (BN // PARTIAL) + part
+    place = tl.program_id(1) * (BN // PARTIAL) + part
     there = keep[:, None] & ((part < BN // PARTIAL) & (place < P))[None, :]
     tl.store(squares + m[:, None] * P + place[None, :], sums, mask=there)
 
@@ -175,11 +209,12 @@ def head(
     MAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.arange(0, MP)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = tl.program_id(0) * MP + tl.arange(0, MP)
     keep, inside = m < M, n < N
     at = tl.load(picked + m, mask=keep, other=0, cache_modifier=".cg")
-    a, _ = products(x, at, keep, w, w, n, inside, K, BK, MP, BN, False, MASKED, PDL)
+    tile = w + tl.cast(tl.program_id(1) * BN, tl.int64) * K
+    a, _ = products(x, at, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
     a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None]
     column = tl.load(columns + n, mask=inside, other=0) if MAPPED else n
     where = m[:, None].to(tl.int64) * width + column[None, :]
@@ -189,14 +224,20 @@ def head(
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
     x, squares, w, y, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, PDL: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, BULK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = silu(gate) * up, both products of the normalised x with w (2 N, K)."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.arange(0, MP)
+    row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
+    n = column + tl.arange(0, BN)
+    m = row + tl.arange(0, MP)
     keep, inside = m < M, n < N
-    up = w + tl.cast(N, tl.int64) * K
-    gate, up = products(x, m, keep, w, up, n, inside, K, BK, MP, BN, True, MASKED, PDL)
+    if BULK:
+        gate, up = bulk_products(x, row, w, column, N + column, K, BK, MP, BN, True, PDL)
+    else:
+        tile = w + tl.cast(column, tl.int64) * K
+        other = tile + tl.cast(N, tl.int64) * K
+        gate, up = products(x, m, keep, tile, other, inside, K, BK, MP, BN, True, MASKED, PDL)
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     gate *= scale
     up *= scale
@@ -210,7 +251,7 @@ def queries_keys_values(
     x, squares, w, bias, head_norms, q, keys, values, cos, sin, rows, slots, positions, M,
     capacity, eps, head_eps, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
     HD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr,
-    HEAD_NORM: tl.constexpr, PDL: tl.constexpr,
+    HEAD_NORM: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to q (M, H * HD); keys and values to the cache (rows, KV, capacity, HD).
 
@@ -219,21 +260,26 @@ def queries_keys_values(
     """
     HALF: tl.constexpr = HD // 2
     PARTS: tl.constexpr = (HALF + BN - 1) // BN
-    head = tl.program_id(0) // PARTS
-    d = (tl.program_id(0) % PARTS) * BN + tl.arange(0, BN)
-    m = tl.arange(0, MP)
+    row, head = tl.program_id(0) * MP, tl.program_id(1) // PARTS
+    begin = (tl.program_id(1) % PARTS) * BN
+    d = begin + tl.arange(0, BN)
+    m = row + tl.arange(0, MP)
     keep, inside = m < M, d < HALF
-    n = head * HD + d
-    second = w + HALF * K
-    a, b = products(x, m, keep, w, second, n, inside, K, BK, MP, BN, True, HALF % BN != 0, PDL)
+    n, column = head * HD + d, head * HD + begin
+    if BULK:
+        a, b = bulk_products(x, row, w, column, column + HALF, K, BK, MP, BN, True, PDL)
+    else:
+        tile = w + tl.cast(column, tl.int64) * K
+        other = tile + HALF * K
+        a, b = products(x, m, keep, tile, other, inside, K, BK, MP, BN, True, HALF % BN != 0, PDL)
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     a *= scale
     b *= scale
     if BIAS:
         a += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
         b += tl.load(bias + n + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-    row = tl.load(rows + m, mask=keep, other=-1)
-    keep = keep & (row >= 0)
+    cache_row = tl.load(rows + m, mask=keep, other=-1)
+    keep = keep & (cache_row >= 0)
     there = keep[:, None] & inside[None, :]
     if head < H + KV:
         if HEAD_NORM:
@@ -253,9 +299,10 @@ def queries_keys_values(
     if head < H:
         o = q + m[:, None] * (H * HD) + n[None, :]
     elif head < H + KV:
-        o = keys + ((row.to(tl.int64) * KV + head - H) * capacity + slot)[:, None] * HD + d[None, :]
+        o = keys + ((cache_row.to(tl.int64) * KV + head - H) * capacity + slot)[:, None] * HD
+        o += d[None, :]
     else:
-        o = values + ((row.to(tl.int64) * KV + head - H - KV) * capacity + slot)[:, None] * HD
+        o = values + ((cache_row.to(tl.int64) * KV + head - H - KV) * capacity + slot)[:, None] * HD
         o += d[None, :]
     tl.store(o, a.to(q.dtype.element_ty), mask=there)
     tl.store(o + HALF, b.to(q.dtype.element_ty), mask=there)
