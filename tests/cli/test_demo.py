@@ -8,6 +8,7 @@ import pytest
 
 import forerun as fr
 from forerun.cli import demo, main
+from forerun.models.base import CpuPass
 
 Capture = pytest.CaptureFixture[str]
 
@@ -32,10 +33,10 @@ def test_plain_and_speculative_are_the_same_text(
 def test_compiling_is_announced_where_there_is_something_to_compile(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
-    class LeanModel:
+    class OnOurPass(CpuPass):
         name = "one on the lean pass"
 
-    monkeypatch.setattr(demo, "load_target", lambda _: LeanModel())
+    monkeypatch.setattr(demo, "load_target", lambda _: OnOurPass())
     monkeypatch.setattr(demo, "generate", lambda *_, **__: None)
     monkeypatch.setattr(demo, "_compare", lambda *_: 0)
     monkeypatch.setattr("forerun.base.clock.is_code_kept", True)
