@@ -10,6 +10,7 @@ leave them after it, and each can be aborted alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from forerun.base.clock import compiled, now, working
@@ -66,7 +67,7 @@ class Engine:
         self._planner.start(num_rows, getattr(self._executor, "ladder", None))
         self.on_entry: Callable[[Request], None] | None = None  # called when one is given a row
         self._num_submitted = 0
-        self._has_deadlines = False
+        self._deadlines: list[tuple[float, int]] = []  # a heap of deadlines and numbers
 
     @property
     def busy(self) -> bool:
@@ -92,7 +93,8 @@ class Engine:
         request.number = self._num_submitted
         self._schedule.submit(request)
         self._num_submitted += 1
-        self._has_deadlines |= request.deadline is not None
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.number))
         return request.number
 
     def abort(self, number: int, reason: str = "aborted") -> Request:
@@ -102,7 +104,7 @@ class Engine:
                 request.finish_reason = reason
                 self._leave(row)
                 return request
-        request = self._schedule.remove(number)
+        request = self._schedule.waiting.remove(number)
         request.finish_reason = reason
         return request
 
@@ -119,7 +121,7 @@ class Engine:
 
     def step(self) -> list[tuple[Request, int]]:
         """One round: the requests that took part or ended, each with how many tokens it gained."""
-        ended = [(request, 0) for request in self._expire()] if self._has_deadlines else []
+        ended = [(request, 0) for request in self._expire()] if self._deadlines else []
         compiled_before = compiled()
         self._schedule.admit(self._enter)
         plan = self._planner.complete(self._schedule.plan())
@@ -167,12 +169,13 @@ class Engine:
 
     def _expire(self) -> Sequence[Request]:
         """End the requests whose time is up."""
-        time = now()
-        late = [
-            request.number
-            for request in (*self.running, *self._schedule.waiting)
-            if request.deadline is not None and request.deadline <= time
-        ]
+        time, late = now(), []
+        while self._deadlines and self._deadlines[0][0] <= time:
+            _, number = heappop(self._deadlines)
+            if number in self._schedule.waiting or any(
+                one.number == number for one in self.running
+            ):
+                late.append(number)
         return [self.abort(number, "deadline") for number in late]
 
     def _enter(self, row: int, request: Request) -> None:
@@ -188,4 +191,4 @@ class Engine:
         }
         self._drafting.release(row, others)
         self._planner.leave(row)
-        self._seats.leave(row)
+        self._schedule.leave(row)

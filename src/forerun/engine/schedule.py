@@ -1,20 +1,19 @@
 """Who takes part in the next round, and with how much of its text.
 
-Requests wait in the order of their priority.  Among equals, the owner with the fewest rows comes
-first, then who came first.  Everyone who is being answered takes part in every round.  Texts that
-still have to be read share what room the round has left, so several take no longer than one.
+Everyone who is being answered takes part in every round.  Texts that still have to be read share
+what room the round has left, so several take no longer than one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from forerun.base.errors import EngineFullError, InputError, explain
+from forerun.base.errors import EngineFullError, explain
 from forerun.engine.pacing import Pacing
 from forerun.engine.plan import RoundPlan, Span
+from forerun.engine.queue import Queue
 from forerun.engine.request import Request
 from forerun.engine.seats import Seats
 
@@ -22,6 +21,8 @@ MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
 MOST_PACED_TOKENS = 512
 """The same where requests come at any moment: a newcomer waits until the round is over."""
+MOST_PASSED_OVER = 64
+"""Requests that others overtake at most, because their beginning is just being read."""
 
 Seated = tuple[int, Request]
 """A row and its request."""
@@ -46,7 +47,7 @@ class Schedule:
     def __init__(
         self, seats: Seats, state: Any, *, is_paced: bool, max_waiting: int | None = None
     ) -> None:
-        self.waiting: list[Request] = []
+        self.waiting = Queue()
         self._seats = seats
         self._state = state
         self._max_waiting = max_waiting
@@ -56,21 +57,27 @@ class Schedule:
 
     def submit(self, request: Request) -> None:
         check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
-        self.waiting.append(request)
+        self.waiting.push(request)
 
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
         """Let waiting requests into free rows.  One whose beginning another row is just reading
         waits until it can take that over."""
-        waiting = list(self.waiting)
-        while waiting and self._seats.num_free:
-            rows = Counter(other.owner for other in self._seats.occupants if other is not None)
-            waiting.sort(key=lambda one: (-one.priority, rows[one.owner], one.number))
-            while waiting and self._seats.is_being_read(waiting[0]):
-                del waiting[0]
-            if waiting:
-                request = waiting.pop(0)
-                self.waiting.remove(request)
+        passed_over: list[Request] = []
+        while self._seats.num_free and len(passed_over) < MOST_PASSED_OVER:
+            request = self.waiting.pop()
+            if request is None:
+                break
+            if self._seats.is_being_read(request):
+                passed_over.append(request)
+            else:
                 welcome(self._seats.enter(request), request)
+        for request in reversed(passed_over):
+            self.waiting.put_back(request)
+
+    def leave(self, row: int) -> None:
+        """The request of a row is over."""
+        request = self._seats.leave(row)
+        self.waiting.row_left(request.owner)
 
     def plan(self) -> RoundPlan:
         """The next round: all rows that are being answered, and parts of texts to be read."""
@@ -118,12 +125,3 @@ class Schedule:
         if self._pacing is not None and num_answered:
             num_tokens = sum(span.end - span.start for span in new)
             self._pacing.learn(seconds, num_answered, num_tokens)
-
-    def remove(self, number: int) -> Request:
-        """Take a waiting request out of the queue."""
-        for request in self.waiting:
-            if request.number == number:
-                self.waiting.remove(request)
-                return request
-        wrong = "No request of that number is waiting or running."
-        raise InputError(explain(wrong, number, "It may have ended, or been aborted, already."))

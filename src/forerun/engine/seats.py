@@ -58,8 +58,8 @@ class Seats:
         request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
         return row
 
-    def leave(self, row: int) -> None:
-        """The request of a row is over; the row keeps what it stores until it is needed."""
+    def leave(self, row: int) -> Request:
+        """Take the request out of a row, which keeps what it stores until it is needed."""
         request = self.occupants[row]
         assert request is not None
         self.occupants[row] = None
@@ -68,6 +68,7 @@ class Seats:
         self._changes.append(RowChange("leave", (row,)))
         if not self._can_share:
             self._change("release", row)
+        return request
 
     def take_changes(self) -> Sequence[RowChange]:
         """What happened to rows since this was last asked."""

@@ -1,0 +1,105 @@
+"""Requests that wait for a row, in the order in which they are given one.
+
+A higher priority comes first.  Among equals the owner with the fewest rows comes first, then who
+came first.  The next request is found as fast among a hundred thousand as among ten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from forerun.base.errors import InputError, explain
+from forerun.engine.request import Request
+
+Line = deque[Request]
+"""Requests of one owner and priority, the first to come first."""
+
+
+class Queue:
+    """The requests of one engine that have no row, and how many rows each owner has."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Request] = {}  # by number
+        self._lines: dict[str, dict[int, Line]] = {}  # by owner and priority; may hold removed ones
+        self._rows: Counter[str] = Counter()
+        # Each line's place: its priority, negative, its owner's rows, its first number, its owner.
+        # A place that has changed is pushed again; the old one is skipped when it is met.
+        self._places: list[tuple[int, int, int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waiting
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting.values())
+
+    def push(self, request: Request) -> None:
+        """Let a request wait behind the others of its owner and priority."""
+        self._waiting[request.number] = request
+        line = self._lines.setdefault(request.owner, {}).setdefault(request.priority, deque())
+        line.append(request)
+        if len(line) == 1:
+            self._place(request.owner, request.priority)
+
+    def put_back(self, request: Request) -> None:
+        """Undo the `pop` of a request."""
+        self._waiting[request.number] = request
+        lines = self._lines.setdefault(request.owner, {})
+        lines.setdefault(request.priority, deque()).appendleft(request)
+        self.row_left(request.owner)
+
+    def pop(self) -> Request | None:
+        """Give the next request a row; None if nobody waits."""
+        while self._places:
+            place = heappop(self._places)
+            priority, _, number, owner = -place[0], *place[1:]
+            line = self._lines.get(owner, {}).get(priority)
+            if not line or self._place_of(owner, priority) != place:
+                continue
+            request = line.popleft()
+            self._place(owner, priority)
+            if self._waiting.pop(number, None) is not None:
+                self._rows[owner] += 1
+                self._place_all(owner)
+                return request
+        return None
+
+    def row_left(self, owner: str) -> None:
+        """An owner has a row less."""
+        self._rows[owner] -= 1
+        if not self._rows[owner]:
+            del self._rows[owner]
+        self._place_all(owner)
+
+    def remove(self, number: int) -> Request:
+        """Take a request out that will not have a row."""
+        if number not in self._waiting:
+            wrong = "No request of that number is waiting or running."
+            raise InputError(explain(wrong, number, "It may have ended, or been aborted, already."))
+        return self._waiting.pop(number)
+
+    def clear(self) -> None:
+        """Forget all who wait."""
+        self._waiting.clear()
+        self._lines.clear()
+        self._places.clear()
+
+    def _place_of(self, owner: str, priority: int) -> tuple[int, int, int, str]:
+        return -priority, self._rows[owner], self._lines[owner][priority][0].number, owner
+
+    def _place(self, owner: str, priority: int) -> None:
+        """Note the place of a line; one that is empty has none."""
+        if self._lines[owner][priority]:
+            heappush(self._places, self._place_of(owner, priority))
+        else:
+            del self._lines[owner][priority]
+            if not self._lines[owner]:
+                del self._lines[owner]
+
+    def _place_all(self, owner: str) -> None:
+        for priority in list(self._lines.get(owner, ())):
+            self._place(owner, priority)
