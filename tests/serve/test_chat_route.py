@@ -6,16 +6,20 @@ import json
 from typing import Any
 
 import pytest
+from serving import run
 from talking import (
     CHAT,
+    COMPLETIONS,
     HERMES,
     MESSAGES,
+    RESPONSES,
     Sayer,
     answer_to,
     generations,
     offer_of,
     refusal,
     talker,
+    talking,
 )
 
 import forerun as fr
@@ -182,6 +186,29 @@ def test_any_json_object() -> None:
     body = {**BODY, "response_format": {"type": "json_object"}, "max_tokens": 3}
     (choice,) = answer_to(CHAT, body)["choices"]
     assert choice["message"]["content"].lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**BODY, "response_format": {"type": "json_object"}}),
+        (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}),
+        (RESPONSES, {"input": "a", "text": {"format": {"type": "json_object"}}}),
+    ],
+)
+def test_a_least_number_of_tokens_and_a_format_that_may_be_complete_earlier(
+    path: str, body: dict[str, Any]
+) -> None:
+    """The engine would find no token at all: with both of them it had to fail."""
+
+    async def work() -> Any:
+        async with talking() as ask:
+            return [await ask(path, {**body, "min_tokens": count}) for count in (3, 0)]
+
+    refused, answered = run(work())
+    assert (refused.status, answered.status) == (400, 200)
+    error = refused.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "min_tokens")
 
 
 def test_two_names_for_one_limit() -> None:

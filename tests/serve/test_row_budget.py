@@ -72,9 +72,15 @@ class Line:
             self._ends[name].set()
         await settle()
 
-    async def give_up(self, name: str) -> None:
+    def cancel(self, name: str) -> None:
         self._tasks[name].cancel()
+
+    async def give_up(self, name: str) -> None:
+        self.cancel(name)
         await settle()
+
+    def failure(self, name: str) -> BaseException | None:
+        return self._tasks[name].exception()
 
 
 def test_one_engine_has_a_few_choices_in_its_own_queue() -> None:
@@ -138,6 +144,28 @@ def test_who_gives_up_keeps_no_row(is_waiting: bool) -> None:
         await line.give_up("second" if is_waiting else "first")
         await line.go("first")
         assert line.entered == ["first", "third" if is_waiting else "second"]
+
+    run(main())
+
+
+def test_a_row_is_not_given_to_one_who_gave_up_in_the_same_step() -> None:
+    async def main() -> None:
+        line = Line(1)
+        line.come("first")
+        await settle()
+        for name in ("gone", "next"):
+            line.come(name, B)
+        await settle()
+        ending = asyncio.create_task(line.go("first"))  # runs before the cancelled one does
+        await asyncio.sleep(0)
+        line.cancel("gone")
+        await ending
+        assert line.entered == ["first", "next"]
+        await line.go("next")
+        assert [str(line.failure(name)) for name in ("first", "next")] == ["None", "None"]
+        line.come("last", A)
+        await settle()
+        assert line.entered[-1] == "last"
 
     run(main())
 

@@ -29,6 +29,11 @@ class _Waiter:
     number: int
     turn: asyncio.Future[None]
 
+    @property
+    def has_row(self) -> bool:
+        """Whether it was given one.  Who is cancelled leaves the line a step later."""
+        return self.turn.done() and not self.turn.cancelled()
+
 
 class RowBudget:
     """Hands out rows, from coroutines.
@@ -60,15 +65,15 @@ class RowBudget:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await turn
-            yield waiter not in self._waiting
+            yield waiter.has_row
         finally:
             self._give_back(waiter)
             self._hand_out()
 
     def _hand_out(self) -> None:
         """Give rows to those whose turn it is; nobody overtakes one for whom there is no room."""
-        while self._waiting:
-            first = min(self._waiting, key=self._rank)
+        while waiting := [waiter for waiter in self._waiting if not waiter.turn.done()]:
+            first = min(waiting, key=self._rank)
             if not self._has_room(first.pair):
                 return
             self._waiting.remove(first)
@@ -86,8 +91,8 @@ class RowBudget:
 
     def _give_back(self, waiter: _Waiter) -> None:
         """Give back what was given, if anything: whoever waited may have been cancelled."""
-        if waiter in self._waiting:
-            self._waiting.remove(waiter)
-        else:
+        if waiter.has_row:
             self._by_pair -= Counter({waiter.pair: 1})
             self._by_owner -= Counter({waiter.owner: 1})
+        else:
+            self._waiting.remove(waiter)

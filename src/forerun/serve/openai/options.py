@@ -137,6 +137,13 @@ def speculation_of(value: bool | Mapping[str, Any] | None) -> Speculation:
 
 def sampling_of(offer: Offer, fields: Mapping[str, Any], grammar: Any = None) -> Sampling:
     """The options with a seed: the client's, or one drawn here."""
+    if grammar is not None and fields["min_tokens"]:
+        message = (
+            "'min_tokens' cannot be honoured together with a format or with calls in a form of "
+            "their own: such an answer may be complete earlier, and then no token may follow. "
+            "Leave out one of the two."
+        )
+        raise ApiError(message, param="min_tokens", code="unsupported_parameter")
     seed = fields["seed"]
     top_k = fields["top_k"]
     return Sampling(
