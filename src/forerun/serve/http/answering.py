@@ -31,6 +31,7 @@ from forerun.serve.http.sse import (
     events,
     with_pauses,
 )
+from forerun.serve.http.turns import owner_of
 from forerun.serve.http.worker import Worker
 
 
@@ -60,23 +61,24 @@ class Answering:
         self._desk.check_room(owner=key.owner)  # before anything is spent on one that has to go
         with key.quota.entering():
             ticket, reply = await self._take_in(scope, receive, key)
-        ask = ticket.ask
+        ask, owner = ticket.ask, owner_of(scope)
         ticket.when_ended(lambda answers: key.quota.leave(_num_tokens(ask, answers)))
         async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
-            await self._score(ask, reply, gone)
+            await self._score(ask, reply, gone, owner)
             if ask.is_streamed:
                 await self._stream(ticket, reply, send, gone)
                 return
             answers = await ticket.results()
             if not gone.is_set():
-                whole = await self._wording.run(lambda: json_response(reply.whole(answers)))
+                whole = await self._wording.run(lambda: json_response(reply.whole(answers)), owner)
                 await whole(scope, receive, send)
 
     async def _take_in(self, scope: Scope, receive: Receive, key: Key) -> tuple[Ticket, Reply]:
         """Read a request and give it a place at the desk."""
         body = await read_body(Request(scope, receive), self._bounds)
-        ask = await self._reading.run(lambda: self._route.read(parse_object(body)))
+        read, most = self._route.read, self._bounds.max_values
+        ask = await self._reading.run(lambda: read(parse_object(body, most)), owner_of(scope))
         key.quota.check_priority(ask.priority)
         _check_alternatives(ask, self._bounds.max_alternatives)
         state = scope["state"]
@@ -88,7 +90,7 @@ class Answering:
         state["is_received"] = True  # from here on its ticket tells the watcher
         return ticket, reply
 
-    async def _score(self, ask: Ask, reply: Reply, gone: asyncio.Event) -> None:
+    async def _score(self, ask: Ask, reply: Reply, gone: asyncio.Event, owner: str) -> None:
         """Compute log-probabilities of the prompts where they are asked for."""
         if not ask.scores_prompts:
             return
@@ -100,7 +102,7 @@ class Answering:
             reply.score([prompt_logprobs(desk.target, p, num_top, **how) for p in ask.prompts])
 
         with suppress(LeftError):
-            await self._scoring.run(work)
+            await self._scoring.run(work, owner)
 
     async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
         stream = EventStream(send, self._bounds.reader_seconds)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,6 +26,7 @@ from forerun.serve.http.guard import Guard
 from forerun.serve.http.requests import parse_object, read_body
 from forerun.serve.http.responses import error_response, json_response
 from forerun.serve.http.static import page_routes
+from forerun.serve.http.turns import owner_of
 from forerun.serve.http.warm_up import rehearse
 from forerun.serve.http.worker import Worker
 from forerun.serve.openai.query import Query
@@ -108,17 +110,20 @@ def make_app(
 async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
     """The answer to a query; one with a body counts as a request of its key."""
     key: Key = request.scope["state"]["key"]
+    owner, most = owner_of(request.scope), bounds.max_values
     if query.method == "GET":
-        return await asking.run(partial(_answer, query, b"{}", request))
+        return await asking.run(partial(_answer, query, {}, request), owner)
     with key.quota.entering():
         body = await read_body(request, bounds)
-        response = await asking.run(partial(_answer, query, body, request))
+        response = await asking.run(
+            lambda: _answer(query, parse_object(body, most), request), owner
+        )
     key.quota.leave()
     return response
 
 
-def _answer(query: Query, body: bytes, request: Request) -> Response:
-    return json_response(query.answer(parse_object(body), **request.path_params))
+def _answer(query: Query, body: Mapping[str, Any], request: Request) -> Response:
+    return json_response(query.answer(body, **request.path_params))
 
 
 def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:

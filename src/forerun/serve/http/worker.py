@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.turns import Turns
 
 MOST_STUCK = 8
 """Threads that may be at work after they were given up; beyond that, work is refused at once."""
@@ -20,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """Does one piece of work at a time, each in a daemon thread of its own.
+    """Does one piece of work at a time, each in a daemon thread of its own, fairly between owners.
 
     seconds: what a piece of work may take, waiting included.  A thread cannot be stopped: one that
     is given up ends when its work does, and neither those who wait nor the process's exit wait
@@ -30,15 +31,15 @@ class Worker:
     def __init__(self, name: str, seconds: float) -> None:
         self._name = name
         self._seconds = seconds
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._num_threads = 0
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """The result of some work; `ApiError` 503 if that takes too long."""
+    async def run(self, work: Callable[[], Result], owner: str = "") -> Result:
+        """The result of some work of an owner's; `ApiError` 503 if that takes too long."""
         if self._num_threads > MOST_STUCK:
             raise _overloaded("The server is busy with requests that are costly to read.")
         try:
-            async with asyncio.timeout(self._seconds) as limit, self._turn:
+            async with asyncio.timeout(self._seconds) as limit, self._turns.turn(owner):
                 return await self._start(work)
         except TimeoutError as error:
             if not limit.expired():

@@ -14,7 +14,9 @@ from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import check_length, tokens_of
 
 TEXT_PART = Tagged("type", {"text": Object({"text": Field(Text(), required=True)})})
-CONTENT = Either((Text(), ListOf(TEXT_PART)), "a text or a list of text parts")
+MOST_PARTS = 1_024  # of one message
+MOST_CALLS = 128  # in one message
+CONTENT = Either((Text(), ListOf(TEXT_PART, MOST_PARTS)), "a text or a list of text parts")
 NO_AUDIO = "the model reads and writes text."
 OLD_CALLS = "use `tools` and `tool_calls`."
 
@@ -45,7 +47,7 @@ MESSAGE = Tagged(
             {
                 "content": Field(CONTENT),
                 "name": Field(Text()),
-                "tool_calls": Field(ListOf(CALL)),
+                "tool_calls": Field(ListOf(CALL, MOST_CALLS)),
             },
             {
                 "refusal": "a message has a content.",

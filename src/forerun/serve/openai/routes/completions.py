@@ -26,6 +26,7 @@ from forerun.serve.openai.options import (
 )
 from forerun.serve.openai.replies import ChunkUsage, Track, finish_of, offsets_of, told_fates, usage
 from forerun.serve.openai.routes.streams import counts_of, stream_options
+from forerun.serve.openai.token_ids import TokenIds
 from forerun.serve.openai.words import Words
 
 USUAL_TOKENS = 16  # OpenAI's default, where the model has none
@@ -39,7 +40,7 @@ class Completions:
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
         limits = offer.limits
-        ids = ListOf(Whole(0, offer.target.vocab_size - 1), least=1)
+        ids = TokenIds(offer.target.vocab_size, offer.max_context, least=1)
         most = limits.max_prompts
         prompt = Either(
             (Text(least=1), ids, ListOf(Text(least=1), most, 1), ListOf(ids, most, 1)),

@@ -23,7 +23,7 @@ from forerun.serve.openai.options import (
     usual_tokens,
 )
 from forerun.serve.openai.routes.response_reply import ResponseReply
-from forerun.serve.openai.templates import chat_tokens
+from forerun.serve.openai.templates import MOST_PARTS, chat_tokens
 from forerun.serve.openai.words import Words
 
 LOGPROBS = "message.output_text.logprobs"
@@ -48,7 +48,7 @@ ITEM = Tagged(
             {
                 "role": Field(Choice(("user", "assistant", "system", "developer")), required=True),
                 "content": Field(
-                    Either((Text(), ListOf(PART)), "a text or a list of text parts"),
+                    Either((Text(), ListOf(PART, MOST_PARTS)), "a text or a list of text parts"),
                     required=True,
                 ),
                 "id": Field(Text(), "As an answer had it."),

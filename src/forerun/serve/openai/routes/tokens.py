@@ -7,11 +7,12 @@ from typing import Any
 
 from forerun.models.no_warnings import no_warnings
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.openai.fields import Flag, ListOf, Text, Whole
+from forerun.serve.openai.fields import Flag, ListOf, Text
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
-from forerun.serve.openai.options import check_model
+from forerun.serve.openai.options import check_length, check_model
 from forerun.serve.openai.templates import MESSAGE, chat_tokens
+from forerun.serve.openai.token_ids import TokenIds
 from forerun.serve.openai.toolbox import Toolbox, tool_fields
 from forerun.serve.openai.words import Words
 
@@ -65,6 +66,7 @@ class Tokenize:
                 message = f"'{name}' has a meaning only with {kind}."
                 raise ApiError(message, param=name, code="invalid_value")
         if messages is None:
+            check_length(self.offer, prompt, "prompt")
             with no_warnings():  # of its length
                 special = fields["add_special_tokens"] is not False
                 return list(self.offer.tokenizer.encode(prompt, add_special_tokens=special))
@@ -82,7 +84,7 @@ class Detokenize:
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
-        ids = ListOf(Whole(0, offer.target.vocab_size - 1))
+        ids = TokenIds(offer.target.vocab_size, offer.max_context)
         self.body = Object(
             {
                 "model": Field(Text(), "The id of the model, as /v1/models lists it."),

@@ -1,0 +1,142 @@
+"""The largest bodies: refused by their length before anything looks at what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from asking import BODY, KEYS, ask, error_of
+from serving import PlainRoute, call, run, serving, until
+from talking import offer_of, refusal, talker
+
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import parse_object
+from forerun.serve.openai.fields import Whole
+from forerun.serve.openai.routes.chat import Chat
+from forerun.serve.openai.routes.completions import Completions
+from forerun.serve.openai.routes.responses import Responses
+from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"1," * (2 * MIB - 8) + b"1]}",
+        b'{"prompt": [' + b"[]," * MIB + b"[]]}",
+        b'{"stop": [' + b'"",' * MIB + b'""]}',
+        json.dumps({f"k{i}": 1 for i in range(300_000)}).encode(),
+    ],
+    ids=["ids", "lists", "texts", "keys"],
+)
+def test_too_many_values_are_refused_before_they_are_parsed(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(*args: Any, **how: Any) -> Any:
+        raise AssertionError("the body was parsed")
+
+    monkeypatch.setattr(json, "loads", parsed)
+    with pytest.raises(ApiError, match="JSON values") as caught:
+        parse_object(body, 2**18)
+    assert (caught.value.status, caught.value.code) == (400, "too_many_values")
+
+
+@pytest.mark.parametrize("text", ["a,b" * 1000, '\\",' * 1000, "\\" * 999, '"' * 999, ",\\"])
+def test_signs_in_texts_are_no_values(text: str) -> None:
+    body = {"prompt": text, "n": [text, text]}
+    assert parse_object(json.dumps(body).encode(), 10) == body
+
+
+def test_the_bound_is_the_servers() -> None:
+    bounds = Bounds(max_values=20)
+    most, more = ask(
+        {"body": {**BODY, "stop": ["zz"] * 10}},
+        {"body": {**BODY, "stop": ["zz"] * 30}},
+        app={"bounds": bounds},
+    )
+    assert most.status == 200
+    assert (more.status, error_of(more)["code"]) == (400, "too_many_values")
+
+
+def test_ids_are_looked_at_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    check = Whole.check
+
+    def noting(kind: Whole, value: Any, where: str) -> int:
+        looked_at.append(where)
+        return check(kind, value, where)
+
+    monkeypatch.setattr(Whole, "check", noting)
+    route = Completions(offer_of())
+    room = talker().max_context - 1
+    assert route.read({"prompt": [5] * room, "max_tokens": 1}).prompts == [[5] * room]
+    assert "prompt[0]" not in looked_at
+    error = refusal(route, prompt=[5] * 400_000)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    assert "400000 tokens" in error.message
+    error = refusal(route, prompt=[[5] * 3, [5] * 400_000])
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt[1]")
+    assert not [where for where in looked_at if where.startswith("prompt")]
+    for wrong in (True, -1, 10**6, "a", 1.5, None):
+        assert refusal(route, prompt=[5, 6, wrong]).param == "prompt[2]"
+    assert route.read({"prompt": [5, 6.0], "max_tokens": 1}).prompts == [[5, 6]]
+
+
+def test_what_a_message_holds_is_bounded() -> None:
+    part = {"type": "text", "text": "a"}
+    call_ = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    chat, responses = Chat(offer_of()), Responses(offer_of())
+    many = [{"role": "user", "content": [part] * 2000}]
+    assert refusal(chat, messages=many).param == "messages[0].content"
+    many = [{"role": "assistant", "tool_calls": [call_] * 200}]
+    assert refusal(chat, messages=many).param == "messages[0].tool_calls"
+    many = [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 2000}]
+    assert refusal(responses, input=many).param == "input[0].content"
+
+
+def test_texts_and_ids_that_fit_no_context_are_not_converted() -> None:
+    offer = offer_of()
+    assert offer.max_context is not None
+    for query, body in (
+        (Tokenize(offer), {"prompt": "a" * (offer.max_context * offer.longest_token + 1)}),
+        (Detokenize(offer), {"tokens": [5] * (offer.max_context + 1)}),
+    ):
+        with pytest.raises(ApiError) as caught:
+            query.answer(body)
+        assert caught.value.code == "context_length_exceeded"
+
+
+def test_reading_is_fair_between_keys() -> None:
+    """While one key's bodies wait to be read, another's first one is the next."""
+    order: list[str] = []
+    gate = threading.Event()
+
+    class Noting(PlainRoute):
+        def read(self, body: Any) -> Any:
+            gate.wait(30)
+            order.append(body["prompt"][:1])
+            return super().read(body)
+
+    async def main() -> None:
+        async with serving(app={"keys": KEYS}) as (app, _):
+            path = app.router.routes[0].app
+            path._route = Noting()
+
+            def come(prompt: str, key: str) -> Any:
+                headers = {"authorization": f"Bearer {key}"}
+                return asyncio.create_task(call(app, body={"prompt": prompt}, headers=headers))
+
+            tasks = [come("attack", "sk-alice-123") for _ in range(6)]
+            await until(lambda: len(path._reading._turns._waiting) == 5)
+            tasks.append(come("neighbour", "sk-bob-456789"))
+            await until(lambda: len(path._reading._turns._waiting) == 6)
+            gate.set()
+            assert {(await task).status for task in tasks} == {200}
+
+    run(main())
+    assert order.index("n") == 1
