@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,15 @@ from forerun.engine.text import TextStream
 from forerun.engine.token_bytes import token_text
 from forerun.sampling.options import Bans, Sampling, law
 from forerun.sampling.scores import Law
+
+
+class Status(Enum):
+    """How far a request has come."""
+
+    WAITING = "waiting"  # for a row
+    READING = "reading"  # its text is being fed, and no token has been given to it yet
+    ANSWERING = "answering"
+    ENDED = "ended"
 
 
 @dataclass(eq=False)
@@ -42,6 +52,7 @@ class Request:
     deadline: float | None = None  # by the engine's clock
 
     number: int = -1  # given by the engine
+    has_row: bool = False
     tokens: list[int] = field(default_factory=list)  # prompt and output
     fates: list[Fate] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -54,6 +65,15 @@ class Request:
         self.tokens = [*self.prompt, *self.given]
         self.fates = [Fate.GIVEN] * len(self.given)
         self.processors = [copy.deepcopy(processor) for processor in self.sampling.processors]
+
+    @property
+    def status(self) -> Status:
+        """Its place on the way from the queue to its end."""
+        if self.finish_reason is not None:
+            return Status.ENDED
+        if self.stats.rounds:
+            return Status.ANSWERING
+        return Status.READING if self.has_row else Status.WAITING
 
     @property
     def num_output(self) -> int:

@@ -14,7 +14,7 @@ from forerun.base.errors import EngineFullError, explain
 from forerun.engine.pacing import Pacing
 from forerun.engine.plan import RoundPlan, Span
 from forerun.engine.queue import Queue
-from forerun.engine.request import Request
+from forerun.engine.request import Request, Status
 from forerun.engine.seats import Seats
 
 MOST_TOKENS = 4096
@@ -91,7 +91,8 @@ class Schedule:
         for row, request in seated:
             start, end = lengths[row], ends.get(row, len(request.tokens))
             if end > start:
-                is_new, answers = request.stats.rounds == 0, end == len(request.tokens)
+                is_new = request.status is Status.READING
+                answers = end == len(request.tokens)
                 spans.append(Span(row, request, start, end, is_new, answers))
         return RoundPlan(spans, changes=self._seats.take_changes() if spans else ())
 
@@ -102,7 +103,7 @@ class Schedule:
         not wait for long ones; and in every other round the oldest, so that those are read too.
         """
         lengths = self._state.lengths
-        new = [(row, request) for row, request in seated if request.stats.rounds == 0]
+        new = [(row, request) for row, request in seated if request.status is Status.READING]
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
             budget = MOST_PACED_TOKENS

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from forerun.engine.plan import RowChange
-from forerun.engine.request import Request
+from forerun.engine.request import Request, Status
 from forerun.models.base import LanguageModel, Prefixes, shared_prefix
 
 WORTH_TAKING = 16
@@ -54,6 +54,7 @@ class Seats:
             self._change("copy_prefix", source, row, length)
         self._free.remove(row)
         self.occupants[row] = request
+        request.has_row = True
         self._owners[row] = request.owner
         request.stats.num_reused = min(self._state.lengths[row], len(request.prompt))
         return row
@@ -63,6 +64,7 @@ class Seats:
         request = self.occupants[row]
         assert request is not None
         self.occupants[row] = None
+        request.has_row = False
         self._texts[row] = request.tokens
         self._free.append(row)
         self._changes.append(RowChange("leave", (row,)))
@@ -78,7 +80,7 @@ class Seats:
     def is_being_read(self, request: Request) -> bool:
         """Whether a row is on the way to store more of this text than any does now."""
         if not self._can_share or any(
-            other is not None and other.stats.rounds and not self._state.lengths[row]
+            other is not None and other.status is Status.ANSWERING and not self._state.lengths[row]
             for row, other in enumerate(self.occupants)
         ):
             return False  # the model stores nothing
@@ -86,7 +88,7 @@ class Seats:
         shared = (
             shared_prefix(other.tokens, request.tokens, len(request.tokens) - 1)
             for other in self.occupants
-            if other is not None and other.stats.rounds == 0 and other.owner == request.owner
+            if other is not None and other.status is Status.READING and other.owner == request.owner
         )
         return max(shared, default=0) - stored >= WORTH_TAKING
 
