@@ -18,7 +18,7 @@ import forerun as fr
 from forerun.drafters import Heads, Mixed, NGram, Quantized, Recycling, Suffix
 from forerun.loading.bundled import NAME
 from forerun.loading.default import default_model
-from forerun.measure.read_once import ReadOnce
+from forerun.measure.job_runner import ReadOnce
 from machine import result_file, save
 from spec_bench import read
 from turns import Contender, Record, encode, ours, take_turns, theirs

@@ -9,7 +9,7 @@ import pytest
 
 import forerun as fr
 from forerun.drafters import Guess, Outcome, Recycling, Turn
-from forerun.drafters.likeliest import likeliest
+from forerun.drafters.forks import likeliest
 from forerun.models import TableModel
 
 CYCLE = TableModel(

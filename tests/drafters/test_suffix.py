@@ -11,7 +11,7 @@ import pytest
 import forerun as fr
 from cases import for_all
 from forerun.drafters import Outcome, Suffix, Turn
-from forerun.drafters.suffix_trie import SuffixTrie, read
+from forerun.drafters.suffix import SuffixTrie, read
 
 TEXTS = [[1, 2, 3, 1, 2, 4, 1, 2, 3], [5, 1, 2, 3, 5], [2, 2, 2, 2]]
 

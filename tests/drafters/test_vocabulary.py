@@ -9,7 +9,7 @@ from reciting import TEXT, Reciter
 
 import forerun as fr
 from forerun.drafters import Model
-from forerun.drafters.vocabulary import first_clash
+from forerun.drafters.model import first_clash
 from forerun.models import TableModel
 
 ABC = {"a": 0, "b": 1, "c": 2}

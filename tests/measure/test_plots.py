@@ -28,8 +28,7 @@ from numpy import unique
 from forerun.measure.naming import Setting
 from forerun.measure.plots import Plot, Results, draw, save_plots
 from forerun.measure.plots.by_batch import by_batch
-from forerun.measure.plots.by_draft_length import by_draft_length
-from forerun.measure.plots.by_position import by_position
+from forerun.measure.plots.by_draft_length import by_draft_length, by_position
 from forerun.measure.plots.plot import spread
 from forerun.measure.plots.predictions import predictions
 from forerun.measure.plots.time_split import time_split

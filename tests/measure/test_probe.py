@@ -20,9 +20,8 @@ from forerun.measure.planner import SpeculationPlan, choose
 from forerun.measure.pricing import forecast
 from forerun.measure.probe import DrafterProbe, Subject
 from forerun.measure.records import Interval
-from forerun.measure.round_costs import DraftCosts, TargetCosts, spread
+from forerun.measure.round_costs import DraftCosts, TargetCosts, median_interval, spread
 from forerun.measure.texts import Text
-from forerun.measure.timing import median_interval
 from forerun.measure.traces import Trace
 
 PROMPTS = [list(range(i, i + 8)) * 2 for i in range(6)]

@@ -23,7 +23,7 @@ from forerun.lean.model import LeanModel
 from forerun.lean.plan import MOST_TOKENS
 from forerun.lean.shape import LANES
 from forerun.measure.figures import figures
-from forerun.measure.read_once import ReadOnce
+from forerun.measure.job_runner import ReadOnce
 from forerun.measure.records import Records, read_records
 from forerun.prompts import Prompt
 

@@ -20,9 +20,8 @@ pytest.importorskip("matplotlib")
 from forerun.measure.plots import Results, draw
 from forerun.measure.report import report
 from forerun.measure.report.all_figures import all_figures
-from forerun.measure.report.checks import checks
 from forerun.measure.report.leaderboard import leaderboard
-from forerun.measure.report.verdict import advice, headline, tiles
+from forerun.measure.report.verdict import advice, checks, headline, tiles
 
 HOSTILE = '<script>alert("&")</script>'
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}

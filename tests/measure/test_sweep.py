@@ -18,8 +18,8 @@ from forerun.measure.grid import cells_of, jobs_of
 from forerun.measure.log import Log
 from forerun.measure.peers import check_peer
 from forerun.measure.records import Records, Run, read_records
-from forerun.measure.replaying import replayed
 from forerun.measure.running import Question
+from forerun.measure.summary import replayed
 
 OPTIONS: dict[str, Any] = {
     "draft_lengths": [0, 1, 3],

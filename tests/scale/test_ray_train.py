@@ -21,8 +21,7 @@ from forerun.scale import ray_cluster, ray_train
 from forerun.scale.ray_cluster import Share, share_of_cluster
 from forerun.scale.ray_train import MOST_DEATHS, NoWorkersError, SpreadOnRay, Workers
 from forerun.train.chat import Chat
-from forerun.train.collect import collect
-from forerun.train.collection import Collection
+from forerun.train.collection import Collection, collect
 from forerun.train.shards import list_shards, read
 from forerun.train.stages import Assignment, Scale
 

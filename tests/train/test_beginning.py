@@ -16,7 +16,7 @@ from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
 from forerun.train.beginning import Beginning
-from forerun.train.vocabulary import likeliest_tokens
+from forerun.train.fit import likeliest_tokens
 
 LARGER = 50  # draft tokens; the drafter has 40
 

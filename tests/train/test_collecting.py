@@ -12,10 +12,9 @@ from tiny_heads import VOCAB_SIZE, tiny_llama
 from tiny_training import some_texts, tiny_tokenizer
 
 from forerun.base.errors import InputError
-from forerun.train import slot_attention
+from forerun.train import sampler
 from forerun.train.chat import Chat
-from forerun.train.collect import collect
-from forerun.train.collection import Collection, count_answers
+from forerun.train.collection import Collection, collect, count_answers
 from forerun.train.shards import list_shards, read, write, write_shard
 from forerun.train.stages import Assignment, Scale, Stages, answer_each
 
@@ -53,8 +52,8 @@ def without_window(query, key, value, positions, scaling):
 def test_greedy_answers_keep_to_a_sliding_window(kind, has_kernel, monkeypatch):
     """Texts that end inside the window of 8, reach its end while they are answered, or begin
     beyond it; a longer one is in the same pass.  The kernel knows no window."""
-    monkeypatch.setattr(slot_attention, "_has_kernel", lambda query: has_kernel)
-    monkeypatch.setattr(slot_attention, "by_kernel", without_window)
+    monkeypatch.setattr(sampler, "_has_kernel", lambda query: has_kernel)
+    monkeypatch.setattr(sampler, "by_kernel", without_window)
     model = tiny(kind, initializer_range=0.3, num_key_value_heads=1)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, VOCAB_SIZE, size).tolist() for size in (1, 3, 7, 8, 9, 20, 41)]

@@ -9,8 +9,7 @@ import pytest
 from tiny_training import some_texts
 
 from forerun.train import collection as collections
-from forerun.train.collect import MOST_REPEATS, collect
-from forerun.train.collection import Collection, count_answers
+from forerun.train.collection import MOST_REPEATS, Collection, collect, count_answers
 from forerun.train.shards import Spoken, list_shards, read
 
 

@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
-from forerun.train.objectives import forward_kl
+from forerun.train.objectives import STEP_WEIGHTS, forward_kl
 from forerun.train.optimiser import Optimiser
 from forerun.train.shards import Spoken
-from forerun.train.step_weights import STEP_WEIGHTS
 from forerun.train.teacher import Teacher
 from forerun.train.training import Budget, Training
 

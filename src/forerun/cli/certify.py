@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun import rules
 from forerun.base.errors import InputError, explain
-from forerun.cli.terminal import wants_colour
+from forerun.cli.paint import wants_colour
 from forerun.proof import Certificate, certify, tree_cases
 from forerun.proof.mutants import MUTANTS, Mutant
 

@@ -11,9 +11,8 @@ from typing import Any
 from forerun.base import clock
 from forerun.base.errors import notice
 from forerun.cli.loading import load_target
-from forerun.cli.paint import legend
+from forerun.cli.paint import legend, wants_colour
 from forerun.cli.screen import Screen
-from forerun.cli.terminal import wants_colour
 from forerun.doctor.diagnosis import diagnose
 from forerun.drafters import Drafter, Heads, Mixed, Suffix
 from forerun.engine.results import Generation, Stats

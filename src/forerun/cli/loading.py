@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.base.errors import InputError, explain
-from forerun.cli.terminal import waiting_for
+from forerun.cli.paint import waiting_for
 from forerun.drafters import Drafter
 from forerun.drafters.registry import FACTORIES
 from forerun.generation.choosing import drafter_for, make_drafter

@@ -1,12 +1,35 @@
-"""Tokens in the colour of their fate.
+"""Colours of a terminal, and plain text in a pipe.
 
-Blue and orange are told apart by every kind of eyes; corrections are underlined as well, for
-terminals and eyes without colour.  Bonus tokens, which plain decoding is made of, stay plain.
+Tokens have the colour of their fate.  Blue and orange are told apart by every kind of eyes;
+corrections are underlined as well, for terminals and eyes without colour.  Bonus tokens, which
+plain decoding is made of, stay plain.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from forerun.engine.results import Fate
+
+
+def wants_colour() -> bool:
+    """Whether standard output is a terminal whose user has not asked for plain text."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Show on a terminal what is running, and erase it afterwards."""
+    shown = f"{what} ..." if sys.stderr.isatty() else ""
+    print(shown, end="\r" * bool(shown), file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(shown), end="\r" * bool(shown), file=sys.stderr, flush=True)
+
 
 RESET = "\033[0m"
 COLOURS = {

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from forerun.base.errors import InputError, explain
-from forerun.cli.terminal import waiting_for
+from forerun.cli.paint import waiting_for
 from forerun.measure.records import read_records
 from forerun.measure.summary import in_words, summarise
 

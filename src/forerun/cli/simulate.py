@@ -15,7 +15,7 @@ from pathlib import Path
 from forerun.base.errors import InputError, explain
 from forerun.cli import replicas
 from forerun.cli.lists import counts, numbers
-from forerun.cli.terminal import wants_colour
+from forerun.cli.paint import wants_colour
 from forerun.forecast.costs import CostModel, Roofline
 from forerun.forecast.report import as_dict, in_colour, plain_text, render
 from forerun.forecast.scan import scan

@@ -1,15 +1,53 @@
-"""The conversations of a run, on disk and about to be written; none of them twice."""
+"""The conversations of a run, collected from a source until there are enough, none twice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.train.shards import Spoken, list_shards, read, write_shard
+
+MOST_REPEATS = 2000
+"""Conversations in a row that are there already, after which there is nothing new to expect."""
+
+
+class Source(Protocol):
+    """Where conversations come from: the target here, or workers elsewhere."""
+
+    def play(self) -> list[Spoken]:
+        """Wait for a moment; returns the conversations that ended, perhaps none."""
+        ...
+
+
+def collect(
+    source: Source,
+    collection: Collection,
+    *,
+    num_answer_tokens: int,
+    seconds: float,
+    report: Callable[[int], None],
+) -> None:
+    """Add to the collection until it has `num_answer_tokens`, or `seconds` have passed.
+
+    It ends early if the source has nothing new to say.  What has come is written in any case.
+    """
+    start = time.perf_counter()
+    try:
+        while (
+            collection.num_answer_tokens < num_answer_tokens
+            and collection.num_repeats < MOST_REPEATS
+            and time.perf_counter() - start < seconds
+        ):
+            report(collection.add(source.play()))
+    finally:
+        collection.flush()
+
 
 SHARD = 500_000  # tokens per file, prompts included
 

@@ -1,15 +1,71 @@
-"""Checks that a drafter can be trained for a target, before anything is collected from it."""
+"""Checks before anything is collected: whether a drafter can be trained for a target at all.
+
+Other reasons that would end the run hours later are looked for here as well.
+"""
 
 from __future__ import annotations
 
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from forerun.base.errors import UnsupportedError, explain
+from forerun.base.errors import InputError, UnsupportedError, explain
 from forerun.drafters.heads.design import Design
 from forerun.models.attention import layer_kinds
+from forerun.train.chat import Chat
 from forerun.train.sampler import RowTask, Slots
+from forerun.train.shards import Spoken
+from forerun.train.stages import SHORTEST
+
+BYTES_PER_WEIGHT = 2 * 4 * 3  # two saved states at a time, each of weights and two moments
+BYTES_PER_TOKEN = 16  # of collected answers, prompts included
+
+
+def check_disk(folder: Path, design: Design, num_answer_tokens: int) -> None:
+    """Refuse a disk without room for the answers and the state of the training."""
+    needed = BYTES_PER_WEIGHT * sum(map(math.prod, design.shapes.values()))
+    needed += BYTES_PER_TOKEN * num_answer_tokens
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        wrong = f"The disk has no room for this run, which takes up to {needed / 1e9:.1f} GB."
+        received = f"{free / 1e9:.1f} GB free for {str(folder)!r}"
+        raise InputError(explain(wrong, received, "Free some, or name another folder with --out."))
+
+
+def check_prompts(chat: Chat, prompts: Sequence[str], context: int) -> None:
+    """Refuse prompts of which none leaves room for an answer."""
+    if not any(len(chat.ask(prompt)) + SHORTEST <= context for prompt in prompts):
+        wrong = f"No prompt leaves room for an answer in {context} tokens."
+        cure = "Shorten the prompts, or add short ones."
+        raise InputError(explain(wrong, f"{len(prompts)} prompts", cure))
+
+
+def likeliest_tokens(
+    spoken: Sequence[Spoken],
+    size: int,
+    vocab_size: int,
+    endings: Sequence[int],
+    kept: Sequence[int] | NDArray[np.int64] = (),
+) -> tuple[NDArray[np.int64], float]:
+    """Ids (Vd,), ascending, and the share of all answer tokens that they cover.
+
+    kept: tokens that are included first, however rare.
+    """
+    said = np.concatenate([text.tokens[text.is_answer] for text in spoken])
+    counts = np.bincount(said, minlength=vocab_size)
+    ranked = counts.copy()
+    ranked[list(endings)] = counts.max() + 1  # always include the ending tokens
+    ranked[list(kept)] = counts.max() + 1
+    chosen = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab_size)])
+    return chosen, float(counts[chosen].sum() / counts.sum())
+
 
 CURE = "Use a model like Llama, Mistral, Qwen 2 or 3, Gemma 3, GPT-2 or GPT-NeoX."
 TEXTS = ((0.3, 0.5, 0.7), (0.4,))

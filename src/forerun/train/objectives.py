@@ -1,16 +1,29 @@
-"""Training losses per token.
+"""Training losses per token, and how much the later steps of an unrolled draft count.
 
 Under shared noise a guess is accepted about as often as the two laws overlap; under greedy decoding
 it is accepted if the likeliest tokens agree.  Each loss is a differentiable substitute for one of
-these; docs/train.md compares them.
+these; docs/train.md compares them.  A chain of guesses gets to step j only if all guesses before it
+were right, and they are right more often where the text is easy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class StepWeights(NamedTuple):
+    """Step j counts decay^j where the guesses before it were right, elsewhere `least` of that."""
+
+    decay: float
+    least: float
+
+
+STEP_WEIGHTS = {"fading": StepWeights(0.8, 1.0), "reached": StepWeights(0.9, 0.2)}
+
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft

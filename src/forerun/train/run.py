@@ -20,23 +20,17 @@ from forerun.drafters.heads.network import Network
 from forerun.train.batches import epoch
 from forerun.train.beginning import Beginning
 from forerun.train.chat import Chat
-from forerun.train.collect import MOST_REPEATS, Source, collect
-from forerun.train.collection import Collection, count_answers
-from forerun.train.fit import check_trainable
-from forerun.train.held_out import HeldOutFigures, measure
-from forerun.train.held_out_answers import HeldOut, divided, held_out_answers
-from forerun.train.objectives import OBJECTIVES
+from forerun.train.collection import MOST_REPEATS, Collection, Source, collect, count_answers
+from forerun.train.fit import check_disk, check_prompts, check_trainable, likeliest_tokens
+from forerun.train.held_out import HeldOut, HeldOutFigures, divided, held_out_answers, measure
+from forerun.train.objectives import OBJECTIVES, STEP_WEIGHTS
 from forerun.train.optimiser import Optimiser
-from forerun.train.preflight import check_disk, check_prompts
 from forerun.train.prompts import TrainingPrompt
-from forerun.train.readme import card
-from forerun.train.run_folder import DATA, HELD_OUT, check_data, open_run
+from forerun.train.run_folder import DATA, HELD_OUT, card, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
-from forerun.train.step_weights import STEP_WEIGHTS
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import Budget, Progress, Training
-from forerun.train.vocabulary import likeliest_tokens
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
 """Makes a source of conversations that are not held here."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,13 +19,39 @@ from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.network import Network
 from forerun.train.batches import epoch
 from forerun.train.held_out import HeldOutFigures, autocast, measure
-from forerun.train.interrupts import held_back
-from forerun.train.objectives import Objective
+from forerun.train.objectives import Objective, StepWeights
 from forerun.train.optimiser import Optimiser
 from forerun.train.shards import Spoken
-from forerun.train.step_weights import StepWeights
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.unroll import unroll
+
+
+@contextmanager
+def held_back() -> Iterator[Callable[[], None]]:
+    """Ctrl-C takes effect when the given function is called, so that a step is whole or not at all.
+
+    Pressed a second time it does not wait.
+    """
+    pressed: list[int] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    def let_through() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield let_through
+        return
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield let_through
+    finally:
+        signal.signal(signal.SIGINT, before)
+
 
 STATE = "state.pt"
 SAVE_EVERY = 60.0  # seconds

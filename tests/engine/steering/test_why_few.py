@@ -12,7 +12,7 @@ import forerun as fr
 from clocks import StillClock
 from forerun.base import clock
 from forerun.cli.demo import _trade
-from forerun.cli.summary import summary
+from forerun.cli.generate import summary
 from forerun.drafters import Guess
 from forerun.engine.results import Stats
 from forerun.engine.steering.why_few import Price, why_few

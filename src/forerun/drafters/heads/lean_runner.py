@@ -1,4 +1,4 @@
-"""A drafting network on the lean CPU pass: what `TorchRunner` computes, in one compiled call.
+"""A drafting network on the lean CPU pass: computes what `TorchRunner` does in one compiled call.
 
 A whole line of guesses is one call too, which spares what Python costs between its levels.
 """
@@ -12,20 +12,125 @@ import numpy as np
 
 from forerun.drafters.base import Turn
 from forerun.drafters.heads.design import Design
-from forerun.drafters.heads.lean_lines import empty, line_for, serves
-from forerun.drafters.heads.lean_weights import make_scratch, take
 from forerun.drafters.heads.runner import Logits
 from forerun.lean import compiler
+from forerun.lean.attention import HeadShape
 from forerun.lean.crew import Begun, Crew
-from forerun.lean.heads_pass import NUM_STAGES, Level, draft
+from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
 from forerun.lean.held import Holder, hold
 from forerun.lean.line import Line, no_line
-from forerun.lean.linear import Floats
+from forerun.lean.linear import Floats, alternate, join, make_limbs
 from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
+from forerun.lean.storage import padded
 from forerun.models.feed import Feed
+from forerun.noise.philox import MASK
 from forerun.sampling.options import Sampling
+
+
+def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
+    """The weights, copied into panels of the fewest bits that keep them."""
+    part = {name.removesuffix(".weight"): values for name, values in weights.items()}
+    matrices = [
+        part["fuse"],
+        part["qkv"],
+        part["output"],
+        alternate(*np.split(part["gate_up"], 2)),
+        part["down"],
+        part["head"],
+    ]
+    norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
+    parts = (([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices)
+    return HeadsWeights(
+        matrices=join(parts, is_coarse=True),
+        embedding=embedding,
+        layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
+        norms=np.stack([part[norm] for norm in norms]),
+        head_norms=np.ones((2, design.head_size), np.float32),
+        heads=HeadShape(
+            queries=design.num_heads,
+            keys=design.num_kv_heads,
+            size=design.head_size,
+            wide=padded(design.head_size),
+            scale=np.float32(design.head_size**-0.5),
+            has_norms=False,
+            eps=np.float32(0),
+        ),
+        eps=np.float32(design.norm_eps),
+    )
+
+
+def make_scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
+    """Memory for passes of up to so many tokens."""
+    heads, m = weights.heads, weights.matrices
+    hidden, inner = weights.embedding.shape[1], heads.queries * heads.size
+
+    def room(*shape: int) -> Floats:
+        return np.empty(shape, np.float32)
+
+    return HeadsScratch(
+        hidden=room(num_tokens, weights.layer_norms.size),
+        features=room(num_tokens, hidden),
+        joined=room(num_tokens, 2 * hidden),
+        qkv=room(num_tokens, inner + 2 * heads.keys * heads.size),
+        queries=room(heads.keys, num_tokens * (heads.queries // heads.keys), heads.size),
+        mixed=room(num_tokens, inner),
+        gathered=room(num_tokens, inner),
+        normed=room(num_tokens, hidden),
+        inner=room(num_tokens, int(m.depth[4])),
+        limbs=make_limbs(m, num_tokens),
+    )
+
+
+LONGEST = 8  # guesses that a line has room for, at least
+
+
+def line_for(turns: Sequence[Turn], ids: Ints) -> Line:
+    """Lines for such turns; see `empty`."""
+    samplings, whole = [turn.sampling for turn in turns], np.zeros((4, len(turns)), np.int64)
+    size = len(turns), max(LONGEST, *(turn.height for turn in turns))
+    return Line(
+        ids=ids,
+        rows=np.array([turn.row for turn in turns]),
+        starts=whole[0],
+        limits=whole[1],
+        worths=np.zeros(len(turns)),
+        goes_on=np.zeros(len(turns)),
+        temperatures=np.array([float(sampling.temperature) for sampling in samplings]),
+        top_k=np.array([sampling.top_k or len(ids) for sampling in samplings]),
+        top_p=np.array([float(sampling.top_p) for sampling in samplings]),
+        min_p=np.array([float(sampling.min_p) for sampling in samplings]),
+        seeds=np.array([(turn.seed & MASK, turn.seed >> 32) for turn in turns], np.uint64),
+        positions=whole[2],
+        is_open=np.zeros(len(turns), np.bool_),
+        tokens=np.zeros(size, np.int64),
+        values=np.zeros(size),
+        counts=whole[3],
+    )
+
+
+def serves(line: Line, first: Sequence[Turn], turns: Sequence[Turn]) -> bool:
+    """Whether lines made for the first turns serve others: in one text they do."""
+    return len(first) == len(turns) and all(
+        old.row == new.row
+        and old.sampling is new.sampling
+        and old.seed == new.seed
+        and new.height <= line.tokens.shape[1]
+        for old, new in zip(first, turns, strict=True)
+    )
+
+
+def empty(line: Line, index: int, turn: Turn, position: int, start: int) -> None:
+    """Empty a line, whose first guess goes into the slot `start`."""
+    line.starts[index] = start
+    line.limits[index] = turn.height
+    line.worths[index] = turn.worth
+    line.goes_on[index] = turn.goes_on
+    line.positions[index] = position
+    line.counts[index] = 0
+    line.is_open[index] = turn.height > 0
+
 
 MOST_KEPT = TOKENS  # tokens of a pass that is kept for the next time
 NO_STATES = np.empty((0, 0), np.float32)

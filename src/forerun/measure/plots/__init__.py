@@ -8,8 +8,7 @@ from pathlib import Path
 from forerun.base import drawing
 from forerun.measure.plots.accepted_lengths import accepted_lengths
 from forerun.measure.plots.by_batch import by_batch
-from forerun.measure.plots.by_draft_length import by_draft_length
-from forerun.measure.plots.by_position import by_position
+from forerun.measure.plots.by_draft_length import by_draft_length, by_position
 from forerun.measure.plots.over_time import over_time
 from forerun.measure.plots.plot import Plot as Plot
 from forerun.measure.plots.predictions import predictions

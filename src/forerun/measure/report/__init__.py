@@ -9,12 +9,10 @@ from string import Template
 
 from forerun.measure.naming import Setting
 from forerun.measure.plots import Plot, Results
-from forerun.measure.report.all_figures import all_figures
-from forerun.measure.report.checks import checks
-from forerun.measure.report.generation import generation
+from forerun.measure.report.all_figures import all_figures, generation
 from forerun.measure.report.inline import inline
 from forerun.measure.report.leaderboard import leaderboard
-from forerun.measure.report.verdict import advice, headline, tiles
+from forerun.measure.report.verdict import advice, checks, headline, tiles
 from forerun.measure.summary import summarise
 
 

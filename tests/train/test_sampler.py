@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from interpreting import IN_INTERPRETER  # noqa: E402
 
-from forerun.train.slot_attention import by_kernel, slot_attention  # noqa: E402
+from forerun.train.sampler import by_kernel, slot_attention  # noqa: E402
 
 pytestmark = IN_INTERPRETER
 

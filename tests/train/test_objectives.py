@@ -6,8 +6,7 @@ import pytest
 import torch
 from tiny_training import some_texts, tiny_training
 
-from forerun.train.objectives import forward_kl, mixed, top_one
-from forerun.train.step_weights import STEP_WEIGHTS, StepWeights
+from forerun.train.objectives import STEP_WEIGHTS, StepWeights, forward_kl, mixed, top_one
 from forerun.train.teacher import Batch
 from forerun.train.unroll import unroll
 
