@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import forerun as fr
 from cases import for_all
 from forerun import rules
-from forerun.proof import Case, standard_cases
+from forerun.proof import Case, edge_cases, standard_cases
 from forerun.proof.cases import certain, contextual, mixed, restricted
 from forerun.proof.law import Model, Prefix, joint, rule_step, target_law
 from instances import sample
@@ -43,8 +44,23 @@ def test_the_lossless_rules_are_these() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", rules.names())
+@pytest.mark.parametrize("promise", ["name", "lossless", "needs_draft_probs", "judges_trees"])
+def test_what_a_rule_promises_is_no_setting(name: str, promise: str) -> None:
+    """`Match(lossless=False)` was an object like any other, and `Typical(lossless=True)` too."""
+    rule = rules.get(name)
+    value = getattr(rule, promise)
+    with pytest.raises(TypeError, match=promise):
+        type(rule)(**{promise: not value})
+    with pytest.raises(TypeError, match=promise):
+        replace(rule, **{promise: not value})  # type: ignore[type-var]
+    with pytest.raises(fr.InputError, match=f"{name} has no such setting.*belongs to its class"):
+        rules.get(name, **{promise: not value})
+    assert getattr(rules.get(name), promise) == value
+
+
 @for_all("drawn", ["sampled", "point"])
-@for_all("case", list(standard_cases()))
+@for_all("case", [*standard_cases(), *edge_cases()])
 @pytest.mark.parametrize("rule", LOSSLESS)
 def test_standard_cases(rule: str, case: Case, drawn: str) -> None:
     assert error(rule, case.target, case.draft, case.draft_length, case.length, drawn) <= EXACT

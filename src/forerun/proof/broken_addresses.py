@@ -7,7 +7,7 @@ with any rule, in `certify`, `law` and the noise that ships.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from forerun.base.arrays import Array
 from forerun.noise.addresses import Purpose, by_round
@@ -35,7 +35,7 @@ class OneAddress:
 class BlockAtOneAddress(Block):
     """`block` that asks for every coin of a round at the same address."""
 
-    name: str = "block, one address"
+    name: ClassVar[str] = "block, one address"
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         return super().decide(trial, OneAddress(noise))

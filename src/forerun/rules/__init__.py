@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from forerun.base.errors import InputError, explain, meant
@@ -43,7 +44,14 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
         names = ", ".join(RULES)
         cure = f"Use one of {names}, or in Python an object of your own.{meant(rule, RULES)}"
         raise InputError(explain("There is no rule of that name.", repr(rule), cure))
-    return RULES[rule](**settings)
+    made = RULES[rule]
+    unknown = set(settings) - set(signature(made).parameters)
+    if unknown:
+        own = ", ".join(signature(made).parameters) or "none"
+        cure = f"Its settings are: {own}. What a rule promises belongs to its class."
+        received = ", ".join(sorted(unknown))
+        raise InputError(explain(f"{rule} has no such setting.", received, cure))
+    return made(**settings)
 
 
 def _checked(rule: Rule) -> Rule:

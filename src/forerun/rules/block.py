@@ -12,6 +12,7 @@ coins, pi_i and h_i / pi_i: whole rows are read only where the first one falls w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import array_api_compat as compat
 
@@ -22,10 +23,10 @@ from forerun.rules.ratio import ratios
 
 @dataclass(frozen=True)
 class Block:
-    name: str = "block"
-    lossless: bool = True
-    needs_draft_probs: bool = True
-    judges_trees: bool = False
+    name: ClassVar[str] = "block"
+    lossless: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp = trial.xp

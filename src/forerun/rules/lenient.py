@@ -7,6 +7,7 @@ probability is at most p / lenience.  lenience = 1 is the `ratio` rule.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.base.arrays import Array
 from forerun.base.errors import InputError, explain
@@ -17,10 +18,10 @@ from forerun.rules.ratio import ratios
 @dataclass(frozen=True)
 class Lenient:
     lenience: float = 0.5
-    name: str = "lenient"
-    needs_draft_probs: bool = True
-    judges_trees: bool = False
-    lossless: bool = False
+    name: ClassVar[str] = "lenient"
+    needs_draft_probs: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:

@@ -10,6 +10,7 @@ the text goes on while what was sampled is among a node's children, one sample p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.base.arrays import Array, put_rows
 from forerun.rules.base import Noise, Trial
@@ -17,10 +18,10 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Match:
-    name: str = "match"
-    lossless: bool = True
-    needs_draft_probs: bool = False
-    judges_trees: bool = True
+    name: ClassVar[str] = "match"
+    lossless: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp = trial.xp

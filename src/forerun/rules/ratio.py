@@ -7,6 +7,7 @@ over the draft, so it needs the true q and coins that nothing else has used.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.base.arrays import Array
 from forerun.rules.base import Noise, Residual, Trial, count_leading
@@ -14,10 +15,10 @@ from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 @dataclass(frozen=True)
 class Ratio:
-    name: str = "ratio"
-    lossless: bool = True
-    needs_draft_probs: bool = True
-    judges_trees: bool = False
+    name: ClassVar[str] = "ratio"
+    lossless: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         chances = acceptance_chances(trial)

@@ -11,6 +11,7 @@ Nodes are numbered parents first, so one pass in their order is the walk from th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.base.arrays import Array, Namespace, positive_part, put_rows, sum_rows, take_columns
 from forerun.rules.base import Noise, Trial
@@ -18,10 +19,10 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Siblings:
-    name: str = "siblings"
-    lossless: bool = True
-    needs_draft_probs: bool = True
-    judges_trees: bool = True
+    name: ClassVar[str] = "siblings"
+    lossless: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp, everyone = trial.xp, trial.everyone

@@ -7,6 +7,7 @@ x is kept when p(x) >= single, or when a coin falls below p(x) / accumulated.  W
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from forerun.base.arrays import Array
 from forerun.base.errors import InputError, explain
@@ -18,10 +19,10 @@ from forerun.rules.rows import Points
 class Threshold:
     single: float = 0.5
     accumulated: float = 1.0
-    name: str = "threshold"
-    needs_draft_probs: bool = False
-    judges_trees: bool = False
-    lossless: bool = False
+    name: ClassVar[str] = "threshold"
+    needs_draft_probs: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in ("single", "accumulated"):

@@ -12,6 +12,7 @@ as `siblings`, which accepts or refuses every child at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import array_api_compat as compat
 
@@ -21,10 +22,10 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Traversal:
-    name: str = "traversal"
-    lossless: bool = True
-    needs_draft_probs: bool = True
-    judges_trees: bool = True
+    name: ClassVar[str] = "traversal"
+    lossless: ClassVar[bool] = True
+    needs_draft_probs: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
         xp = trial.xp

@@ -8,6 +8,7 @@ particular that tends to greedy as the temperature falls.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import array_api_compat as compat
 
@@ -20,10 +21,10 @@ from forerun.rules.base import Noise, Residual, Trial, count_leading
 class Typical:
     epsilon: float = 0.09
     delta: float = 0.3
-    name: str = "typical"
-    needs_draft_probs: bool = False
-    judges_trees: bool = False
-    lossless: bool = False
+    name: ClassVar[str] = "typical"
+    needs_draft_probs: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in ("epsilon", "delta"):
