@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from forerun import rules
-from forerun.proof import certify, standard_cases, tree_cases
+from forerun.proof import certify, edge_cases, standard_cases, tree_cases
 from forerun.proof.mutants import MUTANTS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "rules.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
-CASES = {case.name: case for case in (*standard_cases(), *tree_cases())}
+CASES = {case.name: case for case in (*standard_cases(), *edge_cases(), *tree_cases())}
 
 
 def table_rows(header: str) -> list[list[str]]:

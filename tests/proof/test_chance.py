@@ -93,14 +93,17 @@ def test_certain_outcomes_are_not_followed_in_vain() -> None:
         lambda rng: np.sqrt(rng.random()),
         lambda rng: rng.random() < rng.random(),
         lambda rng: rng.normal(),
-        lambda rng: rng.choice(3, size=2),
-        lambda rng: rng.choice(2, p=[0.0, 0.0]),
+        lambda rng: rng.uniform([0, 1], 2),
+        lambda rng: rng.binomial(3, 0.5),
+        lambda rng: rng.multinomial(1, [0.5, 0.5], size=3),
+        lambda rng: rng.choice(3, 2, replace=False, shuffle=False),
+        lambda rng: np.argmax(rng.exponential(size=3)),
+        lambda rng: np.argmin(rng.random(3)),
+        lambda rng: [rng.random() for _ in range(1000)] and [rng.choice(2) for _ in range(1000)],
         lambda rng: rng.choice(2**40),
         lambda rng: rng.choice(np.arange(2000)),
         lambda rng: rng.integers(2**31),
         lambda rng: rng.integers(-(2**62), 2**62),
-        lambda rng: rng.integers(5, size=3),
-        lambda rng: rng.integers(5, endpoint=True),
         lambda rng: rng.random(2**40),
         lambda rng: rng.random((2**20, 2**20)),
     ],
@@ -108,3 +111,89 @@ def test_certain_outcomes_are_not_followed_in_vain() -> None:
 def test_whatever_else_is_done_cannot_be_listed(code: Callable[[Any], Any]) -> None:
     with pytest.raises(CannotEnumerate):
         law(code)
+
+
+def odds(weights: Any) -> dict[int, float]:
+    return {index: weight / sum(weights) for index, weight in enumerate(weights) if weight > 0}
+
+
+WEIGHTS = np.array([0.5, 0.0, 1.5, 2.0])
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: np.argmin(rng.exponential(size=4) / WEIGHTS),
+        lambda rng: np.argmin(rng.standard_exponential(4) / WEIGHTS),
+        lambda rng: (WEIGHTS / rng.exponential(size=4)).argmax(),
+        lambda rng: np.argmax(np.log(WEIGHTS) + rng.gumbel(size=4)),
+        lambda rng: np.argmax(np.log(WEIGHTS) - np.log(-np.log(rng.random(4)))),
+        lambda rng: np.argmin(-np.log(rng.random(4)) / WEIGHTS),
+        lambda rng: np.argmin(-np.log(1 - rng.random(4)) / WEIGHTS),
+        lambda rng: (WEIGHTS[None] / rng.exponential(3.0, size=(1, 4))).argmax(axis=-1)[0],
+        lambda rng: rng.multinomial(1, WEIGHTS / 4).argmax(),
+        lambda rng: rng.choice(4, size=(1,), p=WEIGHTS / 4)[0],
+    ],
+)
+def test_a_race_is_won_in_proportion(draw: Callable[[Any], Any]) -> None:
+    assert law(lambda rng: int(draw(rng))) == pytest.approx(odds(WEIGHTS))
+
+
+def test_a_race_may_not_be_run_twice_with_the_same_numbers() -> None:
+    def code(rng: Any) -> Any:
+        noise = rng.exponential(size=2)
+        return np.argmin(noise), np.argmin(noise)
+
+    with pytest.raises(CannotEnumerate, match=r"in a race already|no race"):
+        law(code)
+
+
+@pytest.mark.parametrize(
+    ("draw", "chance"),
+    [
+        (lambda rng: rng.exponential(2.0) < 1.0, 1 - np.exp(-0.5)),
+        (lambda rng: rng.gumbel() < 0.3, np.exp(-np.exp(-0.3))),
+        (lambda rng: rng.uniform(1, 3) < 1.5, 0.25),
+        (lambda rng: 1 / rng.random() > 4, 0.25),
+        (lambda rng: rng.binomial(1, 0.25) == 1, 0.25),
+    ],
+)
+def test_other_numbers_are_compared(draw: Callable[[Any], Any], chance: float) -> None:
+    assert law(lambda rng: bool(draw(rng))) == pytest.approx({True: chance, False: 1 - chance})
+
+
+def test_several_at_once() -> None:
+    pairs = law(lambda rng: tuple(map(int, rng.choice(3, 2, False, p=[0.5, 0.25, 0.25]))))
+    assert pairs[0, 1] == pytest.approx(0.25)
+    assert pairs[1, 0] == pytest.approx(1 / 6)
+    assert law(lambda rng: tuple(map(int, rng.integers(0, 1, 2, endpoint=True))))[1, 1] == 0.25
+    counts = law(lambda rng: tuple(map(int, rng.multinomial(2, [0.5, 0.5]))))
+    assert counts == {(2, 0): 0.25, (1, 1): 0.5, (0, 2): 0.25}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda rng: rng.choice(2, p=[0.5, 0.4]),
+        lambda rng: rng.choice(2, p=[1.5, -0.5]),
+        lambda rng: rng.choice(3, p=[0.5, 0.5]),
+        lambda rng: rng.choice(2, p=[float("nan"), 0.5]),
+        lambda rng: rng.choice(2, p=[[0.5, 0.5]]),
+        lambda rng: rng.choice(2, p=[0.0, 0.0]),
+        lambda rng: rng.choice(0),
+        lambda rng: rng.choice(2, 3, replace=False),
+        lambda rng: rng.choice(3, 2, replace=False, p=[1.0, 0.0, 0.0]),
+        lambda rng: rng.integers(3, 3),
+        lambda rng: rng.multinomial(1, [0.9, 0.9, 0.1]),
+        lambda rng: rng.binomial(1, 1.5),
+        lambda rng: rng.exponential(-1.0),
+        lambda rng: rng.random(-1),
+    ],
+)
+def test_what_numpy_refuses_is_refused_with_its_words(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises(ValueError) as real:
+        ask(np.random.default_rng(1))
+    with pytest.raises(ValueError) as followed:
+        law(ask)
+    assert str(followed.value) == str(real.value)

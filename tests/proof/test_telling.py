@@ -33,14 +33,18 @@ def test_a_search_in_a_cumulative_sum_is_followed_exactly() -> None:
 def test_sampling_is_announced_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     found = fr.certify(bare_uniform, cases=[next(standard_cases())], samples=1000)
     told = capfd.readouterr().err
-    assert "cannot be listed (use of uniform), so 1,000 texts are sampled" in told
-    assert found.reason == "use of uniform"
-    assert "Sampled, since its outcomes cannot be listed: use of uniform." in str(found)
+    why = "use of the value of a random number"
+    assert f"cannot be listed ({why}), so 1,000 texts are sampled" in told
+    assert "1,000 catch 0.16 (about" in told
+    assert "100,000 catch 0.016 (about" in told
+    assert "--samples N" in told
+    assert found.reason == why
+    assert f"Sampled, since its outcomes cannot be listed: {why}." in str(found)
 
 
 def bare_uniform(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
     edges = np.cumsum(target[0])
-    return [int(np.searchsorted(edges / edges[-1], rng.uniform(), side="right"))]
+    return [int(np.searchsorted(edges / edges[-1], float(rng.uniform()), side="right"))]
 
 
 def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     what.add_argument("--quick", action="store_true", help="fewer of the known bugs")
     parser.add_argument("--trees", action="store_true", help="judge your function on trees")
     parser.add_argument(
-        "--samples", type=int, default=100_000, help="for what only sampling can test"
+        "--samples", type=int, help="texts per case, for what only sampling can test"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the cases and of the sampling")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -1,6 +1,7 @@
 """Certification: whether a verifier is lossless, with proof or stated error odds."""
 
 from forerun.proof.cases import Case as Case
+from forerun.proof.cases import edge_cases as edge_cases
 from forerun.proof.cases import standard_cases as standard_cases
 from forerun.proof.cases import tree_cases as tree_cases
 from forerun.proof.certificate import Certificate as Certificate

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from forerun.base.arrays import HostArray
-from forerun.proof.certify import Drawer
 from forerun.proof.drawing import draw_plainly
 from forerun.proof.law import Model
+from forerun.proof.rounds import Drawer
 
 
 def sample(rng: Any, weights: HostArray) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 
 from forerun.base.arrays import HostArray
 from forerun.proof.broken import sample
-from forerun.proof.certify import Drawer
 from forerun.proof.drawing import draw_plainly
 from forerun.proof.law import Model
+from forerun.proof.rounds import Drawer
 from forerun.trees.sibling_laws import Children, draw_children
 from forerun.trees.tree import ROOT, Tree
 

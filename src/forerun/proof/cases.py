@@ -34,6 +34,13 @@ class Case:
     ways: tuple[str, ...] = ("sampled", "point")  # how rules have it drawn
 
 
+def longest_draft(case: Case) -> int:
+    """The most tokens that a draft of the case has."""
+    shapes = case.draft_length
+    every = [shapes((0,) * n) for n in range(case.length)] if callable(shapes) else [shapes]
+    return max(len(shape) if isinstance(shape, Tree) else shape for shape in every)
+
+
 def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
     """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
 
@@ -85,7 +92,7 @@ def standard_cases(seed: int = 0) -> Iterator[Case]:
     p4, q4 = contextual(4, seed + 2), contextual(4, seed + 3)
     sparse_p, sparse_q = contextual(4, seed + 4, zeros=0.4), contextual(4, seed + 5, zeros=0.4)
     sharp = contextual(3, seed + 6, sharpness=4.0)
-    yield Case("no draft", 3, p3, q3, 0, 2)
+    yield Case("no draft", 3, p3, q3, 0, 2, sampled=True)
     yield Case("one draft token", 4, p4, q4, 1, 2)
     yield Case("context-dependent rows", 3, p3, q3, 2, 3, sampled=True)
     yield Case("longer draft", 2, contextual(2, seed), contextual(2, seed + 1), 4, 5)
@@ -93,12 +100,49 @@ def standard_cases(seed: int = 0) -> Iterator[Case]:
     yield Case("impossible tokens", 4, sparse_p, mixed(sparse_q, p4, 0.8), 2, 3, sampled=True)
     yield Case("drafter lacks tokens", 4, p4, sparse_q, 2, 3, sampled=True)
     yield Case("drafter equals target", 3, p3, p3, 2, 3)
-    yield Case("nothing in common", 4, restricted(p4, 0), restricted(q4, 1), 2, 3)
-    yield Case("certain target", 3, certain(p3), q3, 2, 3)
+    yield Case("nothing in common", 4, restricted(p4, 0), restricted(q4, 1), 2, 3, sampled=True)
+    yield Case("certain target", 3, certain(p3), q3, 2, 3, sampled=True)
     yield Case("certain drafter", 3, p3, certain(q3), 2, 3)
     yield Case("sharp laws", 3, sharp, mixed(sharp, q3, 0.5), 2, 3)
     yield Case("several rounds", 3, p3, mixed(p3, q3, 0.5), 1, 4, sampled=True)
     yield Case("K changes", 3, p3, mixed(p3, q3, 0.5), lambda prefix: 2 - len(prefix) % 3, 4)
+
+
+def edge_cases(seed: int = 0) -> Iterator[Case]:
+    """Where code goes wrong that is right on small cases: long drafts, large vocabularies, ties.
+
+    Plain decoding follows the first round.  Most rows of the two large cases are certain, so that
+    few texts are possible.
+    """
+    p2, q2 = contextual(2, seed + 20), contextual(2, seed + 21)
+    p4, q4 = contextual(4, seed + 22), contextual(4, seed + 23)
+    wide_p, wide_q = contextual(33, seed + 24), contextual(33, seed + 25)
+
+    def sometimes(model: Model) -> Model:
+        """Certain at three of eight positions, where target and drafter agree."""
+        sure = np.array([1.0, 0.0])
+        return _remember(lambda prefix: sure if len(prefix) in (1, 2, 6, 8) else model(prefix))
+
+    def first(model: Model) -> Model:
+        """Certain after the first token, of a token that depends on it."""
+        ids = np.eye(33)
+        return _remember(lambda prefix: ids[5 * prefix[0] % 33] if prefix else model(prefix))
+
+    def tied(*weights: float) -> Model:
+        """Rows with equal probabilities, in another order after each token."""
+        row = np.array(weights) / sum(weights)
+        return _remember(lambda prefix: np.roll(row, sum(prefix) + len(prefix)))
+
+    def case(name: str, size: int, target: Model, draft: Model, count: int, length: int) -> Case:
+        lengths = lambda prefix: 0 if prefix else count  # noqa: E731
+        return Case(name, size, target, draft, lengths, length, sampled=True)
+
+    flat = tied(1, 1, 1, 1)
+    yield case("eight draft tokens", 2, sometimes(p2), sometimes(q2), 8, 9)
+    yield case("large vocabulary", 33, first(wide_p), first(wide_q), 1, 2)
+    yield case("ties", 4, tied(3, 3, 1, 2), tied(3, 2, 3, 1), 2, 3)
+    yield case("uniform target", 4, flat, q4, 2, 3)
+    yield case("uniform drafter", 4, p4, flat, 2, 3)
 
 
 def tree_cases(seed: int = 0) -> Iterator[Case]:

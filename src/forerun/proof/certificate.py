@@ -36,6 +36,9 @@ class Certificate:
     subject: str
     findings: tuple[Finding, ...]
     reason: str = ""  # why the outcomes of a function could not be listed
+    scope: str = ""  # what the cases cover
+    called: str = ""  # how a function with a signature of its own was called
+    rounding: str = ""  # the number format whose rounding explains what bias there is
 
     @property
     def lossless(self) -> bool:
@@ -48,16 +51,21 @@ class Certificate:
 
     @property
     def proven(self) -> bool:
-        """Whether it is lossless in every case by exact enumeration."""
-        return self.lossless and self.method == "exact"
+        """Whether it is lossless in every case by exact enumeration, to 1e-12."""
+        return self.lossless and self.method == "exact" and not self.rounding
 
     @property
     def verdict(self) -> str:
-        """The verdict as text: "lossless", "NOT lossless", or "no bias of 0.17 or more found"."""
+        """The verdict as text: "lossless", "NOT lossless", or "no bias of 0.17 or more found".
+
+        Code that computes in float32 can be "lossless up to float32 rounding (3e-08)".
+        """
         if not self.lossless:
             return "NOT lossless"
         if self.proven:
             return "lossless"
+        if self.rounding and self.method == "exact":
+            return f"lossless up to {self.rounding} rounding ({_rounded_up(self.bias):g})"
         return f"no bias of {_rounded_up(self.detectable):g} or more found"
 
     @property
@@ -92,6 +100,9 @@ class Certificate:
             "proven": self.proven,
             "method": self.method,
             "reason": self.reason,
+            "scope": self.scope,
+            "called": self.called,
+            "rounding": self.rounding,
             "bias": self.bias,
             "worst_case": self.worst.case,
             "detectable_bias": self.detectable,
@@ -108,7 +119,8 @@ class Certificate:
 
     @property
     def _summary(self) -> str:
-        return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases)"
+        scope = f": {self.scope}" if self.scope else ""
+        return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases{scope})"
 
     def __str__(self) -> str:
         lines = [
@@ -123,7 +135,19 @@ class Certificate:
             )
         power = min(finding.power for finding in self.findings)
         chance = "" if power == 1 else f", each with probability {power:.4f} or more"
-        lines.append(f"  Any bias of {self.detectable:.1e} or more would have been caught{chance}.")
+        within = " in these cases" if self.scope else ""
+        lines.append(
+            f"  Any bias of {self.detectable:.1e} or more{within} would have been caught{chance}."
+        )
+        if self.scope:
+            lines.append(f"  Beyond them ({self.scope}) nothing was tried.")
+        if self.called:
+            lines.append(f"  Called as {self.called}.")
+        if self.rounding:
+            lines.append(
+                f"  Its numbers have the precision of {self.rounding}; a smaller bias than that "
+                "cannot be told from rounding."
+            )
         if self.reason:
             lines.append(f"  Sampled, since its outcomes cannot be listed: {self.reason}.")
         if self.lossless and not self.proven and self.detectable > FINE_BIAS:
@@ -134,5 +158,7 @@ class Certificate:
 
 def _rounded_up(number: float) -> float:
     """Round up to two digits, so that no claim is stronger than the evidence."""
+    if number == 0:
+        return 0.0
     step = 10.0 ** (math.floor(math.log10(number)) - 1)
     return float(f"{math.ceil(number / step - 1e-9) * step:.2g}")

@@ -8,58 +8,38 @@ second one is caught.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from typing import Any
 
-import numpy as np
-
 from forerun import rules
-from forerun.base.arrays import HostArray
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.base.signatures import shown_by
 from forerun.noise.addresses import Addressing, by_round
-from forerun.proof.branches import CannotEnumerate, Memory, Path, every_path
+from forerun.proof.branches import CannotEnumerate
 from forerun.proof.calling import check_call, failing
-from forerun.proof.cases import Case, standard_cases, tree_cases
-from forerun.proof.certificate import Certificate, Finding
-from forerun.proof.chance import NO_RNG, Chance
-from forerun.proof.drawing import DrawnAs, draw_plainly
-from forerun.proof.law import (
-    Emission,
-    Model,
-    Prefix,
-    Shape,
-    Step,
-    joint,
-    rule_step,
-    target_law,
-    tree_rows,
+from forerun.proof.cases import (
+    Case,
+    edge_cases,
+    longest_draft,
+    standard_cases,
+    tree_cases,
 )
+from forerun.proof.certificate import Certificate, Finding
+from forerun.proof.drawing import draw_plainly
+from forerun.proof.exact import EXACT_LIMIT, Following, bias, format_of, rounded
+from forerun.proof.law import joint, rule_step
+from forerun.proof.published import as_loop, as_verifier
+from forerun.proof.rounds import Drawer, Round, Verifier, Verifying, shape_of
+from forerun.proof.sampled import affordable, budgets, sampled_finding
 from forerun.proof.telling import Telling
 from forerun.rules.base import Rule
 from forerun.trees.tree import Tree
 
-Verifier = Callable[..., Sequence[int]]
-"""f(draft_tokens (K,), draft_probs (K, V), target_probs (K + 1, V), rng) -> emitted ids.
-
-In a case with a tree the rows are ordered as in `Trial`, and the tree is a fifth argument.
-"""
-Drawer = Callable[[Model, Any, Any], tuple[Any, ...]]
-"""d(model, K or tree, rng) -> (tokens, the probabilities (K, V) it reports for them).
-
-A drawer that changes the shape returns the tree it ended with as a third item.
-"""
-
 Progress = Callable[[str, int, int], None]
 """p(case, done, total): called as the work goes on, with cases or sampled texts done."""
 
-EXACT_LIMIT = 1e-12
-FALSE_ALARM = 1e-6
-MISS = 1e-3
-MAX_PATHS = 200_000
-REPEATED_PATHS = 32
+EXACT_SECONDS = 40.0  # of following outcomes, before the cases that are left are sampled
+CHECKED = 1000  # real texts by which following a global generator is checked
 TOLD_EVERY = 500
 
 LABELS = {
@@ -77,7 +57,7 @@ def certify(
     draw: Drawer | None = None,
     name: str | None = None,
     cases: Iterable[Case] | None = None,
-    samples: int = 100_000,
+    samples: int | None = None,
     method: str = "auto",
     seed: int = 0,
     addressing: Addressing = by_round,
@@ -86,248 +66,197 @@ def certify(
     """Certify a rule, by name or object, or a function of your own.
 
     subject: a rule, or f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, written
-        as for a numpy.random.Generator.
+        as for a numpy.random.Generator.  It may draw from NumPy's or Torch's global generator
+        instead, and gets tensors where its parameters are annotated as such.  Functions with the
+        signature of one of the exercises in `forerun.classic` are called as the exercise says.
     draw: how the draft is drawn, d(model, K, rng) -> (tokens, probabilities it reports), where
         model(prefix) gives a row (V,); by default each token is drawn from its row.
-    cases: by default the standard ones, and for a rule that judges trees also `tree_cases`.  With
-        those a function gets the tree as its fifth argument, and `draw` gets it in place of K.
-    method: "exact", "sampled", or "auto": exact where the outcomes can be listed.
-    samples: texts per case for the sampled test.
+    cases: by default the standard ones and the edge cases, and for a rule that judges trees also
+        `tree_cases`.  With those a function gets the tree as its fifth argument, and `draw` gets
+        it in place of K.
+    method: "exact", "sampled", or "auto": exact where the outcomes can be listed in 40 seconds.
+    samples: texts per case for the sampled test; by default what 15 seconds suffice for.
     addressing: of a rule's noise.  A number that is met twice, within a round or over rounds, is
         a finding even where it does no harm.
     progress: called as progress(case, done, total); without it what takes long is told on
-        standard error: that sampling begins and why, how far it is, and the time left.
+        standard error: that sampling begins and why, what it will catch, and the time left.
     """
     if method not in ("auto", "exact", "sampled"):
         cure = "Use 'auto', 'exact' or 'sampled'."
         raise InputError(explain("method is not known.", repr(method), cure))
-    if samples < 1000:
+    if samples is not None and samples < 1000:
         cure = "Use 1000 at the very least; 100000 catches a bias of about 0.02."
         raise InputError(explain("Too few samples to say anything.", samples, cure))
-    chosen = list(standard_cases(seed) if cases is None else cases)
+    chosen = [*standard_cases(seed), *edge_cases(seed)] if cases is None else list(cases)
     is_rule = isinstance(subject, str) or hasattr(subject, "decide")
-    telling = Telling()
-    tell = progress or telling
-    reason = ""
-    if is_rule and draw is None:
+    if is_rule:
         rule = rules.get(subject)  # type: ignore[arg-type]
+        if draw is not None:
+            cure = "Pass your own verifier function together with draw."
+            raise InputError(
+                explain("A rule is certified with its own way of drawing.", draw, cure)
+            )
         if cases is None and rule.judges_trees:
             chosen += tree_cases(seed)
-        findings = []
-        for done, case in enumerate(chosen):
-            tell(case.name, done, len(chosen))
-            findings += [_rule_finding(rule, case, way, addressing) for way in case.ways]
-        telling.end()
-        return Certificate(name or rule.name, tuple(findings))
-    if is_rule:
-        cure = "Pass your own verifier function together with draw."
-        raise InputError(explain("A rule is certified with its own way of drawing.", draw, cure))
+        return _of_rule(rule, name, chosen, addressing, progress or Telling())
     if not callable(subject):
         cure = f"Pass a rule or its name ({', '.join(rules.names())}), or a function."
         raise InputError(explain("That verifies nothing.", type(subject).__name__, cure))
     if addressing is not by_round:
         wrong, cure = "A function is handed its numbers.", "Pass a rule together with addressing."
         raise InputError(explain(wrong, f"addressing={addressing}", cure))
-    function: Verifier = subject
     label = name or str(getattr(subject, "__name__", "function"))
-    drawer = draw or draw_plainly
-    has_trees = any(isinstance(_shape_of(case), Tree) for case in chosen)
-    check_call(function, label, num_arguments=5 if has_trees else 4)
-    if method != "sampled":
-        try:
-            findings = []
-            for done, case in enumerate(chosen):
-                tell(case.name, done, len(chosen))
-                findings.append(_exact_finding(function, drawer, case))
-            telling.end()
-            return Certificate(label, tuple(findings))
-        except ForerunError:
-            raise
-        except Exception as error:  # code that fails for another reason fails when sampled too
-            is_known = isinstance(error, CannotEnumerate)
-            reason = f"use of {error}" if is_known else f"{type(error).__name__}: {error}"
-            if not is_known:  # nor is code that always fails worth an announcement
-                with failing(label, chosen[len(findings)].name):
-                    _sampled_finding(function, drawer, chosen[len(findings)], 1, seed, range(1))
-            if method == "exact":
-                cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
-                wrong = "The function's outcomes cannot be listed."
-                raise InputError(explain(wrong, reason, cure)) from error
-    some = [case for case in chosen if case.sampled] or chosen
-    if reason and progress is None:
-        telling.begin(
-            f"certify: the outcomes of {label} cannot be listed ({reason}), so {samples:,} texts "
-            f"are sampled for each of {len(some)} cases; fewer `samples` take less time"
-        )
+    code, called = _round_of(subject, label, draw, chosen)
+    return _OfFunction(code, label, called, chosen, seed, samples, progress).certificate(method)
+
+
+def _of_rule(
+    rule: Rule, name: str | None, cases: Sequence[Case], addressing: Addressing, tell: Progress
+) -> Certificate:
     findings = []
-    for number, case in enumerate(some):
-        turns = _turns(tell, case, number * samples, samples, samples * len(some))
-        with failing(label, case.name):
-            findings.append(_sampled_finding(function, drawer, case, samples, seed, turns))
-    telling.end()
-    return Certificate(label, tuple(findings), reason)
-
-
-def _turns(tell: Progress, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
-    """The sample numbers of a case; reports progress now and then."""
-    for done in range(samples):
-        if done % TOLD_EVERY == 0:
-            tell(case.name, before + done, total)
-        yield done
+    for done, case in enumerate(cases):
+        tell(case.name, done, len(cases))
+        findings += [_rule_finding(rule, case, way, addressing) for way in case.ways]
+    _ended(tell)
+    return Certificate(name or rule.name, tuple(findings), scope=_scope(cases))
 
 
 def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
     step = rule_step(rule, case.target, case.draft, way, addressing)
-    bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
+    found = bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
     label = case.name if way == "sampled" else f"{case.name}, {LABELS[way]}"
     note = f"address met twice: {min(step.reused)}" if step.reused else ""
-    return Finding(label, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0, note=note)
+    return Finding(label, "exact", found, EXACT_LIMIT, EXACT_LIMIT, 1.0, note=note)
 
 
-def _exact_finding(function: Verifier, draw: Drawer, case: Case) -> Finding:
-    try:
-        step = _exact_step(function, draw, case)
-        bias = _bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
-        return Finding(case.name, "exact", bias, EXACT_LIMIT, EXACT_LIMIT, 1.0)
-    except InvalidEmission as fault:
-        return Finding(case.name, "exact", 1.0, 0.0, EXACT_LIMIT, 1.0, note=str(fault))
+def _round_of(
+    subject: Any, label: str, draw: Drawer | None, cases: Sequence[Case]
+) -> tuple[Round, str]:
+    """The subject as code that can be run in a case, and how it is called if not as usual."""
+    loop, called = as_loop(subject)
+    if loop is not None:
+        return loop, called
+    function, called = as_verifier(subject)
+    if not called:
+        has_trees = any(isinstance(shape_of(case), Tree) for case in cases)
+        check_call(function, label, num_arguments=5 if has_trees else 4)
+    return Verifying(function, draw or draw_plainly), called
 
 
-class InvalidEmission(Exception):
-    """The function returned something that is not a list of emitted tokens."""
+class _OfFunction:
+    """The certificate of somebody's code: exact where its outcomes can be listed, else sampled."""
+
+    def __init__(
+        self,
+        code: Round,
+        label: str,
+        called: str,
+        cases: list[Case],
+        seed: int,
+        samples: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self.code, self.label, self.called = code, label, called
+        self.cases, self.seed, self.samples = cases, seed, samples
+        self.tell = progress or Telling()
+        self.reasons: dict[str, str] = {}  # by case, why its outcomes could not be listed
+        self.raised: set[str] = set()  # cases in which it raised an exception of its own
+
+    def certificate(self, method: str) -> Certificate:
+        with failing(self.label, self.cases[0].name):  # it runs at all; torch is imported by now
+            sampled_finding(self.code, self.cases[0], 1, self.seed, range(1))
+        found: dict[str, Finding] = {}
+        rounding = ""
+        if method != "sampled":
+            following = Following(self.code, EXACT_SECONDS if method == "auto" else math.inf)
+            found = self._followed(following)
+            if self.reasons and method == "exact":
+                cure = "Use method='sampled', or draw with rng.random() and rng.choice()."
+                wrong = "The function's outcomes cannot be listed."
+                raise InputError(explain(wrong, self._reason, cure))
+            rounding = self._rounding(following, found)
+        left = [case for case in self.cases if case.name not in found]
+        if left and all(finding.passed for finding in found.values()):
+            some = [case for case in left if case.sampled or case.name in self.raised]
+            found |= self._sampled(some or left)
+        tried = [case for case in self.cases if case.name in found]
+        findings = tuple(found[case.name] for case in tried)
+        return Certificate(self.label, findings, self._reason, _scope(tried), self.called, rounding)
+
+    @property
+    def _reason(self) -> str:
+        return next(iter(self.reasons.values()), "")
+
+    def _followed(self, following: Following) -> dict[str, Finding]:
+        """The findings of the cases whose outcomes can be listed."""
+        found: dict[str, Finding] = {}
+        for done, case in enumerate(self.cases):
+            self.tell(case.name, done, len(self.cases))
+            try:
+                found[case.name] = following.finding(case)
+            except ForerunError:
+                raise
+            except CannotEnumerate as error:
+                self.reasons[case.name] = f"use of {error}"
+            except Exception as error:  # code that fails for another reason fails when sampled too
+                self.reasons[case.name] = f"{type(error).__name__}: {error}"
+                self.raised.add(case.name)
+        _ended(self.tell)
+        if following.elsewhere.was_asked and found and not self._is_as_followed(found):
+            self.reasons = dict.fromkeys(found, "its real random numbers have another law")
+            return {}
+        return found
+
+    def _is_as_followed(self, found: dict[str, Finding]) -> bool:
+        """Whether real texts of the first case have the law that was followed."""
+        case = next(case for case in self.cases if case.name in found)
+        real = sampled_finding(self.code, case, CHECKED, self.seed, range(CHECKED))
+        return real.passed or not found[case.name].passed
+
+    def _rounding(self, following: Following, found: dict[str, Finding]) -> str:
+        """Allow for the precision of the code's numbers; the name of their format."""
+        for case in self.cases:
+            if case.name in found:
+                found[case.name] = rounded(found[case.name], case.length, following.precision)
+        return format_of(following.precision) if found else ""
+
+    def _sampled(self, cases: list[Case]) -> dict[str, Finding]:
+        """The findings of as many texts as were asked for, or as 15 seconds suffice for."""
+        with failing(self.label, cases[0].name):
+            foreseen = budgets(self.code, cases, self.seed)
+        samples = self.samples or affordable(foreseen).samples
+        if self.reasons and isinstance(self.tell, Telling):
+            said = "; ".join(map(str, foreseen))
+            self.tell.begin(
+                f"certify: the outcomes of {self.label} cannot be listed ({self._reason}), so "
+                f"{samples:,} texts are sampled for each of {len(cases)} cases. Of texts per case "
+                f"and bias, {said}; choose by samples=N or --samples N"
+            )
+        found = {}
+        for number, case in enumerate(cases):
+            turns = self._turns(case, number * samples, samples, samples * len(cases))
+            with failing(self.label, case.name):
+                found[case.name] = sampled_finding(self.code, case, samples, self.seed, turns)
+        _ended(self.tell)
+        return found
+
+    def _turns(self, case: Case, before: int, samples: int, total: int) -> Iterator[int]:
+        """The sample numbers of a case; reports progress now and then."""
+        for done in range(samples):
+            if done % TOLD_EVERY == 0:
+                self.tell(case.name, before + done, total)
+            yield done
 
 
-def _exact_step(function: Verifier, draw: Drawer, case: Case) -> Step:
-    """One round of a user's code, drawing included, over every outcome of its rng."""
-    uses = 0  # questions that the function asked its rng
-
-    def watched(tokens: Any, draft: Any, target: Any, rng: Chance, *more: Any) -> Sequence[int]:
-        nonlocal uses
-        before = rng.num_uses
-        emitted = function(tokens, draft, target, rng, *more)
-        uses += rng.num_uses - before
-        return emitted
-
-    def after(prefix: Prefix, shape: Shape) -> Emission:
-        outcomes = []
-        for outcome in _outcomes(watched, draw, case, prefix, shape):
-            outcomes.append(outcome)
-            if len(outcomes) > MAX_PATHS:
-                raise CannotEnumerate(f"more than {MAX_PATHS} outcomes")
-        again = _outcomes(function, draw, case, prefix, shape)
-        if any(one != other for one, other in zip(outcomes[:REPEATED_PATHS], again, strict=False)):
-            if not uses:
-                raise InputError(NO_RNG)
-            raise CannotEnumerate("randomness other than its rng")
-        emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
-        for tokens, weight in outcomes:
-            emitted[tokens, ()] += weight
-        return emitted
-
-    return lambda prefixes, shape, memory: [after(prefix, shape) for prefix in prefixes]
+def _ended(tell: Progress) -> None:
+    if isinstance(tell, Telling):
+        tell.end()
 
 
-def _outcomes(
-    function: Verifier, draw: Drawer, case: Case, prefix: Prefix, shape: Shape
-) -> Iterator[tuple[Prefix, float]]:
-    """What a round can emit, and how likely, by every path through its questions.
-
-    Somebody's drawer may leave something behind for the verifier, so it draws anew on every path.
-    """
-
-    def drawn(path: Path) -> tuple[tuple[Any, ...], float]:
-        rng = Chance(path)
-        return _draft(draw, case, prefix, shape, rng), rng.weight
-
-    def whole(path: Path) -> tuple[Prefix, float]:
-        rng = Chance(path)
-        return _emitted(function, case, _draft(draw, case, prefix, shape, rng), rng), rng.weight
-
-    if not isinstance(draw, DrawnAs):
-        yield from every_path(whole)
-        return
-    for draft, chance in every_path(drawn):
-
-        def judged(
-            path: Path, draft: tuple[Any, ...] = draft, chance: float = chance
-        ) -> tuple[Prefix, float]:
-            rng = Chance(path, chance)
-            return _emitted(function, case, tuple(map(copy, draft)), rng), rng.weight
-
-        yield from every_path(judged)
-
-
-def _draft(draw: Drawer, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> tuple[Any, ...]:
-    """What a verifier is given but for its rng: tokens, draft rows, target rows, and any tree."""
-    answer = draw(lambda path: case.draft(prefix + path), shape, rng)
-    drafted = tuple(int(token) for token in answer[0])
-    if isinstance(shape, Tree):
-        tree = answer[2] if len(answer) > 2 else shape
-        more: tuple[Tree, ...] = (tree,)
-    else:
-        tree, more = Tree.chain(len(drafted)), ()
-    target = tree_rows(case.target, prefix, drafted, tree)
-    reported = np.asarray(answer[1], dtype=np.float64).reshape(len(drafted), case.vocab_size)
-    return np.array(drafted, dtype=np.int64), reported, target, *more
-
-
-def _shape_of(case: Case, prefix: Prefix = ()) -> Shape:
-    """The shape of a draft after a prefix."""
-    shapes = case.draft_length
-    return shapes(prefix) if callable(shapes) else shapes
-
-
-def _emitted(function: Verifier, case: Case, draft: tuple[Any, ...], rng: Any) -> Prefix:
-    """What a verifier emits for a draft, checked."""
-    tokens = function(*draft[:3], rng, *draft[3:])
-    height = draft[3].height if len(draft) > 3 else len(draft[0])
-    try:
-        emitted = tuple(int(token) for token in tokens)
-    except TypeError as error:
-        wrong = "The function must return the ids that it emits, in order."
-        cure = "Return a list of them: the accepted tokens and one more."
-        received = f"the {type(tokens).__name__} {tokens!r:.60}"
-        raise InputError(explain(wrong, received, cure)) from error
-    if not 1 <= len(emitted) <= height + 1:
-        raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {height}")
-    if not all(0 <= token < case.vocab_size for token in emitted):
-        raise InvalidEmission(f"emitted {list(emitted)} with a vocabulary of {case.vocab_size}")
-    return emitted
-
-
-def _bias(emitted: HostArray, case: Case) -> float:
-    """Total variation distance to the target's joint law; missing mass counts in full."""
-    target = target_law(case.target, case.length)
-    return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)
-
-
-def _sampled_finding(
-    function: Verifier,
-    draw: Drawer,
-    case: Case,
-    samples: int,
-    seed: int,
-    turns: Iterable[int],
-) -> Finding:
-    """Compare frequencies with the target's joint law, with both error odds bounded.
-
-    Under losslessness the distance of n frequencies over m cells from their law exceeds
-    sqrt((m log 2 + log 1/alpha) / 2n) with probability alpha at most (Weissman et al.); a bias
-    larger than that by sqrt(log(1/beta) / 2n) stays below it with probability beta at most
-    (Hoeffding, on the set of cells where the laws differ most).
-    """
-    rng = np.random.default_rng(seed)
-    counts = np.zeros((case.vocab_size,) * case.length)
-    try:
-        for _ in turns:
-            prefix: Prefix = ()
-            while len(prefix) < case.length:
-                draft = _draft(draw, case, prefix, _shape_of(case, prefix), rng)
-                prefix += _emitted(function, case, draft, rng)
-            counts[prefix[: case.length]] += 1
-    except InvalidEmission as fault:
-        return Finding(case.name, "sampled", 1.0, 0.0, 1.0, 1 - MISS, note=str(fault))
-    limit = math.sqrt((counts.size * math.log(2) + math.log(1 / FALSE_ALARM)) / (2 * samples))
-    margin = math.sqrt(math.log(1 / MISS) / (2 * samples))
-    bias = _bias(counts / samples, case)
-    return Finding(case.name, "sampled", bias, limit, limit + margin, 1 - MISS, samples)
+def _scope(cases: Sequence[Case]) -> str:
+    """What the cases cover, in words."""
+    drafts = [longest_draft(case) for case in cases]
+    sizes = [case.vocab_size for case in cases]
+    tokens = f"{min(drafts)} to {max(drafts)}" if min(drafts) < max(drafts) else str(max(drafts))
+    words = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(max(sizes))
+    return f"drafts of {tokens} tokens, vocabularies of {words}"

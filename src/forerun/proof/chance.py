@@ -1,106 +1,210 @@
 """A stand-in for numpy.random.Generator that follows every outcome of ordinary NumPy code.
 
-`rng.random()` gives an unknown number, and nearly every verifier only compares it.  Each comparison
-splits the interval the number may lie in, with the exact chances.  Code that uses the number in any
-other way raises `CannotEnumerate`, and is tested by sampling instead.
+`rng.random()` gives an unknown number, and nearly every verifier only compares it.  Choices are
+followed option by option.  Arguments that NumPy refuses are refused here with NumPy's own error,
+since a real generator is asked first.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forerun.base.errors import explain
 from forerun.proof.branches import CannotEnumerate, Path
-
-OPERATORS: dict[Any, Callable[..., Any]] = {
-    np.less: operator.lt,
-    np.less_equal: operator.le,
-    np.greater: operator.gt,
-    np.greater_equal: operator.ge,
-    np.add: operator.add,
-    np.subtract: operator.sub,
-    np.multiply: operator.mul,
-    np.divide: operator.truediv,
-    np.negative: operator.neg,
-}
-"""What NumPy may do with an unknown number."""
+from forerun.proof.unknown import ROUNDING, Unknown, numbers
 
 MANY = 1000
 """A question with more answers than this is not followed answer by answer."""
 
-ROUNDING = 1e-15
-"""Chances this close to 0 or 1 are rounding errors; their paths are not followed."""
+MANY_QUESTIONS = 150
+"""A round that asks more questions than this does not end on every path: a loop until success."""
+
+REAL = np.random.default_rng(0)
+"""Asked first, so that it checks the arguments; its numbers are not used."""
+
+FORMATS = {24: "float32", 11: "float16", 8: "bfloat16"}
+"""Number formats by the bits of their significands."""
+
+DOUBLE = 53  # bits of a float64's significand
 
 NO_RNG = explain(
-    "The function draws random numbers, but none from the rng that it is given.",
+    "The function draws random numbers from somewhere else than its rng, NumPy's or Torch's "
+    "global generator.",
     "other tokens for the same draft and rng",
-    "Draw with rng.random() and rng.choice() in place of numpy.random or a generator of its own; "
+    "Draw with rng.random() and rng.choice() in place of a generator of its own; "
     "in Python, certify(function, method='sampled') tests it as it is.",
 )
-"""What a function hears that leaves its rng alone."""
+"""The error for a function whose random numbers come from a place that cannot be watched."""
+
+
+@dataclass
+class Precision:
+    """How precise the numbers are that code compares random ones with, in bits of a significand."""
+
+    finest: int = 0  # of all numbers that were met
+    coarsest_tensor: int = DOUBLE
+
+    @property
+    def bits(self) -> int:
+        """Of the format that the numbers must have been in.
+
+        The longest significand of many float32 numbers has nearly all 24 bits; where all numbers
+        are simple, such as 1/2, nothing is known and float64 is assumed.
+        """
+        likely = (bits for bits in FORMATS if bits - 3 < self.finest <= bits)
+        return min(next(likely, DOUBLE), self.coarsest_tensor)
+
+    def met(self, value: float) -> None:
+        """A float32 number has 24 bits at most, wherever it is kept."""
+        if self.finest < DOUBLE and math.isfinite(value) and value:
+            significand = int(abs(math.frexp(value)[0]) * 2**DOUBLE)
+            zeros = (significand & -significand).bit_length() - 1
+            self.finest = max(self.finest, DOUBLE - zeros)
+
+    def met_tensor(self, bits: int) -> None:
+        self.coarsest_tensor = min(self.coarsest_tensor, bits)
 
 
 class Chance:
     """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
 
-    def __init__(self, path: Path, weight: float = 1.0) -> None:
+    def __init__(self, path: Path, weight: float = 1.0, precision: Precision | None = None) -> None:
         self.path = path
         self.weight = weight
+        self.precision = precision or Precision()
         self.num_uses = 0  # questions asked by the code that was given this rng
+        self.is_followed_elsewhere = False  # whether a global generator was asked
 
-    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
+    def random(self, size: Any = None, *how: Any, **more: Any) -> Any:
         """Unknown numbers in [0, 1)."""
-        self.num_uses += 1
-        if size is None:
-            return Unknown(self)
-        _few(math.prod(np.atleast_1d(size).tolist()), "numbers at once")
-        numbers = np.empty(size, dtype=object)
-        for index in np.ndindex(numbers.shape):
-            numbers[index] = Unknown(self)
-        return numbers
+        return self._each("random", (size, *how), more, size, lambda: Unknown(self))
 
-    def choice(self, a: Any, size: None = None, replace: bool = True, p: Any = None) -> Any:
-        """One of a (or of range(a)), with chances p."""
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        start, width = _number(low), _number(high) - _number(low)
+        return self._each(
+            "uniform", (low, high, size), {}, size, lambda: Unknown(self) * width + start
+        )
+
+    def exponential(self, scale: Any = 1.0, size: Any = None) -> Any:
+        by = _number(scale)
+        return self._each(
+            "exponential", (scale, size), {}, size, lambda: Unknown.arrival(self) * by
+        )
+
+    def standard_exponential(self, size: Any = None) -> Any:
+        return self.exponential(1.0, size)
+
+    def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        shift, by = _number(loc), _number(scale)
+
+        def gumbel() -> Any:
+            return -Unknown.arrival(self).log() * by + shift
+
+        return self._each("gumbel", (loc, scale, size), {}, size, gumbel)
+
+    def choice(
+        self, a: Any, size: Any = None, replace: bool = True, p: Any = None, **how: Any
+    ) -> Any:
+        """One of a (or of range(a)), or several of them, with chances p."""
         self.num_uses += 1
-        if size is not None:
-            raise CannotEnumerate("choice with a size")
-        options = range(int(a)) if isinstance(a, int) or np.ndim(a) == 0 else a
-        count = _few(len(options), "options to choose from")
+        count = _few(int(a) if np.ndim(a) == 0 else len(a), "options to choose from")
+        REAL.choice(a, size, replace, p, **how)
+        options = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
+        if options.ndim != 1 or not how.get("shuffle", True):
+            raise CannotEnumerate("choice among rows, or unshuffled")
         chances = [1 / count] * count if p is None else np.asarray(p).tolist()
-        return options[self.pick(chances)]
+        if size is None:
+            return options[self.pick(chances)]
+        _few(math.prod(np.atleast_1d(size).tolist()), "choices at once")
+        places = self.picks(chances, np.empty(size).size, replace)
+        return options[np.array(places, dtype=np.int64).reshape(size)]
 
-    def integers(self, low: int, high: int | None = None, size: None = None, **how: Any) -> int:
+    def integers(
+        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, **how: Any
+    ) -> Any:
         self.num_uses += 1
-        if size is not None or how:
-            raise CannotEnumerate("integers with a size, a type or an endpoint")
+        REAL.integers(low, high, size, dtype, **how)
         start, stop = (0, int(low)) if high is None else (int(low), int(high))
-        count = _few(stop - start, "integers to choose from")
-        return start + self.pick([1 / count] * count)
+        count = _few(stop - start + int(how.get("endpoint", False)), "integers to choose from")
+        if size is None:
+            return dtype(start + self.pick([1 / count] * count))
+        _few(math.prod(np.atleast_1d(size).tolist()), "integers at once")
+        places = self.picks([1 / count] * count, np.empty(size).size)
+        return np.array(places, dtype=dtype).reshape(size) + start
+
+    def multinomial(self, n: Any, pvals: Any, size: None = None) -> Any:
+        """How often each option was picked, of n times."""
+        self.num_uses += 1
+        REAL.multinomial(n, pvals, size)
+        if size is not None or np.ndim(pvals) != 1:
+            raise CannotEnumerate("multinomial with a size")
+        chances = np.array(pvals, dtype=np.float64)
+        chances[-1] = max(0.0, 1 - chances[:-1].sum())
+        return np.bincount(self.picks(chances.tolist(), int(n)), minlength=len(chances))
+
+    def binomial(self, n: Any, p: Any, size: None = None) -> int:
+        self.num_uses += 1
+        REAL.binomial(n, p, size)
+        if size is not None or np.ndim(p) or int(n) != 1:
+            raise CannotEnumerate("binomial of several coins")
+        return int(self.split(float(p)))
+
+    def picks(self, chances: list[float], count: int, replace: bool = True) -> list[int]:
+        """Several options, one after the other."""
+        left, places = list(chances), list[int]()
+        for _ in range(count):
+            places.append(self.pick(left))
+            if not replace:
+                left[places[-1]] = 0.0
+        return places
 
     def pick(self, chances: list[float]) -> int:
         """An option, by its chance; impossible ones are not followed."""
         possible = [index for index, chance in enumerate(chances) if chance > 0]
         if not possible:
             raise CannotEnumerate("a choice among options of chance 0")
-        index = possible[self.path.ask(len(possible))]
-        self.weight *= chances[index] / sum(chances)
+        index = possible[self.ask(len(possible))] if len(possible) > 1 else possible[0]
+        for chance in chances:
+            self.precision.met(chance)
+        self.weight *= chances[index] / math.fsum(chances)
         return index
 
     def split(self, chance: float) -> bool:
         """True with the given chance; no question is asked where the answer is certain."""
         if chance <= ROUNDING or chance >= 1 - ROUNDING:
             return chance > 0.5
-        answer = bool(self.path.ask(2))
+        answer = bool(self.ask(2))
         self.weight *= chance if answer else 1 - chance
         return answer
 
+    def ask(self, num_options: int) -> int:
+        """The answer to the next question of this path."""
+        if len(self.path.options) >= MANY_QUESTIONS:
+            raise CannotEnumerate(f"more than {MANY_QUESTIONS} random numbers in one round")
+        return self.path.ask(num_options)
+
+    def _each(self, name: str, given: Any, more: Any, size: Any, make: Any) -> Any:
+        """One number, or an array of them."""
+        self.num_uses += 1
+        if size is None:
+            getattr(REAL, name)(*given, **more)
+            return make()
+        _few(math.prod(np.atleast_1d(size).tolist()), "numbers at once")
+        getattr(REAL, name)(*given, **more)
+        return numbers(size, make)
+
     def __getattr__(self, name: str) -> Any:
         raise CannotEnumerate(name)
+
+
+def _number(value: Any) -> float:
+    if np.ndim(value):
+        raise CannotEnumerate("random numbers of several scales")
+    return float(value)
 
 
 def _few(count: int, what: str) -> int:
@@ -108,122 +212,3 @@ def _few(count: int, what: str) -> int:
     if count > MANY:
         raise CannotEnumerate(f"{count:,} {what}")
     return count
-
-
-class Unknown:
-    """f(u) for an unknown u in [low, high) and an increasing or decreasing f, known by inverse."""
-
-    def __init__(
-        self,
-        chance: Chance,
-        interval: list[float] | None = None,
-        inverse: Callable[[float], float] = float,
-        rising: bool = True,
-    ) -> None:
-        self.chance = chance
-        self.interval = [0.0, 1.0] if interval is None else interval
-        self.inverse = inverse
-        self.rising = rising
-
-    def _below(self, value: Any) -> bool:
-        """Whether f(u) < value: split the interval at the place where they are equal."""
-        low, high = self.interval
-        cut = min(max(self.inverse(float(value)), low), high)
-        if cut - low <= ROUNDING or high - cut <= ROUNDING:  # a cumulative sum ends beside 1
-            cut = low if cut - low <= ROUNDING else high
-        share = (cut - low) / (high - low)
-        left = self.chance.split(share)
-        self.interval[:] = [low, cut] if left else [cut, high]
-        return left if self.rising else not left
-
-    def _changed(self, undo: Callable[[float], float], rising: bool) -> Unknown:
-        before = self.inverse
-        return Unknown(
-            self.chance, self.interval, lambda value: before(undo(value)), self.rising == rising
-        )
-
-    def __lt__(self, value: Any) -> bool:
-        return self._below(value)
-
-    def __le__(self, value: Any) -> bool:
-        return self._below(value)
-
-    def __gt__(self, value: Any) -> bool:
-        return not self._below(value)
-
-    def __ge__(self, value: Any) -> bool:
-        return not self._below(value)
-
-    def __mul__(self, factor: Any) -> Any:
-        scale = float(factor)
-        if scale == 0:
-            return 0.0
-        return self._changed(lambda value: value / scale, scale > 0)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, factor: Any) -> Any:
-        return self * (1 / float(factor))
-
-    def __add__(self, other: Any) -> Unknown:
-        shift = float(other)
-        return self._changed(lambda value: value - shift, True)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Unknown:
-        return self + -float(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self * -1 + other
-
-    def __neg__(self) -> Any:
-        return self * -1
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy scalars and np.log hand over to the operators here."""
-        if ufunc is np.log:
-            return self.log()
-        if ufunc not in OPERATORS:
-            raise CannotEnumerate(ufunc.__name__)
-        if any(isinstance(x, np.ndarray) and x.ndim for x in inputs):  # number by number
-            return ufunc(*(_boxed(x) for x in inputs))
-        return OPERATORS[ufunc](*(x if isinstance(x, Unknown) else float(x) for x in inputs))
-
-    def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Any:
-        """A search for it among sorted numbers compares it with one after the other."""
-        if function is not np.searchsorted:
-            return function._implementation(*given, **options)
-        return _place(*given, **options)
-
-    def log(self) -> Unknown:
-        return self._changed(lambda value: math.exp(min(value, 700.0)), True)
-
-    def __float__(self) -> float:
-        raise CannotEnumerate("the value of a random number")
-
-    def __bool__(self) -> bool:
-        raise CannotEnumerate("the truth of a random number")
-
-    def __eq__(self, other: object) -> bool:
-        raise CannotEnumerate("equality with a random number")
-
-    __hash__ = object.__hash__
-
-
-def _boxed(value: Any) -> Any:
-    """Numbers, or one unknown number, as an array of objects."""
-    if not isinstance(value, Unknown):
-        return np.asarray(value).astype(object)
-    box = np.empty((), dtype=object)
-    box[()] = value
-    return box
-
-
-def _place(a: Any, v: Any, side: str = "left", sorter: None = None) -> int:
-    """`np.searchsorted` of an unknown number."""
-    if sorter is not None or not isinstance(v, Unknown):
-        raise CannotEnumerate("searchsorted with a sorter, or among random numbers")
-    is_before = operator.le if side == "left" else operator.lt
-    edges = np.asarray(a).tolist()
-    return next((i for i, edge in enumerate(edges) if is_before(v, edge)), len(edges))

@@ -49,8 +49,9 @@ from forerun.proof.broken_trees import (
 )
 from forerun.proof.cases import standard_cases, tree_cases
 from forerun.proof.certificate import Certificate
-from forerun.proof.certify import Drawer, Verifier, certify
+from forerun.proof.certify import certify
 from forerun.proof.drawing import DrawnAs
+from forerun.proof.rounds import Drawer, Verifier
 from forerun.proof.telling import silent
 from forerun.rules.base import Rule
 from forerun.rules.block import Block

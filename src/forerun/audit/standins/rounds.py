@@ -16,8 +16,8 @@ from forerun.noise.addresses import Addressing, Purpose, by_round
 from forerun.noise.race import seed_key, uniform
 from forerun.proof.broken import block, owed, sample
 from forerun.proof.broken_addresses import drafts_by_position
-from forerun.proof.certify import Drawer, Verifier
 from forerun.proof.drawing import draw_plainly
+from forerun.proof.rounds import Drawer, Verifier
 from forerun.rules.base import Rule
 from forerun.rules.noise import CounterNoise
 from forerun.rules.types import Draft

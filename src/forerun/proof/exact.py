@@ -1,0 +1,141 @@
+"""The exact test of somebody's code: every outcome of its random numbers, with its chance."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from forerun.base.arrays import HostArray
+from forerun.base.clock import now
+from forerun.base.errors import InputError
+from forerun.proof.branches import CannotEnumerate, Memory, Path, every_path
+from forerun.proof.cases import Case
+from forerun.proof.certificate import Finding
+from forerun.proof.chance import DOUBLE, FORMATS, NO_RNG, Chance, Precision
+from forerun.proof.drawing import DrawnAs
+from forerun.proof.elsewhere import Elsewhere
+from forerun.proof.law import Emission, Prefix, Shape, Step, joint, target_law
+from forerun.proof.rounds import Drafted, InvalidEmission, Round, Verifying
+
+EXACT_LIMIT = 1e-12
+NEGLIGIBLE = 1e-13  # code may fail where rounding alone leads it; that its mass is missing counts
+FAILED: Prefix = (-1,)
+MAX_PATHS = 200_000
+REPEATED_PATHS = 32
+
+
+@dataclass
+class Following:
+    """Follows the outcomes of code, case after case, for at most some seconds."""
+
+    round: Round
+    seconds: float
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    precision: Precision = field(default_factory=Precision)
+    uses: int = 0  # questions that the code asked
+    deadline: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline = now() + self.seconds
+
+    def finding(self, case: Case) -> Finding:
+        """The bias of the emitted joint law; raises `CannotEnumerate`."""
+        try:
+            with self.elsewhere.watched():
+                law = joint(self._step(case), case.vocab_size, case.length, case.draft_length)
+            return Finding(case.name, "exact", bias(law, case), EXACT_LIMIT, EXACT_LIMIT, 1.0)
+        except InvalidEmission as fault:
+            return Finding(case.name, "exact", 1.0, 0.0, EXACT_LIMIT, 1.0, note=str(fault))
+
+    def _step(self, case: Case) -> Step:
+        """One round of the code, drawing included."""
+
+        def after(prefix: Prefix, shape: Shape) -> Emission:
+            outcomes = []
+            for outcome in self._outcomes(case, prefix, shape):
+                outcomes.append(outcome)
+                if len(outcomes) > MAX_PATHS:
+                    raise CannotEnumerate(f"more than {MAX_PATHS:,} outcomes of a round")
+                if now() > self.deadline:
+                    raise CannotEnumerate(f"more outcomes than {self.seconds:g} s suffice for")
+            again = self._outcomes(case, prefix, shape)
+            first = outcomes[: 2 if prefix else REPEATED_PATHS]
+            if any(one != other for one, other in zip(first, again, strict=False)):
+                if not self.uses:
+                    raise InputError(NO_RNG)
+                raise CannotEnumerate("randomness other than its rng")
+            emitted: dict[tuple[Prefix, Memory], float] = defaultdict(float)
+            for tokens, weight in outcomes:
+                if tokens != FAILED:
+                    emitted[tokens, ()] += weight
+            return emitted
+
+        return lambda prefixes, shape, memory: [after(prefix, shape) for prefix in prefixes]
+
+    def _outcomes(self, case: Case, prefix: Prefix, shape: Shape) -> Iterator[tuple[Prefix, float]]:
+        """What a round can emit, and how likely, by every path through its questions.
+
+        Somebody's drawer may leave something behind for the verifier, so it draws anew on every
+        path; ours keeps nothing, so that what a draft leads to is followed draft by draft.
+        """
+
+        def drawn(path: Path) -> tuple[Drafted, float]:
+            rng = Chance(path)
+            return self.round.drafted(case, prefix, shape, rng), rng.weight
+
+        def whole(path: Path) -> tuple[Prefix, float]:
+            rng = Chance(path)
+            drafted = self.round.drafted(case, prefix, shape, rng)
+            return self._emitted(case, prefix, drafted, rng)
+
+        if not (isinstance(self.round, Verifying) and isinstance(self.round.draw, DrawnAs)):
+            yield from every_path(whole)
+            return
+        for draft, chance in every_path(drawn):
+
+            def judged(
+                path: Path, draft: Drafted = draft, chance: float = chance
+            ) -> tuple[Prefix, float]:
+                return self._emitted(case, prefix, tuple(map(copy, draft)), Chance(path, chance))
+
+            yield from every_path(judged)
+
+    def _emitted(
+        self, case: Case, prefix: Prefix, drafted: Drafted, rng: Chance
+    ) -> tuple[Prefix, float]:
+        """The tokens on one path, and the chance of the path."""
+        before, rng.precision = rng.num_uses, self.precision
+        try:
+            with self.elsewhere.answered_by(rng):
+                emitted = self.round.emitted(case, prefix, drafted, rng)
+        except CannotEnumerate:
+            raise
+        except Exception:
+            if rng.weight > NEGLIGIBLE:
+                raise
+            emitted = FAILED
+        self.uses += rng.num_uses - before
+        return emitted, rng.weight
+
+
+def rounded(finding: Finding, length: int, precision: Precision) -> Finding:
+    """The finding with the limit that arithmetic of that precision allows."""
+    if precision.bits == DOUBLE or finding.note:
+        return finding
+    limit = 4.0 * length * 2.0**-precision.bits
+    return replace(finding, limit=limit, detectable=limit)
+
+
+def format_of(precision: Precision) -> str:
+    """The number format of what was met; "" for float64."""
+    return FORMATS.get(precision.bits, "")
+
+
+def bias(emitted: HostArray, case: Case) -> float:
+    """Total variation distance to the target's joint law; missing mass counts in full."""
+    target = target_law(case.target, case.length)
+    return float(np.abs(emitted - target).sum() / 2 + abs(emitted.sum() - 1) / 2)

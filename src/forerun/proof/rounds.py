@@ -1,0 +1,87 @@
+"""One round of somebody's code in a case: draw a draft, call the code, check its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from forerun.base.errors import InputError, explain
+from forerun.proof.cases import Case
+from forerun.proof.law import Model, Prefix, Shape, tree_rows
+from forerun.trees.tree import Tree
+
+Verifier = Callable[..., Sequence[int]]
+"""f(draft_tokens (K,), draft_probs (K, V), target_probs (K + 1, V), rng) -> emitted ids.
+
+In a case with a tree the rows are ordered as in `Trial`, and the tree is a fifth argument.
+"""
+Drawer = Callable[[Model, Any, Any], tuple[Any, ...]]
+"""d(model, K or tree, rng) -> (tokens, the probabilities (K, V) it reports for them).
+
+A drawer that changes the shape returns the tree it ended with as a third item.
+"""
+Drafted = tuple[Any, ...]
+"""A verifier's arguments but for its rng: tokens, draft rows, target rows, and any tree."""
+
+
+class InvalidEmission(Exception):
+    """The code returned something that is not a list of emitted tokens."""
+
+
+class Round(Protocol):
+    """Code that emits tokens after a prefix."""
+
+    def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted: ...
+
+    def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix: ...
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """A verifier, and how its drafts are drawn."""
+
+    function: Verifier
+    draw: Drawer
+
+    def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
+        answer = self.draw(lambda path: case.draft(prefix + path), shape, rng)
+        tokens = tuple(int(token) for token in answer[0])
+        if isinstance(shape, Tree):
+            tree = answer[2] if len(answer) > 2 else shape
+            more: tuple[Tree, ...] = (tree,)
+        else:
+            tree, more = Tree.chain(len(tokens)), ()
+        target = tree_rows(case.target, prefix, tokens, tree)
+        reported = np.asarray(answer[1], dtype=np.float64).reshape(len(tokens), case.vocab_size)
+        return np.array(tokens, dtype=np.int64), reported, target, *more
+
+    def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
+        tokens = self.function(*drafted[:3], rng, *drafted[3:])
+        height = drafted[3].height if len(drafted) > 3 else len(drafted[0])
+        emitted = checked(tokens, case.vocab_size)
+        if not 1 <= len(emitted) <= height + 1:
+            raise InvalidEmission(f"emitted {len(emitted)} tokens for a draft of {height}")
+        return emitted
+
+
+def checked(tokens: Any, vocab_size: int) -> Prefix:
+    """What was emitted, as ids of the vocabulary."""
+    try:
+        emitted = tuple(int(token) for token in tokens)
+    except TypeError as error:
+        wrong = "The function must return the ids that it emits, in order."
+        cure = "Return a list of them: the accepted tokens and one more."
+        received = f"the {type(tokens).__name__} {tokens!r:.60}"
+        raise InputError(explain(wrong, received, cure)) from error
+    if not all(0 <= token < vocab_size for token in emitted):
+        raise InvalidEmission(f"emitted {list(emitted)} with a vocabulary of {vocab_size}")
+    return emitted
+
+
+def shape_of(case: Case, prefix: Prefix = ()) -> Shape:
+    """The shape of a draft after a prefix."""
+    shapes = case.draft_length
+    return shapes(prefix) if callable(shapes) else shapes
