@@ -153,3 +153,13 @@ def test_a_copy_outlives_its_package(
     assert local_copy(bundled.NAME) == folder
     (folder / "config.json").unlink()
     assert local_copy(bundled.NAME) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_a_copy_that_others_may_write_to_is_made_anew(path: Path) -> None:
+    folder = copy_of(path)
+    before = contents(folder)
+    (folder / WEIGHTS).write_bytes(before[WEIGHTS][:-8] + bytes(8))
+    copy.write_list(folder)  # as whoever may write to the folder can
+    folder.chmod(0o777)
+    assert contents(copy_of(path)) == before

@@ -18,7 +18,8 @@ import forerun as fr
 from forerun.base.errors import InputError
 from forerun.gguf.config import config_of
 from forerun.gguf.file import read_gguf
-from forerun.loading.bundled import cache_folder, local_copy
+from forerun.loading.bundled import local_copy
+from forerun.loading.cache import cache_folder
 
 Q = "blk.0.attn_q.weight"
 POSITIVE = ["attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.factor"]

@@ -23,7 +23,8 @@ from forerun.cli import main
 from forerun.gguf.config import config_of
 from forerun.gguf.file import SERVED, GgufFile, read_gguf
 from forerun.loading import bundled
-from forerun.loading.bundled import cache_folder, local_copy
+from forerun.loading.bundled import local_copy
+from forerun.loading.cache import cache_folder
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),

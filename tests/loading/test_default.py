@@ -19,10 +19,10 @@ from forerun.loading.bundled import (
     GEMMA,
     NAME,
     PACKAGES,
-    cache_folder,
     local_copy,
     packaged_weights,
 )
+from forerun.loading.cache import cache_folder
 from forerun.loading.default import default_model
 
 needs_package = pytest.mark.skipif(

@@ -342,3 +342,18 @@ def test_the_first_load_of_a_large_model_is_announced(
     told = capfd.readouterr().err
     assert f"at every start, because the cache {nowhere} cannot be made (Not a directory)" in told
     assert "Set FORERUN_CACHE" in told
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_files_that_others_may_write_change_no_model(saved: Path, cache: Path) -> None:
+    """Neither packed weights, nor the note that says which of them belong to a folder."""
+    first = fr.load(str(saved))
+    for place in ("packed", "contents"):
+        (file,) = (cache / place).iterdir()
+        file.chmod(0o666)
+        again = fr.load(str(saved))
+        assert not is_recalled(again)
+        assert torch.equal(logits_of(again), logits_of(first))
+        (file,) = (cache / place).iterdir()
+        file.chmod(0o644)
+        assert is_recalled(fr.load(str(saved)))

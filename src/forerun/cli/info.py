@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forerun.base.errors import InputError, explain
-from forerun.loading.bundled import NAME, PACKAGES, cache_folder, packaged_weights, why_not_cached
+from forerun.loading.bundled import NAME, PACKAGES, packaged_weights
+from forerun.loading.cache import cache_folder, why_not_cached
 from forerun.measure.machine import this_machine
 
 TITLES = "|".join(re.escape(package.title) for package in PACKAGES.values())

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar, get_type_hints
 from zlib import crc32
 
@@ -21,6 +21,7 @@ MAGIC = b"forerun kept file 2\n"
 PAGE = 4096  # bytes
 STRETCH = 64 * 1024  # bytes that are summed before a CRC is taken
 UNFINISHED = ".unfinished"
+MODE = 0o644  # as far as the umask allows: others may read a kept file and never write it
 
 Tree = TypeVar("Tree")
 
@@ -36,18 +37,20 @@ def write(file: Path, tree: Any) -> None:
         end += -(-array.nbytes // PAGE) * PAGE
     about = json.dumps({"values": values, "arrays": table, "bytes": end}).encode()
     head = MAGIC + b"%08x %b\n" % (crc32(about), about)
-    with NamedTemporaryFile(dir=file.parent, suffix=UNFINISHED, delete=False) as unfinished:
-        try:
-            unfinished.write(_filled(head))
+    unfinished = file.with_name(f"{os.getpid()}-{time.monotonic_ns()}{UNFINISHED}")
+    number = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
+    try:
+        with open(number, "wb") as stream:
+            stream.write(_filled(head))
             for array in arrays.values():
-                unfinished.write(array.data)
-                unfinished.write(bytes(-array.nbytes % PAGE))
-            unfinished.flush()
-            os.fsync(unfinished.fileno())
-            os.replace(unfinished.name, file)
-        except BaseException:
-            Path(unfinished.name).unlink(missing_ok=True)
-            raise
+                stream.write(array.data)
+                stream.write(bytes(-array.nbytes % PAGE))
+            stream.flush()
+            os.fsync(number)
+        os.replace(unfinished, file)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> Tree:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,8 +15,10 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from forerun.base.errors import InputError, MissingExtraError, explain, notice
-from forerun.gguf.copy import is_unlisted, is_whole, write_list
+from forerun.gguf import copy
+from forerun.gguf.copy import write_list
 from forerun.gguf.magic import is_gguf
+from forerun.loading.cache import cache_folder, close_to_others, is_ours, make_in_cache
 from forerun.loading.folders import at_home
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -62,10 +63,10 @@ def local_copy(name: str) -> Path | None:
         return None
     package = PACKAGES[name]
     folder = cache_folder() / f"{package.title}-{VERSION}"
-    if is_whole(folder):
+    if _is_whole(folder):
         return folder
     parts = packaged_parts(name)
-    if not parts and is_unlisted(folder):  # there is nothing to make it anew from
+    if not parts and _is_unlisted(folder):  # there is nothing to make it anew from
         return folder
     if not parts and name == NAME:  # the hub has it too
         return None
@@ -76,29 +77,6 @@ def local_copy(name: str) -> Path | None:
         raise MissingExtraError(explain(wrong, received, cure))
     _convert_once(parts, folder, package.title)
     return folder
-
-
-def cache_folder() -> Path:
-    """Where this system keeps what can be made again; FORERUN_CACHE overrides it."""
-    if chosen := os.environ.get("FORERUN_CACHE"):
-        return at_home(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "forerun"
-
-
-def why_not_cached() -> str:
-    """Why nothing can be kept in the cache, or an empty string."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"{folder} cannot be made ({error.strerror})"
-    return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 
 def packaged_weights() -> Path | None:
@@ -142,7 +120,7 @@ def _copy_of_file(source: Path) -> Path:
     key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
     beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
     folder = cache_folder() / f"{beginning_of_name}-{key.hexdigest()[:16]}-{VERSION}"
-    if not is_whole(folder):
+    if not _is_whole(folder):
         _convert_once([source], folder, source.stem)
     return folder
 
@@ -159,23 +137,24 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
 
         from forerun.gguf.convert import convert
     except ModuleNotFoundError as error:
-        if is_unlisted(folder):
+        if _is_unlisted(folder):
             return
         cure = 'Install it with: pip install "forerun[hf]"'
         wrong = "A GGUF file has to be converted once, with the gguf package."
         received = f"an environment without {error.name}"
         raise MissingExtraError(explain(wrong, received, cure)) from error
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_in_cache(folder.parent)
         _remove_stale(folder)
-        if folder.is_dir() and not is_unlisted(folder) and not is_whole(folder):
+        if folder.is_dir() and not _is_unlisted(folder) and not _is_whole(folder):
             notice(f"the copy of {title} in the cache was changed or damaged; it is made anew")
         with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as unfinished:
             made = Path(unfinished, "model")
             made.mkdir()
             convert(_joined(parts, Path(unfinished)), made, title)
+            close_to_others(made)
             write_list(made)
-            if folder.is_dir() and not is_whole(folder):
+            if folder.is_dir() and not _is_whole(folder):
                 folder.rename(Path(unfinished, "replaced"))
             try:
                 made.rename(folder)
@@ -183,11 +162,21 @@ def _convert_once(parts: Sequence[Path], folder: Path, title: str) -> None:
                 if not folder.is_dir():
                     raise
     except (OSError, SafetensorError) as error:
-        if is_unlisted(folder):
+        if _is_unlisted(folder):
             return
         cure = "Set FORERUN_CACHE to a folder on a disk with room that you may write to."
         wrong = f"The model {title} cannot be converted ({error})."
         raise InputError(explain(wrong, repr(str(folder)), cure)) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether it is a copy as it was made, and by nobody else."""
+    return is_ours(folder) and copy.is_whole(folder)
+
+
+def _is_unlisted(folder: Path) -> bool:
+    """Whether it is a copy of ours that was made when no lists were written."""
+    return is_ours(folder) and copy.is_unlisted(folder)
 
 
 def _joined(parts: Sequence[Path], folder: Path) -> Path:

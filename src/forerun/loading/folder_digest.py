@@ -7,7 +7,7 @@ import time
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from forerun.loading.bundled import cache_folder
+from forerun.loading.cache import cache_folder, is_ours, make_in_cache
 from forerun.loading.folders import TOKENIZERS
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "additional_chat_templates/*", *TOKENIZERS)
@@ -19,10 +19,11 @@ JUST_NOW = 2.0  # seconds: a file this new may change again without another time
 def known_contents(folder: Path) -> str | None:
     """The digest, if it was noted and no file has been touched since."""
     try:
-        note = json.loads(_note_of(folder).read_text(encoding="utf-8"))
+        place = _note_of(folder)
+        note = json.loads(place.read_text(encoding="utf-8")) if is_ours(place) else {}
         is_current = note["files"] == _stamps(folder)
         return str(note["digest"]) if is_current else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
@@ -39,8 +40,9 @@ def contents(folder: Path) -> str:
     newest = max((max(stamp[1:3]) for stamp in stamps.values()), default=0) / 1e9
     if stamps == _stamps(folder) and time.time() - newest > JUST_NOW:
         note = _note_of(folder)
-        note.parent.mkdir(parents=True, exist_ok=True)
+        make_in_cache(note.parent)
         unfinished = note.with_suffix(f".{time.time_ns()}")
+        unfinished.touch(0o644, exist_ok=False)  # as far as the umask allows, and no more
         unfinished.write_text(json.dumps({"files": stamps, "digest": digest}), encoding="utf-8")
         unfinished.replace(note)
     return digest

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.base.errors import InputError, explain, meant, notice, warn
 from forerun.base.signatures import shown_by
 from forerun.loading import hub
-from forerun.loading.bundled import NAME, local_copy, why_not_cached
+from forerun.loading.bundled import NAME, local_copy
+from forerun.loading.cache import why_not_cached
 from forerun.loading.device_choice import check_place, usual_device
 from forerun.loading.folders import at_home, check_folder, check_name, is_large, tokenizer_of
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass

@@ -23,7 +23,7 @@ from forerun.lean import kept_file
 from forerun.lean.jit import sources
 from forerun.lean.packed import Packed
 from forerun.lean.shape import DOT_PRODUCTS, LANES, TOKENS
-from forerun.loading.bundled import cache_folder
+from forerun.loading.cache import cache_folder, is_ours, make_in_cache
 from forerun.loading.folder_digest import contents, known_contents
 from forerun.loading.light_tokenizer import KeptTokenizer
 
@@ -50,6 +50,8 @@ def recall(folder: Path, dtype: str, int8: bool) -> KeptModel | None:
     if digest is None:
         return None
     file = _file(digest, dtype, int8)
+    if not is_ours(file):
+        return None
     try:
         kept = kept_file.read(file, KeptModel, MAPPED)
     except (OSError, ValueError, LookupError, TypeError):
@@ -67,7 +69,7 @@ def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> None:
         return
     try:
         place = cache_folder() / "packed"
-        place.mkdir(parents=True, exist_ok=True)
+        make_in_cache(place)
         if not os.access(place, os.W_OK):
             return
         file = _file(contents(folder), dtype, int8)

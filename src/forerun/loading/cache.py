@@ -1,0 +1,82 @@
+"""The cache: a folder for what can be made again, and who may have written what lies there.
+
+A packed or converted model decides on every text, so it is believed only where nobody else could
+have written it: files of this user or of the system's, in folders that others may not write to.
+Where several users share a cache that all may write to, each has a folder of its own in it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+from forerun.loading.folders import at_home
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+"""What others may have of nothing in the cache."""
+
+
+def cache_folder() -> Path:
+    """Where this user keeps what can be made again."""
+    chosen = _chosen()
+    try:
+        is_shared = not _is_own(chosen)
+    except OSError:  # it is made when something is kept
+        is_shared = False
+    return chosen / f"of-{os.geteuid()}" if is_shared else chosen
+
+
+def make_in_cache(folder: Path) -> None:
+    """Make a folder in the cache, and the cache itself; others may not write to either."""
+    _chosen().mkdir(0o755, parents=True, exist_ok=True)
+    cache_folder().mkdir(0o700, exist_ok=True)
+    folder.mkdir(0o755, exist_ok=True)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether nobody else could have written a file or folder that lies in the cache."""
+    try:
+        return all(map(_is_own, (cache_folder(), path.parent, path)))
+    except OSError:
+        return False
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the right to write from others, whatever the umask gave them."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
+
+
+def why_not_cached() -> str:
+    """Why nothing can be kept in the cache, or an empty string."""
+    folder = cache_folder()
+    try:
+        make_in_cache(folder)
+    except OSError as error:
+        return f"{folder} cannot be made ({error.strerror})"
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written to"
+    return "" if _is_own(folder) else f"{folder} may be written to by others"
+
+
+def _chosen() -> Path:
+    """FORERUN_CACHE, or the usual place of the system."""
+    if chosen := os.environ.get("FORERUN_CACHE"):
+        return at_home(chosen)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "forerun"
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is this user's or the system's, and others may not write to it."""
+    if not hasattr(os, "geteuid"):  # Windows: a home is closed to others
+        return True
+    found = path.stat()
+    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & OTHERS
