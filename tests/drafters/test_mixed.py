@@ -9,6 +9,7 @@ import pytest
 from drafting import Quiet, TextTurn
 
 import forerun as fr
+from forerun.base.errors import InputError
 from forerun.drafters import Guess, Mixed, Model, NGram, Outcome, Recycling, Suffix, Turn
 from forerun.drafters.base import Prices
 from forerun.drafters.mixed import merge
@@ -322,3 +323,16 @@ def test_the_worth_of_a_chain_is_that_of_its_best_beginning() -> None:
     assert worth_of([0.1], prices) == pytest.approx(0.1 - 0.25)
     assert worth_of([0.9, 0.2], None) == pytest.approx(1.1)
     assert worth_of([], prices) == 0
+
+
+def test_a_list_of_drafters_means_the_same() -> None:
+    for mixed in (
+        Mixed(NGram(), "suffix"),
+        Mixed([NGram(), "suffix"]),
+        Mixed((NGram(),), "suffix"),
+    ):
+        assert mixed.name == "ngram+suffix"
+        assert len(mixed.drafters) == 2
+    assert Mixed([NGram()]).name == Mixed(NGram()).name == "ngram"
+    with pytest.raises(InputError, match="no drafter to mix"):
+        Mixed([])

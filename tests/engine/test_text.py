@@ -89,6 +89,29 @@ def test_stop_strings_before_min_tokens_are_text() -> None:
         assert all_shown(TextStream(byte_tokenizer(), ["xy"], min_tokens), tokens)[0] == shown
 
 
+@pytest.mark.parametrize("make", [byte_tokenizer, metaspace_tokenizer])
+def test_of_a_character_that_the_limit_cuts_nothing_is_shown(make: Any) -> None:
+    """Wherever the text ends, what is shown is a beginning of it, in whole characters."""
+    tokenizer = make()
+    tokens = tokenizer.encode(TEXT)
+    whole = tokenizer.decode(tokens, skip_special_tokens=True)
+    num_cut = 0
+    for end in range(len(tokens) + 1):
+        text, pieces = all_shown(TextStream(tokenizer), tokens[:end])
+        decoded = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        num_cut += decoded.endswith("�")
+        assert text == decoded.rstrip("�")
+        assert whole.startswith(text)
+        assert "".join(pieces) == text
+    assert num_cut > 3 or make is metaspace_tokenizer  # which has a token for each of these
+
+
+def test_bytes_that_are_no_character_are_shown_as_such_within_a_text() -> None:
+    half = token_ids("世")[:1]
+    text, _ = all_shown(TextStream(byte_tokenizer()), [*token_ids("a"), *half, *token_ids("b")])
+    assert text == "a�b"
+
+
 def test_nothing_at_all() -> None:
     stream = TextStream(byte_tokenizer(), ["a"])
     assert stream.release() == ""

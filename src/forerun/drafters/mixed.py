@@ -85,9 +85,15 @@ class Panel:
 
 
 class Mixed:
-    """Draft with several drafters, given as objects or by their names on the command line."""
+    """Draft with several drafters, given as objects or by their names on the command line; one by
+    one, or in a list."""
 
-    def __init__(self, *drafters: Drafter | str, clock: Callable[[], float] = working) -> None:
+    def __init__(
+        self, *given: Drafter | str | Sequence[Drafter | str], clock: Callable[[], float] = working
+    ) -> None:
+        drafters: list[Drafter | str] = []
+        for one in given:
+            drafters += one if isinstance(one, list | tuple) else [one]  # type: ignore[list-item]
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))

@@ -77,10 +77,10 @@ class TextStream:
             self.stopped_at = min((place for place in places if place >= 0), default=None)
 
     def _finish(self) -> None:
-        """Decode the last tokens even if they end inside a character."""
+        """Decode the last tokens; of a character that the end cuts nothing is shown."""
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode(self._tokens[self._context :])
-        self._extend(after[len(before) :])
+        self._extend(after[len(before) :].rstrip(UNFINISHED))
         self._context = self._decoded = len(self._tokens)
         if self._ends:
             self._ends[-1] = len(self.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,17 @@ from forerun.base.signatures import shown_by
 from forerun.loading import hub
 from forerun.loading.bundled import NAME, local_copy
 from forerun.loading.cache import why_not_cached
+from forerun.loading.damage import (
+    check_complete,
+    check_files,
+    check_finite,
+    config_of,
+    not_loaded,
+    told_by_name,
+)
 from forerun.loading.device_choice import check_place, usual_device
 from forerun.loading.folders import at_home, check_folder, check_name, is_large, tokenizer_of
+from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.loading.packed_models import Kept, can_keep, keep, recall
 from forerun.models.adapter import NEEDED, huggingface_model, missing
@@ -35,11 +45,6 @@ OWN = ("device", "dtype", "lean", "quantize")
 """Arguments of `load` itself."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
-
-DAMAGED = (
-    "Its files are damaged, or do not belong together: save or download the model again, and see "
-    "that its config.json is the one of its weights."
-)
 
 
 @shown_by('fr.load("HuggingFaceTB/SmolLM2-135M-Instruct")')
@@ -93,34 +98,34 @@ def load(
             _tell_numbers(chosen, dtype)
             return _from(chosen, copied)
     _check_extra()
-    if Path(place).is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
-        check_folder(Path(place))
-    if not Path(place).exists() and not _can_download(str(place), shared):
+    folder = Path(place)
+    if folder.is_dir() and not {"subfolder", "config", "gguf_file"} & {*given}:
+        config = config_of(folder)
+        check_folder(folder)
+        refuse_other_kinds(folder, config)
+        check_files(folder, config)
+    if not folder.exists() and not _can_download(str(place), shared):
         shared["local_files_only"] = given["local_files_only"] = True
     wrapper = huggingface_model()
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     from forerun.models.llama_family import FAMILY
 
-    try:
-        with no_loading_bar():
-            tokenizer = tokenizer_of(place, **shared)
+    name = str(name_or_path)
+    given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
+    with told_by_name(name, folder, partial(_refuse_unknown, given=given)), no_loading_bar():
+        tokenizer = tokenizer_of(
+            place, **{**shared, "trust_remote_code": given["trust_remote_code"]}
+        )
+        if is_adapter(folder):
+            check_adapter(folder)
+            model, read = merged(folder, dtype=dtype or "auto", **given), {}
+        else:
             model, read = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype or "auto", **{**given, "output_loading_info": True}
             )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _not_loaded(str(name_or_path), f"the loader says: {_said(error)}") from error
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (LookupError, AttributeError, RuntimeError) as error:
-        wrong = f"The loader failed: {type(error).__name__}: {_said(error)}"
-        raise InputError(explain(wrong, repr(str(name_or_path)), DAMAGED)) from error
-    except TypeError as error:
-        _refuse_unknown(error, given)
-        raise
-    _check_complete(str(name_or_path), read)
+    check_complete(name, read, may_leave_out="num_hidden_layers" in given)
     if device is not None:
         model = model.to(device)
     elif (
@@ -131,8 +136,9 @@ def load(
         )
     ):
         model = on_usual_device(model)
+    check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
-    loaded.name = str(name_or_path)
+    loaded.name = name
     if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
         reason = why_not_cached()
         how_often = (
@@ -273,28 +279,8 @@ def _can_download(name: str, options: Mapping[str, Any]) -> bool:
     if not options.get("local_files_only"):
         reason = hub.why_not(name, options.get("token"))
     if reason is not None and not hub.is_cached(name, options.get("cache_dir")):
-        raise _not_loaded(name, f"there is no such folder, and {reason}.")
+        raise not_loaded(name, f"there is no such folder, and {reason}.", Path(name))
     return reason is None
-
-
-def _not_loaded(name: str, reason: str) -> InputError:
-    wrong = f"No causal language model could be loaded: {reason}"
-    cure = (
-        "Check the spelling and the connection; a folder must hold config.json and weights."
-        f"{hub.without_hub(name)}"
-    )
-    return InputError(explain(wrong, repr(name), cure))
-
-
-def _check_complete(name: str, read: Mapping[str, Any]) -> None:
-    """Refuse a model some of whose weights are random, because they were not in its files."""
-    mismatched = (entry[0] for entry in read.get("mismatched_keys", ()))
-    absent = sorted({*read.get("missing_keys", ()), *mismatched})
-    if not absent:
-        return
-    some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
-    wrong = f"Weights that the model needs are not in its files ({len(absent)}: {some})."
-    raise InputError(explain(wrong, repr(name), DAMAGED))
 
 
 def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
@@ -307,15 +293,6 @@ def _refuse_unknown(error: TypeError, given: Mapping[str, Any]) -> None:
     question = meant(name, (*OWN, *SHARED, *OFTEN))
     cure = f"Leave it out; options of load itself are {', '.join(OWN)}.{question}"
     raise InputError(explain(wrong, f"{name}={given[name]!r:.40}", cure)) from error
-
-
-def _said(error: Exception) -> str:
-    """The first line of a message; or its first sentence, where that line ends with a colon."""
-    text = str(error).strip() or type(error).__name__
-    line = text.splitlines()[0].rstrip()
-    if line.endswith(":"):
-        line = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0].rstrip(":")
-    return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
 register(wrap)

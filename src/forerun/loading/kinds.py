@@ -1,0 +1,80 @@
+"""Folders that hold no decoder which stands alone: draft heads, an adapter, an encoder beside it.
+
+They are known by `config.json` and the names of files, before anything large is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forerun.base.errors import MissingExtraError, UnsupportedError, explain
+from forerun.loading.damage import object_in
+
+Config = Mapping[str, Any]
+
+ALONE = "Name the model that it was made for; `forerun train` makes drafters for any target."
+
+
+def refuse_other_kinds(folder: Path, config: Config) -> None:
+    """Refuse what is no causal language model by itself, and say what it is."""
+    if kind := _heads_of(folder, config):
+        wrong = f"The folder holds {kind}: it drafts for another model and answers nothing itself."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), _base_of(config) or ALONE))
+    if config.get("is_encoder_decoder") is True:
+        wrong = "The model is an encoder and a decoder; drafts need a decoder alone."
+        received = f"{str(folder)!r}, a {config.get('model_type', 'model without a type')}"
+        cure = "Use a causal language model, such as Llama, Qwen or Gemma."
+        raise UnsupportedError(explain(wrong, received, cure))
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and not the model that it adapts."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuse an adapter that cannot be merged here, with what to do."""
+    if find_spec("peft") is not None:
+        return
+    base = object_in(folder / "adapter_config.json").get("base_model_name_or_path")
+    wrong = f"The folder holds an adapter (LoRA) for {base or 'another model'}, and no whole model."
+    cure = (
+        "Merge it (`PeftModel.merge_and_unload`, then `save_pretrained`) and name that folder; or "
+        "run `pip install peft`, with which it is merged when it is loaded."
+    )
+    raise MissingExtraError(explain(wrong, repr(str(folder)), cure))
+
+
+def merged(folder: Path, **options: Any) -> Any:
+    """The model of an adapter with the adapter in its weights, as transformers has it."""
+    from peft import AutoPeftModelForCausalLM  # type: ignore[import-not-found, unused-ignore]
+
+    model = AutoPeftModelForCausalLM.from_pretrained(str(folder), **options)
+    if not hasattr(model, "merge_and_unload"):
+        wrong = "The adapter is of a kind that cannot become part of its model's weights."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), "Use a LoRA adapter."))
+    return model.merge_and_unload()
+
+
+def _heads_of(folder: Path, config: Config) -> str:
+    """Which kind of draft heads a folder holds, or an empty string."""
+    names = str(config.get("architectures") or "")
+    if "speculators_model_type" in config or "speculators_config" in config:
+        return f"a draft model of `speculators` ({config.get('speculators_model_type', 'any')})"
+    if "eagle3" in names.lower() or "draft_vocab_size" in config:
+        return "an EAGLE-3 draft model"
+    if "eagle" in f"{names} {config.get('model_type')}".lower():
+        return "an EAGLE draft model"
+    is_medusa = {"medusa_num_heads", "medusa_num_layers"} & config.keys()
+    if is_medusa or any(folder.glob("medusa_lm_head.*")):
+        return "Medusa heads"
+    return ""
+
+
+def _base_of(config: Config) -> str:
+    """A sentence with the model that heads belong to, where they say it."""
+    base = config.get("base_model_name_or_path")
+    return f"Name its target, {base!r}; drafters that fit are chosen by themselves." if base else ""
