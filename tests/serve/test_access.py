@@ -30,6 +30,21 @@ def test_every_route_but_the_open_ones_wants_a_key() -> None:
     run(main())
 
 
+def test_a_key_may_stand_in_a_header_of_its_own() -> None:
+    """As clients of Anthropic's API send it; `Authorization` counts where both are sent."""
+    named = [
+        {"x-api-key": "sk-alice-123"},
+        {"x-api-key": " sk-alice-123 "},
+        {"x-api-key": "wrong"},
+        {"x-api-key": ""},
+        {"x-api-key": "sk-alice-123", **bearer("wrong")},
+        {"x-api-key": "wrong", **bearer("sk-alice-123")},
+    ]
+    calls = [{"body": BODY, "headers": headers} for headers in named]
+    statuses = [response.status for response in ask(*calls, app={"keys": KEYS})]
+    assert statuses == [200, 200, 401, 401, 401, 200]
+
+
 def test_a_keys_limits_are_its_own() -> None:
     async def main() -> None:
         target, gate = gated()
@@ -168,5 +183,10 @@ def test_other_origins_are_kept_out_unless_named() -> None:
     assert first.headers["access-control-allow-origin"] == "https://a.example"
     assert second.status == 401  # readable for the page, because the origin is allowed
     assert second.headers["access-control-allow-origin"] == "https://a.example"
+    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,openai-beta"
+    clients = {**preflight, "headers": {**headers, "access-control-request-headers": asked}}
+    response = ask(clients, app=allowed)  # of OpenAI's client for pages
+    assert response.status == 200
+    assert response.headers["access-control-allow-headers"] == asked
     headers["origin"] = "https://b.example"
     assert ask(preflight, app=allowed).status == 400

@@ -12,7 +12,8 @@ from serving import Babbler, run
 
 from forerun.cli.serve import hosts_for, public_name
 from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.lifecycle import Protocol, bind
+from forerun.serve.http.connections import Protocol
+from forerun.serve.http.lifecycle import bind
 from forerun.serve.watching.roles import Watcher
 
 
@@ -34,6 +35,22 @@ def test_other_names_than_its_own_are_refused() -> None:
     responses = ask(*calls, app={"hosts": hosts})
     assert [response.status for response in responses] == list(names.values())
     assert error_of(responses[-1])["code"] == "unknown_host"
+
+
+def test_a_target_may_be_a_whole_address() -> None:
+    """As proxies write it; the host in it counts, and not the header."""
+    hosts = hosts_for("127.0.0.1", [], has_keys=False)
+    targets = {
+        "http://127.0.0.1:8000/v1/plain": 200,
+        "HTTP://localhost/v1/plain": 200,
+        "http://evil.example/v1/plain": 421,
+        "http://localhost/v1/nothing": 404,
+    }
+    calls = [{"path": path, "body": BODY, "headers": {"host": "evil.example"}} for path in targets]
+    statuses = [response.status for response in ask(*calls, app={"hosts": hosts})]
+    assert statuses == list(targets.values())
+    health = {"path": "http://localhost", "method": "GET"}
+    assert ask(health, app={"hosts": hosts}).headers["content-type"].startswith("text/html")
 
 
 def test_keys_or_another_address_allow_any_name() -> None:

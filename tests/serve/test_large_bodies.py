@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from asking import BODY, KEYS, ask, error_of
+from asking import BODY, KEYS, ask, bearer, error_of
 from serving import PlainRoute, call, run, serving, until
 from talking import offer_of, refusal, talker
 
 from forerun.serve.admission.errors import ApiError
+from forerun.serve.http import requests
 from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.requests import parse_object
+from forerun.serve.http.turns import Turns
 from forerun.serve.openai.fields import Whole
 from forerun.serve.openai.routes.chat import Chat
 from forerun.serve.openai.routes.completions import Completions
@@ -49,11 +55,11 @@ def test_too_many_values_are_refused_before_they_are_parsed(
 @pytest.mark.parametrize("text", ["a,b" * 1000, '\\",' * 1000, "\\" * 999, '"' * 999, ",\\"])
 def test_signs_in_texts_are_no_values(text: str) -> None:
     body = {"prompt": text, "n": [text, text]}
-    assert parse_object(json.dumps(body).encode(), 10) == body
+    assert parse_object(json.dumps(body).encode(), 40) == body
 
 
 def test_the_bound_is_the_servers() -> None:
-    bounds = Bounds(max_values=20)
+    bounds = Bounds(max_values=100)
     most, more = ask(
         {"body": {**BODY, "stop": ["zz"] * 10}},
         {"body": {**BODY, "stop": ["zz"] * 30}},
@@ -109,6 +115,100 @@ def test_texts_and_ids_that_fit_no_context_are_not_converted() -> None:
         with pytest.raises(ApiError) as caught:
             query.answer(body)
         assert caught.value.code == "context_length_exceeded"
+
+
+def test_large_bodies_are_taken_in_turn_and_small_ones_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owners: list[str] = []
+    gate = asyncio.Event()
+
+    class Held(Turns):
+        @asynccontextmanager
+        async def turn(self, owner: str) -> AsyncIterator[None]:
+            async with super().turn(owner):
+                owners.append(owner)
+                await gate.wait()
+                yield
+
+    monkeypatch.setattr(requests, "LARGE", 100)
+    monkeypatch.setattr(requests, "Turns", Held)
+    large = {"prompt": "the quick brown fox " * 10}
+    alice, bob = bearer("sk-alice-123"), bearer("sk-bob-456789")
+
+    async def main() -> None:
+        async with serving(app={"keys": KEYS}) as (app, _):
+            turns = app.router.routes[0].app._bodies._turns
+            tasks = [asyncio.create_task(call(app, body=large, headers=alice)) for _ in range(3)]
+            await until(lambda: len(turns._waiting) == 2)
+            assert (await call(app, body=BODY, headers=alice)).status == 200
+            tasks.append(asyncio.create_task(call(app, body=large, headers=bob)))
+            await until(lambda: len(turns._waiting) == 3)
+            gate.set()
+            assert {(await task).status for task in tasks} == {200}
+
+    run(main())
+    first, second, *others = owners
+    assert second != first  # bob's has not waited for all of alice's
+    assert others == [first, first]
+
+
+def test_large_bodies_that_would_wait_too_long_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "LARGE", 100)
+    monkeypatch.setattr(requests, "LARGE_BYTES_PER_SECOND", 100)
+    bounds = Bounds(read_seconds=0.1)
+    response = ask({"body": {"prompt": "the quick brown fox " * 10}}, app={"bounds": bounds})
+    assert (response.status, error_of(response)["code"]) == (503, "overloaded")
+
+
+def gzipped(body: Any) -> bytes:
+    return gzip.compress(json.dumps(body).encode())
+
+
+def test_gzipped_bodies_are_read() -> None:
+    packed = {"content-encoding": "GZIP"}
+    two = gzip.compress(b'{"prompt": ') + gzip.compress(json.dumps(BODY["prompt"]).encode() + b"}")
+    plain, one, several = ask(
+        {"body": BODY},
+        {"body": gzipped(BODY), "headers": packed},
+        {"body": two, "headers": packed},
+    )
+    assert plain.status == 200
+    assert plain.json()["texts"] == one.json()["texts"] == several.json()["texts"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "code"),
+    [
+        ("br", gzipped(BODY), 415, "unsupported_encoding"),
+        ("gzip, gzip", gzipped(BODY), 415, "unsupported_encoding"),
+        ("gzip", json.dumps(BODY).encode(), 400, "invalid_json"),
+        ("gzip", gzipped(BODY)[:-9], 400, "invalid_json"),
+        ("gzip", gzipped(BODY) + b"rest", 400, "invalid_json"),
+        ("gzip", b"", 400, "invalid_json"),
+        ("gzip", gzip.compress(b" " * 10**6), 413, "body_too_large"),
+        ("gzip", gzip.compress(b" " * 9_000) * 3, 413, "body_too_large"),
+    ],
+)
+def test_what_no_body_can_be_unpacked_from(
+    encoding: str, body: bytes, status: int, code: str
+) -> None:
+    bounds = Bounds(max_body_bytes=20_000)
+    how = {"body": body, "headers": {"content-encoding": encoding}}
+    response = ask(how, app={"bounds": bounds})
+    assert (response.status, error_of(response)["code"]) == (status, code)
+
+
+def test_no_more_is_unpacked_than_a_body_may_hold() -> None:
+    bomb = gzip.compress(b" " * 2**27)
+    tracemalloc.start()
+    with pytest.raises(ApiError):
+        requests._unpacked(bomb, 2**20)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**23
 
 
 def test_reading_is_fair_between_keys() -> None:

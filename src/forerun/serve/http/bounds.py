@@ -10,7 +10,7 @@ class Bounds:
     """What a connection may cost; what a request may ask for is for its route to say."""
 
     max_body_bytes: int = 4 * 2**20
-    max_values: int = 2**19  # of JSON in a body, each of which costs time to read
+    max_values: int = 2**18  # numbers in a body; others cost more: see `parse_object`
     body_seconds: float = 30.0  # for a body to arrive
     read_seconds: float = 10.0  # for a request to be read: parsed, tokenised, its grammar compiled
     score_seconds: float = 120.0  # for the log-probabilities of prompts

@@ -19,6 +19,7 @@ from forerun.serve.admission.keys import ANYBODY, Keys
 from forerun.serve.http.responses import error_response
 from forerun.serve.watching.roles import Watcher
 
+ABSOLUTE = re.compile(r"https?://(?P<host>[^/]*)", re.IGNORECASE)
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -52,6 +53,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        host = _in_origin_form(scope)
         headers = Headers(scope=scope)
         request_id = self._request_id(headers.get("x-request-id", ""))
         state: dict[str, Any] = scope.setdefault("state", {})
@@ -70,9 +72,10 @@ class Guard:
             await send(message)
 
         try:
-            self._check_host(headers.get("host", ""))
+            self._check_host(headers.get("host", "") if host is None else host)
             if self._keys is not None and not self._is_open(scope["path"]):
-                state["key"] = self._keys.find(headers.get("authorization"))
+                sent = headers.get("authorization"), headers.get("x-api-key")
+                state["key"] = self._keys.find(*sent)
             await self._app(scope, receive, send_on)
         except ClientDisconnect:
             return
@@ -111,3 +114,14 @@ class Guard:
         LOG.error("Request %s met a bug.", request_id, exc_info=error)
         message = f"Something went wrong here; the request id is {request_id}."
         return ApiError(message, status=500, kind="server_error", code="internal_error")
+
+
+def _in_origin_form(scope: Scope) -> str | None:
+    """Cut a target like http://host/path, which every server has to take, to its path; its host,
+    which counts instead of the header then."""
+    parts = ABSOLUTE.match(scope["path"])
+    if parts is None:
+        return None
+    scope["path"] = scope["path"][parts.end() :] or "/"
+    scope["raw_path"] = scope["path"].encode()
+    return parts["host"]

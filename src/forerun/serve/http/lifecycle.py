@@ -10,13 +10,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forerun.base.errors import InputError, explain
 from forerun.serve.admission.admission import Desk
 from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.connections import MOST_AT_A_TIME, Protocol
 from forerun.serve.watching.logs import say
 
 FAREWELL = 5
@@ -54,41 +53,6 @@ def _bind_error(error: OSError, host: str, port: int) -> InputError:
     return InputError(explain("The address cannot be taken.", received, cure))
 
 
-MOST_CONNECTIONS = 900
-"""At once; processes may usually open 1024 files."""
-
-
-class Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1; a connection whose headers do not arrive in time is closed."""
-
-    header_seconds = 15.0
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._wait_for_headers()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._wait_for_headers()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait_for_headers(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(self.header_seconds, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 class Server(uvicorn.Server):  # type: ignore[misc]
     """Answers until told to stop; then it finishes what it has, and refuses the rest.
 
@@ -103,7 +67,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             uvicorn.Config(
                 app,
                 http=Protocol,
-                limit_concurrency=MOST_CONNECTIONS,
+                backlog=MOST_AT_A_TIME,
                 lifespan="on",
                 access_log=False,  # queries may hold secrets; the watcher logs requests
                 log_config=None,

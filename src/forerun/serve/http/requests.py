@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.errors import ApiError, overloaded
 from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.turns import Turns
 
 if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
     from starlette.requests import Request
@@ -20,24 +21,77 @@ MOST_DISCARDED = 128 * 2**20
 sending when the connection closes would not see why."""
 
 
-async def read_body(request: Request, bounds: Bounds) -> bytes:
-    """A request's body, which says that it is JSON; parsing it may take long: see `Worker`."""
-    _check_content_type(request.headers.get("content-type", ""))
-    try:
-        async with asyncio.timeout(bounds.body_seconds):
-            return await _read_bytes(request, bounds.max_body_bytes)
-    except TimeoutError as error:
-        message = f"The body did not arrive within {bounds.body_seconds:g} seconds."
-        raise ApiError(message, status=408, code="request_timeout") from error
+LARGE = 64 * 2**10
+"""Bytes; what a body has beyond them is received when its turn has come."""
+
+LARGE_BYTES_PER_SECOND = 16 * 2**20
+"""Of large bodies in all: more would take the time in which others are answered."""
+
+
+class Bodies:
+    """Receives bodies, which say that they are JSON; parsing them may take long: see `Worker`."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._turns = Turns()
+
+    async def read(self, request: Request, owner: str) -> bytes:
+        """The body of a request; large ones go on one after the other, fairly between owners."""
+        _check_content_type(request.headers.get("content-type", ""))
+        is_packed = _is_packed(request.headers.get("content-encoding", ""))
+        bounds, most = self._bounds, self._bounds.max_body_bytes
+        try:
+            async with asyncio.timeout(bounds.body_seconds):
+                body = await self._bytes(request, owner)
+                return await asyncio.to_thread(_unpacked, body, most) if is_packed else body
+        except TimeoutError as error:
+            message = f"The body did not arrive within {bounds.body_seconds:g} seconds."
+            raise ApiError(message, status=408, code="request_timeout") from error
+
+    async def _bytes(self, request: Request, owner: str) -> bytes:
+        most = self._bounds.max_body_bytes
+        declared = request.headers.get("content-length", "")
+        length = int(declared[:12]) if declared.isdigit() else most
+        stream = request.stream()
+        chunks: list[bytes] = []
+        size = 0
+        if length <= most:
+            async for chunk in stream:
+                if size <= LARGE < size + len(chunk):
+                    await self._take_turn(owner, length)
+                size += len(chunk)
+                if size > most:
+                    break
+                chunks.append(chunk)
+        if max(size, length) > most:
+            chunks.clear()
+            if request.headers.get("expect", "").lower() != "100-continue":
+                await self._take_turn(owner, length)
+                await _discard(stream)
+            raise _too_large(most)
+        return b"".join(chunks)
+
+    async def _take_turn(self, owner: str, size: int) -> None:
+        """Wait until a body may go on; it takes the time that so many bytes are allowed."""
+        try:
+            async with asyncio.timeout(self._bounds.read_seconds), self._turns.turn(owner):
+                await asyncio.sleep(min(size, MOST_DISCARDED) / LARGE_BYTES_PER_SECOND)
+        except TimeoutError as error:
+            message = "The server is busy with large requests. Try again in a few seconds."
+            raise overloaded(message) from error
 
 
 def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
     """A JSON object; what JSON has no meaning for is refused, and never guessed.
 
-    max_values: a body that holds more is refused before it is parsed.
+    max_values: a body that holds more, each text, list and object counted as `WEIGHT`, is refused
+    before it is parsed.
     """
     if max_values is not None and _has_more_values(body, max_values):
-        message = f"The body holds more than the {max_values} JSON values that this server reads."
+        message = (
+            f"The body holds more than the {max_values} JSON values that this server reads; a "
+            f"text, a list and an object count as {WEIGHT}."
+        )
         raise ApiError(message, code="too_many_values")
     try:
         parsed = json.loads(
@@ -60,15 +114,23 @@ def parse_object(body: bytes, max_values: int | None = None) -> dict[str, Any]:
     return parsed
 
 
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+WEIGHT = 4
+"""Numbers that take as long to read as one text, list or object."""
 
 
 def _has_more_values(body: bytes, most: int) -> bool:
-    """Values are told by their commas.  Most bodies are short of them even with those in texts."""
-    num_strings = (body.count(b'"') - body.count(b'\\"')) // 2
-    if num_strings > 2 * most:  # of names and of values
-        return True
-    return body.count(b",") >= most and STRING.sub(b"", body).count(b",") >= most
+    """Whether a body holds more values, told by its signs, in passes that take milliseconds."""
+    if _weight(body, body.count(b'"') // 2) <= most:
+        return False
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_texts = body.count(b'"') // 2
+    return WEIGHT * num_texts > most or _weight(b"".join(body.split(b'"')[::2]), num_texts) > most
+
+
+def _weight(signs: bytes, num_texts: int) -> int:
+    num_nested = signs.count(b"[") + signs.count(b"{")
+    return signs.count(b",") + WEIGHT * (num_texts + num_nested)
 
 
 def _check_content_type(header: str) -> None:
@@ -80,26 +142,33 @@ def _check_content_type(header: str) -> None:
         raise ApiError(message, status=415, code="unsupported_media_type")
 
 
-async def _read_bytes(request: Request, most: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    is_too_large = declared.isdigit() and int(declared) > most
-    stream = request.stream()
-    chunks: list[bytes] = []
+def _is_packed(encoding: str) -> bool:
+    """Whether a body is gzipped; it may be nothing else."""
+    if encoding.strip().lower() in ("gzip", "x-gzip"):
+        return True
+    if encoding.strip().lower() not in ("", "identity"):
+        message = "The body's Content-Encoding is not known here. Send it as it is, or as gzip."
+        raise ApiError(message, status=415, code="unsupported_encoding")
+    return False
+
+
+def _unpacked(body: bytes, most: int) -> bytes:
+    """What a gzipped body unpacks to, of which no more is unpacked than a body may hold."""
+    parts: list[bytes] = []
     size = 0
-    if not is_too_large:
-        async for chunk in stream:
-            size += len(chunk)
-            is_too_large = size > most
-            if is_too_large:
-                break
-            chunks.append(chunk)
-    if is_too_large:
-        chunks.clear()
-        if request.headers.get("expect", "").lower() != "100-continue":
-            await _discard(stream)
-        message = f"The body is larger than the {most} bytes that this server takes."
-        raise ApiError(message, status=413, code="body_too_large")
-    return b"".join(chunks)
+    while body or not parts:
+        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        try:
+            parts.append(member.decompress(body, most - size + 1))
+        except zlib.error as error:
+            raise _no_json("it is no gzip, which its Content-Encoding says") from error
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large(most)
+        if not member.eof:
+            raise _no_json("its gzip ends too early")
+        body = member.unused_data
+    return b"".join(parts)
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:
@@ -119,6 +188,11 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(parsed) < len(pairs):
         raise _no_json("a key occurs twice in one object")
     return parsed
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"The body is larger than the {most} bytes that this server takes."
+    return ApiError(message, status=413, code="body_too_large")
 
 
 def _no_json(reason: str) -> ApiError:

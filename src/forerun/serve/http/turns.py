@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING
 
 from forerun.serve.admission.keys import Key
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 
 @dataclass(frozen=True, eq=False)

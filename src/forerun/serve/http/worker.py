@@ -9,13 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from forerun.serve.admission.errors import ApiError
+from forerun.serve.admission.errors import overloaded
 from forerun.serve.http.turns import Turns
 
 MOST_STUCK = 8
 """Threads that may be at work after they were given up; beyond that, work is refused at once."""
-
-RETRY_SECONDS = 5.0
 
 Result = TypeVar("Result")
 
@@ -37,7 +35,7 @@ class Worker:
     async def run(self, work: Callable[[], Result], owner: str = "") -> Result:
         """The result of some work of an owner's; `ApiError` 503 if that takes too long."""
         if self._num_threads > MOST_STUCK:
-            raise _overloaded("The server is busy with requests that are costly to read.")
+            raise overloaded("The server is busy with requests that are costly to read.")
         try:
             async with asyncio.timeout(self._seconds) as limit, self._turns.turn(owner):
                 return await self._start(work)
@@ -48,7 +46,7 @@ class Worker:
                 "The server was too busy to read this request or to write its answer within "
                 f"{self._seconds:g} seconds. Try again in a few seconds."
             )
-            raise _overloaded(message) from error
+            raise overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
@@ -70,9 +68,3 @@ class Worker:
         self._num_threads += 1
         threading.Thread(target=main, name=self._name, daemon=True).start()
         return future
-
-
-def _overloaded(message: str) -> ApiError:
-    return ApiError(
-        message, status=503, kind="server_error", code="overloaded", retry_after=RETRY_SECONDS
-    )

@@ -12,6 +12,7 @@ from forerun.serve.openai.objects import Object
 JSON = "application/json"
 EVENTS = "text/event-stream"
 PLAIN = "text/plain"
+OPEN_METRICS = "application/openmetrics-text"
 WORDS = {
     "/v1/completions": "Continue a text.",
     "/v1/chat/completions": "Answer a conversation.",
@@ -42,7 +43,8 @@ REFUSALS = {
     "405": "There is no such method here.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
-    "415": "The body is not JSON.",
+    "415": "The body is not JSON, or packed in another way than by gzip.",
+    "421": "The server does not answer to this name.",
     "429": "Too much is asked for at once; Retry-After says when to come again.",
     "500": "The request failed.",
     "503": "The server is shutting down, or not ready.",
@@ -120,7 +122,9 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
         "/v1/models": {"get": _get("The models of this server.", MODELS)},
         "/v1/models/{name}": {"get": _get("One of them.", MODEL, "name")},
         "/v1/stats": {"get": _get("What the last seconds were like.", STATS)},
-        "/metrics": {"get": _get("All counts, for Prometheus.", METRICS, kind=PLAIN)},
+        "/metrics": {
+            "get": _get("All counts, for Prometheus.", METRICS, kinds=(PLAIN, OPEN_METRICS))
+        },
         "/health": {"get": _get("Whether the server runs.", STATUS)},
         "/ready": {"get": _get("Whether it takes requests.", STATUS, is_probe=True)},
     }
@@ -135,8 +139,11 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
         "components": {"schemas": {"Error": ERROR}},
     }
     if has_keys:
-        content["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        content["security"] = [{"key": []}]
+        content["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        }
+        content["security"] = [{"key": []}, {"header": []}]
         for path in ("/health", "/ready"):
             paths[path]["get"]["security"] = []
     return content
@@ -149,7 +156,11 @@ def _post(path: str, body: Object) -> dict[str, Any]:
     return {
         "summary": WORDS[path],
         "operationId": path.strip("/").replace("/", "_"),
-        "requestBody": {"required": True, "content": {JSON: {"schema": body.schema()}}},
+        "requestBody": {
+            "required": True,
+            "description": "May be packed, with Content-Encoding: gzip.",
+            "content": {JSON: {"schema": body.schema()}},
+        },
         "responses": {"200": {"description": "The answer.", "content": content}, **_refusals()},
     }
 
@@ -159,11 +170,11 @@ def _get(
     schema: Schema,
     parameter: str | None = None,
     *,
-    kind: str = JSON,
+    kinds: Sequence[str] = (JSON,),
     is_probe: bool = False,
 ) -> dict[str, Any]:
     """is_probe: what is not well is told in the same shape."""
-    answer = {"description": "The answer.", "content": {kind: {"schema": schema}}}
+    answer = {"description": "The answer.", "content": {kind: {"schema": schema} for kind in kinds}}
     unwell = {"503": {**answer, "description": REFUSALS["503"]}} if is_probe else {}
     operation: dict[str, Any] = {
         "summary": summary,

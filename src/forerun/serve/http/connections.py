@@ -1,0 +1,135 @@
+"""Connections: how long they may be silent, who has to make room, and sockets that are half closed.
+
+Connections that ask for nothing keep nobody out: of too many the idle ones are closed, first those
+that never showed a key, of the address that has most of them, the longest idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from forerun.serve.admission.errors import overloaded
+from forerun.serve.admission.keys import ANYBODY
+from forerun.serve.http.responses import error_response
+
+MOST_CONNECTIONS = 700
+"""At once; a process may usually open 1024 files, those of the model among them."""
+MOST_PROBED = 50
+"""Connections beyond these where all are busy; they may ask how the server is, and nothing else."""
+MOST_AT_A_TIME = 200
+"""Connections that are accepted before those that have to make room for them are closed."""
+PROBES = ("/health", "/ready")
+PROBE_SECONDS = 0.2
+
+
+class Protocol(H11Protocol):  # type: ignore[misc]
+    """HTTP/1.1; a connection whose headers do not arrive in time is closed."""
+
+    header_seconds = 15.0
+    most_connections = MOST_CONNECTIONS
+    _timer: asyncio.TimerHandle | None = None
+    _probing: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
+    _is_half_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has come whose answer is still owed."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_answered and self.conn.their_state is h11.IDLE
+
+    @property
+    def address(self) -> str:
+        return str(self.client[0]) if self.client else ""
+
+    @property
+    def has_shown_a_key(self) -> bool:
+        return self.scope is not None and self.scope["state"].get("key", ANYBODY) is not ANYBODY
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app = self._answer_if_there_is_room
+        self._idle_since = self.loop.time()
+        self._wait_for_headers()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE:
+            self._wait_for_headers()
+        else:
+            self._stop_waiting()
+
+    def eof_received(self) -> bool:
+        """The client sends no more.  One that awaits an answer may have half closed its socket, or
+        have gone: that is told by sending it something, which nobody takes who has gone."""
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle is None or cycle.response_complete:
+            return False
+        if not self._is_half_closed:
+            is_asked = self.conn.their_state is h11.DONE and not cycle.response_started
+            self._is_half_closed = is_asked and cycle.scope["http_version"] == "1.1"
+            self._probe()
+        return self._is_half_closed
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._idle_since = self.loop.time()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if self._probing is not None:
+            self._probing.cancel()
+        super().connection_lost(exc)
+
+    def _probe(self) -> None:
+        """100 Continue, which clients pass over; the second one to a client that has gone ends the
+        connection."""
+        if self._is_half_closed and not self.cycle.response_started:
+            self.transport.write(
+                self.conn.send(h11.InformationalResponse(status_code=100, headers=[]))
+            )
+            self._probing = self.loop.call_later(PROBE_SECONDS, self._probe)
+
+    def _make_room(self) -> None:
+        """Close the connections that can be spared best, where there are too many."""
+        num_more = len(self.connections) - self.most_connections
+        if num_more <= 0:
+            return
+        idle = [one for one in self.connections if one is not self and one.is_idle]
+        counts = Counter(one.address for one in idle)
+        spared = sorted(idle, key=lambda one: _worth(one, counts))[:num_more]
+        if not spared and num_more > MOST_PROBED:
+            spared = [self]
+        for one in spared:
+            self.connections.discard(one)
+            one.transport.abort()
+
+    async def _answer_if_there_is_room(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.connections) <= self.most_connections or scope["path"] in PROBES:
+            await self.config.loaded_app(scope, receive, send)
+            return
+        refusal = overloaded("All connections are busy. Try again in a few seconds.")
+        await error_response(refusal)(scope, receive, send)
+
+    def _wait_for_headers(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.header_seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _worth(one: Protocol, counts: Counter[str]) -> tuple[bool, int, float]:
+    """Idle connections of the least worth make room.  counts: of idle ones, by address."""
+    return one.has_shown_a_key, -counts[one.address], one._idle_since
