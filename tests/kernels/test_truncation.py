@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import decided, example, launch  # noqa: E402
 
+from forerun.kernels.scratch import CutScratch  # noqa: E402
 from forerun.kernels.truncation import find_thresholds  # noqa: E402
 from forerun.sampling.options import Bans, Sampling, law  # noqa: E402
 
@@ -36,7 +37,10 @@ def thresholds(logits: torch.Tensor, options: list[Sampling], lengths: list[int]
         torch.tensor([one.min_p for one in options], dtype=torch.float32),
     )
     out = torch.full(logits.shape[:2], -7.0)
-    find_thresholds(logits, *columns, out, more=1)
+    scratch = CutScratch.allocate(out.numel(), "cpu")
+    find_thresholds(logits, *columns, out, scratch, more=1)
+    assert not scratch.sums.any()
+    assert not scratch.finished.any()
     return out
 
 
@@ -54,6 +58,30 @@ def test_the_tokens_kept_are_those_of_sampling() -> None:
         else:
             assert ((logits[row, 0] >= found[row, 0]).numpy() == kept).all()
             assert 1 < kept.sum() < 200
+
+
+def test_a_row_of_several_pieces_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut by the option of the row in every one of its pieces; the same number in another batch."""
+    monkeypatch.setattr("forerun.kernels.truncation.PIECE", 128)
+    rng = np.random.default_rng(2)
+    options = [OPTIONS[3], OPTIONS[1], Sampling(top_k=150, top_p=0.999), Sampling(top_p=1e-6)]
+    logits = torch.tensor(rng.normal(0, 3, (4, 1, 300)), dtype=torch.float32)
+    logits[1, 0, :40] = -0.0
+    found = thresholds(logits, options, [0] * 4)
+    for row, sampling in enumerate(options):
+        kept = law(sampling, logits[row, 0].numpy(), [], [], Bans()).weights > 0
+        assert ((logits[row, 0] >= found[row, 0]).numpy() == kept).all()
+        again = logits[row : row + 1].repeat(1, 2, 1)
+        assert thresholds(again, [sampling], [1])[0].tolist() == 2 * found[row].tolist()
+    assert (logits[3, 0] >= found[3, 0]).sum() == 1
+
+
+def test_rows_without_a_law_are_not_cut() -> None:
+    """Of nothing but -inf, or with a logit that is infinite; a number that is none is not kept."""
+    logits = torch.zeros((3, 1, 50))
+    logits[0], logits[1, 0, 3], logits[2, 0, 7] = -torch.inf, torch.inf, torch.nan
+    found = thresholds(logits, 3 * [Sampling(top_k=2, top_p=0.5)], [0] * 3)
+    assert found[:, 0].tolist() == [-torch.inf, -torch.inf, 0.0]
 
 
 def test_rows_that_do_not_count_are_not_read() -> None:

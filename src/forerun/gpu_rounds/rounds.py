@@ -22,7 +22,7 @@ from forerun.gpu_rounds.draft_steps import HeadsSteps, Hearing, ModelSteps, Pass
 from forerun.gpu_rounds.edits import Edits
 from forerun.gpu_rounds.lanes import Lanes
 from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio, sample
-from forerun.kernels.scratch import Outcome
+from forerun.kernels.scratch import CutScratch, Outcome
 from forerun.kernels.scratch import Scratch as DecisionScratch
 from forerun.kernels.truncation import find_thresholds
 from forerun.noise.addresses import Purpose
@@ -114,6 +114,7 @@ class CapturedRound:
             self._thresholds = torch.empty((b, k + 1), device=device)
             self._draft_thresholds = torch.empty((b, k), device=device)
             self._step_thresholds = torch.empty((b, 1), device=device)
+            self._cuts = CutScratch.allocate(b * (k + 1), device)
         self._graph: Any = None
 
     def stands_on(self, draft: Storage | None) -> bool:
@@ -222,7 +223,7 @@ class CapturedRound:
         if self._thresholds is not None:
             find_thresholds(
                 logits, self._lengths, lanes.temperature, lanes.top_k, lanes.top_p, lanes.min_p,
-                self._thresholds, more=1,
+                self._thresholds, self._cuts, more=1,
             )  # fmt: skip
         has_laws = self._draft_logits is not None
         made = Round(
@@ -288,7 +289,7 @@ class CapturedRound:
                 cuts = self._step_thresholds
                 find_thresholds(
                     logits[:, None], self._sampling.no_tokens, lanes.draft_temperature,
-                    lanes.top_k, lanes.top_p, lanes.min_p, cuts, more=1,
+                    lanes.top_k, lanes.top_p, lanes.min_p, cuts, self._cuts, more=1,
                 )  # fmt: skip
                 self._draft_thresholds[:, step].copy_(cuts[:, 0])
             sample(

@@ -25,7 +25,7 @@ from forerun.gpu_rounds.edits import Edits, edits_law
 from forerun.gpu_rounds.joining import fault_of, needs_host
 from forerun.gpu_rounds.lanes import MOST, cuts_law
 from forerun.kernels.decide import sample
-from forerun.kernels.scratch import Outcome, Scratch
+from forerun.kernels.scratch import CutScratch, Outcome, Scratch
 from forerun.kernels.truncation import find_thresholds
 from forerun.models.base import LanguageModel
 from forerun.noise.addresses import Purpose
@@ -144,10 +144,13 @@ class SampledSteps(Stepwise):
         )
         shares = np.array([(one.top_p, one.min_p) for one in options], np.float32)
         top_p, min_p = torch.from_numpy(np.repeat(shares, num_slots, axis=0).T.copy()).to(device)
-        cuts = torch.empty((len(flat), 1), device=device)
+        cuts, room = (
+            torch.empty((len(flat), 1), device=device),
+            CutScratch.allocate(len(flat), device),
+        )
         find_thresholds(
             flat[:, None], scratch.no_tokens, heat, torch.from_numpy(counts).to(device), top_p,
-            min_p, cuts, more=1,
+            min_p, cuts, room, more=1,
         )  # fmt: skip
         return cuts
 

@@ -141,3 +141,20 @@ class LawScratch:
             torch.zeros(rows[0], dtype=torch.int32, device=device),
             torch.zeros(rows[0], dtype=torch.int32, device=device),
         )
+
+
+@dataclass(frozen=True)
+class CutScratch:
+    """What the programs that search for the thresholds of up to so many rows hand to each other."""
+
+    sums: Tensor  # (R, 17) int64: zero between launches
+    finished: Tensor  # (R,) int32: zero between launches
+    states: Tensor  # (R, 5) int64
+
+    @classmethod
+    def allocate(cls, num_rows: int, device: Any) -> CutScratch:
+        return cls(
+            torch.zeros((num_rows, 17), dtype=torch.int64, device=device),
+            torch.zeros(num_rows, dtype=torch.int32, device=device),
+            torch.zeros((num_rows, 5), dtype=torch.int64, device=device),
+        )

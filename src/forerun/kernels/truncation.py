@@ -1,4 +1,4 @@
-"""Per-row options that cut a law: top-k, then top-p, then min-p, as on the host.
+"""Per-row options that cut a law: top-k, then top-p, then min-p, as `forerun.sampling` means them.
 
 They become one threshold per row, below which `forerun.kernels.decide` takes logits as -inf.
 """
@@ -6,10 +6,13 @@ They become one threshold per row, below which `forerun.kernels.decide` takes lo
 from __future__ import annotations
 
 from forerun.kernels.decide import OPTIONS
-from forerun.kernels.scratch import Tensor
-from forerun.kernels.triton.truncation import threshold_kernel
+from forerun.kernels.early_launch import dependent_launch
+from forerun.kernels.scratch import CutScratch, Tensor
+from forerun.kernels.triton.truncation import STEPS, threshold_kernel
 
-NUM_WARPS = 16
+PIECE = 2048
+"""Tokens of a row that a program reads."""
+NUM_WARPS = 4
 
 
 def find_thresholds(
@@ -20,29 +23,25 @@ def find_thresholds(
     top_p: Tensor,
     min_p: Tensor,
     out: Tensor,
+    scratch: CutScratch,
     *,
     more: int,
 ) -> None:
-    """The smallest logit that is kept, for each row of logits (B, N, V), in one launch.
+    """The smallest logit that is kept, for each row of logits (B, N, V), in 16 short launches.
 
     lengths: (B,) int32; the first lengths + more rows of each sequence count: more is 1 for the
         target's rows and 0 for the draft's.
     temperature: (B,) float32; top_k: (B,) int32, 0 for none; top_p: (B,) float32, 1 for none;
         min_p: (B,) float32, 0 for none.  Ties at an edge are kept.
     out: (B, N) float32; -inf for rows that nothing is cut from, which are not read.
+    scratch: for B * N rows at least.
     """
     num_sequences, num_rows, vocab_size = logits.shape
-    threshold_kernel[(num_sequences * num_rows,)](
-        logits,
-        lengths,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        out,
-        num_rows,
-        more,
-        V=vocab_size,
-        num_warps=NUM_WARPS,
-        **OPTIONS,
-    )
+    num_programs = num_sequences * num_rows * -(-vocab_size // PIECE)
+    for by_mass in (False, True):
+        for step in range(STEPS.value):
+            threshold_kernel[(num_programs,)](
+                logits, lengths, temperature, top_k, top_p, min_p, out, scratch.sums,
+                scratch.finished, scratch.states, num_rows, more, step, V=vocab_size, PIECE=PIECE,
+                BY_MASS=by_mass, num_warps=NUM_WARPS, **dependent_launch(logits.device), **OPTIONS,
+            )  # fmt: skip

@@ -1,25 +1,33 @@
 """Top-k, top-p and min-p as one threshold per row: the smallest logit that is kept.
 
-One program a row bisects over the ordered bits of float32, reading the row (from the second-level
-cache) once a step.  Counts are exact and masses are summed in one order, so a row's threshold
+A step of the search cuts what is left of a row's interval of logits into `WAYS` parts, and goes on
+with the one that has the threshold; after `STEPS` of them it is a single float32 number.  A row is
+cut into pieces, one program each, and the program that finishes last takes the step.  Tokens and
+their weights are summed as whole numbers, so the sums are exact in any order: a row's threshold
 depends on nothing but the row.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from forerun.kernels.triton.arithmetic import finite, inverse
 from forerun.kernels.triton.drawing import power
 
+WAYS = tl.constexpr(16)
+STEPS = tl.constexpr(8)
+"""Of a search: the keys of a row are 32-bit numbers."""
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
-CHUNK = tl.constexpr(4096)
+BELOW = tl.constexpr(-2139095042)  # of what is no number, and no token
+UNIT = tl.constexpr(1099511627776.0)  # 2**40: the weight of the likeliest token
 
 
 @triton.jit
 def _key(value):
     """Whole numbers in the order of the floats."""
-    bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
+    key = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    return tl.where(value == value, key, BELOW).to(tl.int64)
 
 
 @triton.jit
@@ -29,39 +37,27 @@ def _value(key):
 
 
 @triton.jit
-def _largest(row, V: tl.constexpr):
-    best = tl.full((CHUNK,), float("-inf"), tl.float32)
-    for start in range(0, V, CHUNK):
-        tokens = start + tl.arange(0, CHUNK)
-        values = tl.load(row + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
-        best = tl.maximum(best, values)
-    return tl.max(best, axis=0)
+def _edge(low, high, part):
+    """The lowest key of a part of an interval; of WAYS parts, where the next would begin."""
+    return low + ((high - low) * part) // WAYS
 
 
 @triton.jit
-def _count(row, least, V: tl.constexpr):
-    """Tokens whose logit is at least so large."""
-    count = tl.zeros((CHUNK,), tl.int32)
-    for start in range(0, V, CHUNK):
-        tokens = start + tl.arange(0, CHUNK)
-        inside = tokens < V
-        values = tl.load(row + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-        count += (inside & (values >= least)).to(tl.int32)
-    return tl.sum(count, axis=0)
+def _with_min_p(threshold, best, rate, least):
+    """The threshold, or the smallest value whose weight is at least so large."""
+    low = tl.zeros((), tl.int64) + LOWEST
+    high = _key(best)
+    if least > 0.0:
+        while high - low > 1:
+            middle = (low + high) >> 1
+            enough = power(_value(middle), best, rate) >= least
+            high = tl.where(enough, middle, high)
+            low = tl.where(enough, low, middle)
+        threshold = tl.maximum(threshold, _value(high))
+    return threshold
 
 
-@triton.jit
-def _mass(row, least, best, rate, V: tl.constexpr):
-    """Their weight together, in float64."""
-    mass = tl.zeros((CHUNK,), tl.float64)
-    for start in range(0, V, CHUNK):
-        tokens = start + tl.arange(0, CHUNK)
-        values = tl.load(row + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
-        mass += tl.where(values >= least, power(values, best, rate), 0.0).to(tl.float64)
-    return tl.sum(mass, axis=0)
-
-
-@triton.jit(do_not_specialize=["num_rows", "more"])
+@triton.jit(do_not_specialize=["num_rows", "more", "step"])
 def threshold_kernel(
     logits,  # (B, N, V)
     lengths,  # (B,) int32
@@ -70,49 +66,107 @@ def threshold_kernel(
     top_p,  # (B,) float32, 1 for none
     min_p,  # (B,) float32, 0 for none
     thresholds,  # (B, N) float32
+    sums,  # (B * N, WAYS + 1) int64: zero between launches
+    finished,  # (B * N,) int32: zero between launches
+    states,  # (B * N, 5) int64: an interval of keys, what is above it, what is needed, the best key
     num_rows,
     more,  # rows that count besides those of `lengths`
+    step,
     V: tl.constexpr,
+    PIECE: tl.constexpr,
+    BY_MASS: tl.constexpr,  # the search for top-p, which follows that for top-k
+    PDL: tl.constexpr,
 ):
-    place = tl.program_id(0)
+    """One step of a search.  The first one of all also finds the largest logit of each row."""
+    PIECES: tl.constexpr = (V + PIECE - 1) // PIECE
+    place = tl.program_id(0) // PIECES
+    piece = tl.program_id(0) % PIECES
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     sequence = place // num_rows
-    index = place % num_rows
     temperature = tl.load(temperatures + sequence)
     limit = tl.load(top_k + sequence)
     share = tl.load(top_p + sequence)
     least = tl.load(min_p + sequence)
-    cuts = (temperature > 0.0) & (((limit > 0) & (limit < V)) | (share < 1.0) | (least > 0.0))
-    threshold = float("-inf")
-    if cuts & (index < tl.load(lengths + sequence) + more):
-        row = logits + place.to(tl.int64) * V
-        rate = inverse(temperature)
-        best = _largest(row, V)
-        if finite(best):
-            past = _key(best) + 1
-            low = tl.zeros((), tl.int64) + LOWEST
-            if (limit > 0) & (limit < V):
-                high = past
-                while high - low > 1:
-                    middle = (low + high) >> 1
-                    enough = _count(row, _value(middle), V) >= limit
-                    low = tl.where(enough, middle, low)
-                    high = tl.where(enough, high, middle)
-            if share < 1.0:
-                needed = share.to(tl.float64) * _mass(row, _value(low), best, rate, V)
-                high = past
-                while high - low > 1:
-                    middle = (low + high) >> 1
-                    enough = _mass(row, _value(middle), best, rate, V) >= needed
-                    low = tl.where(enough, middle, low)
-                    high = tl.where(enough, high, middle)
-            threshold = _value(low)
-            if least > 0.0:  # the smallest value whose weight is at least so large
-                high = past - 1
-                low = tl.zeros((), tl.int64) + LOWEST
-                while high - low > 1:
-                    middle = (low + high) >> 1
-                    enough = power(_value(middle), best, rate) >= least
-                    high = tl.where(enough, middle, high)
-                    low = tl.where(enough, low, middle)
-                threshold = tl.maximum(threshold, _value(high))
-    tl.store(thresholds + place, threshold)
+    has_k, has_p = (limit > 0) & (limit < V), share < 1.0
+    cuts = (temperature > 0.0) & (has_k | has_p | (least > 0.0))
+    cuts &= place % num_rows < tl.load(lengths + sequence) + more
+    is_first = (step == 0) & (not BY_MASS)
+    if not cuts:
+        if is_first & (piece == 0):
+            tl.store(thresholds + place, float("-inf"))
+        return
+    searches = has_p if BY_MASS else has_k
+    if not (searches | is_first):
+        return
+    state = states + place * 5
+    if is_first:
+        low = tl.zeros((), tl.int64) + LOWEST
+        high, above = low + 4294967296, tl.zeros((), tl.int64)
+    else:
+        low, high, above = tl.load(state), tl.load(state + 1), tl.load(state + 2)
+    if low >= high:  # of a row without a law
+        return
+    parts = tl.arange(0, WAYS)
+    tokens = piece * PIECE + tl.arange(0, PIECE)
+    row = logits + place.to(tl.int64) * V
+    values = tl.load(row + tokens, mask=tokens < V, other=float("nan")).to(tl.float32)
+    keys = _key(values)
+    rate = inverse(temperature)
+    inside = (keys >= low) & (keys < high)
+    mine = sums + place * (WAYS + 1)
+    if is_first:
+        # keys are larger than -2**32, so that 0 stands for none
+        tl.atomic_max(mine + WAYS, tl.max(keys, axis=0) + 4294967296, sem="relaxed")
+    if searches & (tl.sum(inside.to(tl.int32), axis=0) > 0):
+        if BY_MASS:
+            best = _value(tl.load(state + 4))
+            amounts = (power(values, best, rate) * UNIT).to(tl.int64)
+        else:
+            amounts = tl.full((PIECE,), 1, tl.int64)
+        for part in tl.static_range(WAYS):
+            passes = inside & (keys >= _edge(low, high, part))
+            total = tl.sum(tl.where(passes, amounts, 0), axis=0)
+            tl.atomic_add(mine + part, total, sem="relaxed")
+    tl.debug_barrier()  # the sums of every thread come before the count
+    is_last = tl.atomic_add(finished + place, 1, sem="acq_rel", scope="gpu") == PIECES - 1
+    if not is_last:
+        return
+    found = tl.load(mine + parts, cache_modifier=".cg") + above
+    best_key = tl.load(mine + WAYS, cache_modifier=".cg") - 4294967296
+    tl.debug_barrier()  # every thread has read them
+    tl.store(mine + parts, tl.zeros((WAYS,), tl.int64))
+    tl.store(mine + WAYS, tl.zeros((), tl.int64))
+    tl.store(finished + place, 0)
+    if is_first:
+        tl.store(state + 4, best_key)
+        if not finite(_value(best_key)):
+            tl.store(state, 0)
+            tl.store(state + 1, 0)
+            tl.store(thresholds + place, float("-inf"))
+            return
+    else:
+        best_key = tl.load(state + 4)
+    needed = limit.to(tl.int64)
+    if BY_MASS:
+        if step == 0:
+            total = tl.max(found, axis=0).to(tl.float64) * share.to(tl.float64)
+            needed = total.to(tl.int64)
+            needed += (needed.to(tl.float64) < total).to(tl.int64)
+            tl.store(state + 3, needed)
+        else:
+            needed = tl.load(state + 3)
+    if searches:
+        chosen = tl.maximum(tl.sum((found >= needed).to(tl.int32), axis=0) - 1, 0)
+        above = tl.max(tl.where(parts == chosen + 1, found, above), axis=0)
+        low, high = _edge(low, high, chosen), _edge(low, high, chosen + 1)
+    is_over = step == STEPS - 1
+    if (BY_MASS | (not has_p)) & (is_over | (not searches)):
+        best = _value(best_key)
+        tl.store(thresholds + place, _with_min_p(_value(low), best, rate, least))
+    if (not BY_MASS) & (is_over | (not has_k)):  # what is kept is searched for top-p
+        high, above = best_key + 1, tl.zeros((), tl.int64)
+    tl.store(state, low)
+    tl.store(state + 1, high)
+    tl.store(state + 2, above)
