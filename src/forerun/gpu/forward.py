@@ -35,13 +35,13 @@ MOST_LOGITS = 512  # rows of logits in one pass
 NARROW = 128  # tokens of a pass whose size is a power of two; those of others are multiples of it
 FEWEST = 16  # rows of a tensor-core product
 PER_SEGMENT = 16  # tokens of a segment of attention at most
-WHOLE = 8  # tokens of a segment on average, from which on its chunks are not cut
+WHOLE = 8  # tokens of a segment of a wide pass on average, from which on no text is cut
+MANY_SEGMENTS, FEW_CHUNKS = 32, 8  # of a pass, at least and at most, in which no text is cut
 CHUNK = 128  # keys of a chunk of attention; another number gives other bits
 BLOCK_KEYS = 64  # keys of one product within a chunk; another number gives other bits
 LARGE, SMALL = 227 * 1024, 99 * 1024  # bytes of shared memory of a program, new and old devices
 RESERVED = 2048  # bytes of it that tiles leave alone
-ATTENTION_WARPS, ATTENTION_STAGES = 4, 3
-WHOLE_WARPS, WHOLE_STAGES = 4, 2
+ATTENTION_WARPS, ATTENTION_STAGES, WHOLE_STAGES = 4, 3, 2
 ALIGNED = 16  # bytes, of rows that bulk copies read
 
 
@@ -58,10 +58,11 @@ class PassShape(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a program attends to all chunks of a segment: parts of prompts have programs
-        enough to fill the device."""
+        """Whether a program attends to all chunks of a segment: there are programs enough to fill
+        the device, and none with much more to do than the others."""
         is_prompt = self.num_tokens > NARROW and self.num_tokens >= WHOLE * self.num_segments
-        return is_prompt and not self.branch_width
+        is_short = self.num_segments >= MANY_SEGMENTS and self.num_chunks <= FEW_CHUNKS
+        return (is_prompt or is_short) and not self.branch_width
 
 
 @dataclass
@@ -307,10 +308,13 @@ class Kernels:
                  "HD": w.head_size, "HP": triton.next_power_of_2(w.head_size),
                  "MQ": padded_segment(w, shape.per_segment), "CHUNK": CHUNK,
                  "BLOCK": BLOCK_KEYS} | self._pdl  # fmt: skip
+        warps = ATTENTION_WARPS
+        if shape.num_segments >= MANY_SEGMENTS and per_tile(w, shape.per_segment) <= FEWEST:
+            warps //= 2  # the smallest tiles, of which many share a processor
         if shape.is_whole:
             attend_whole[(w.num_key_heads, shape.num_segments)](
                 scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
-                inputs.segments, keys.shape[2], w.scaling, num_warps=WHOLE_WARPS,
+                inputs.segments, keys.shape[2], w.scaling, num_warps=warps,
                 num_stages=WHOLE_STAGES, **sizes,
             )  # fmt: skip
             return
@@ -319,7 +323,7 @@ class Kernels:
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
             inputs.segments, keys.shape[2], w.scaling, shape.branch_width,
-            TREE=shape.branch_width > 0, num_warps=ATTENTION_WARPS, num_stages=ATTENTION_STAGES,
+            TREE=shape.branch_width > 0, num_warps=warps, num_stages=ATTENTION_STAGES,
             **sizes,
         )  # fmt: skip
 
