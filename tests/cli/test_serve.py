@@ -16,6 +16,7 @@ from forerun.cli.serve import (
     check_rules,
     is_loopback,
     limits_for,
+    pass_of,
     warnings_for,
     welcome,
 )
@@ -110,6 +111,9 @@ def test_the_welcome_says_where_and_how() -> None:
     assert f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'" in text
     assert '"max_tokens": 64' in text
     assert "Bearer" not in text
+    assert "  pass  one; two\n" in welcome(
+        "m", [], "match", address, has_keys=False, passes="one; two"
+    )
     assert "Bearer $KEY" in welcome("m", ["none"], "match", address, has_keys=True)
 
 
@@ -145,3 +149,16 @@ def test_a_key_file_is_read(tmp_path: Path, capsys: Capture) -> None:
     told = capsys.readouterr().err
     assert "An API key is too short. Received line 1." in told
     assert "tiny" not in told
+
+
+def test_which_pass_runs_is_said_with_room_and_reason() -> None:
+    class Target:
+        pass_name = "transformers, float16, cuda:0"
+        num_tokens_free = 830000
+        why_not_lean = "it has a window"
+
+    assert pass_of(Target()) == (
+        "transformers, float16, cuda:0; room for 830,000 tokens of all requests together; "
+        "not the lean pass: it has a window"
+    )
+    assert pass_of(object()) == ""

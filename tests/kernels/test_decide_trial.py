@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -156,3 +157,25 @@ def test_a_tensor_at_an_odd_address_is_copied() -> None:
 def test_seeds_are_checked(taken: list[str]) -> None:
     with pytest.raises(fr.InputError, match="64 bits"):
         verify(seed=[-1, 0])
+
+
+@pytest.mark.usefixtures("taken")
+def test_two_threads_on_one_stream_share_no_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may launch between two launches of the other."""
+    used, both = [], Barrier(2)
+
+    def launch(made: Any, scratch: Any, out: Any) -> None:
+        used.append(scratch)
+        both.wait()
+
+    monkeypatch.setitem(decide_trial.LAUNCHES, "match", launch)
+    draft = fr.Draft.point(TOKENS, lengths=LENGTHS)
+    threads = [
+        Thread(target=fr.verify, args=(draft,), kwargs={"target_logits": LAWS.target, "seed": 1})
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert used[0] is not used[1]

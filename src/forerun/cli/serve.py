@@ -175,7 +175,7 @@ def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
         draft_length=args.draft_length,
         max_batch=args.max_batch,
     )
-    return Loaded(target.name, list(by_name), args.max_batch, make)
+    return Loaded(target.name, list(by_name), args.max_batch, make, pass_of(target))
 
 
 def _serve(
@@ -202,7 +202,10 @@ def _serve(
     )
     for note in warnings_for(args.host, chosen, has_keys=keys is not None):
         print(f"warning: {note}", file=sys.stderr)
-    text = welcome(name, loaded.drafters, desk.rule, address_of(bound), has_keys=keys is not None)
+    where, passes = address_of(bound), loaded.passes
+    text = welcome(
+        name, loaded.drafters, desk.rule, where, has_keys=keys is not None, passes=passes
+    )
     Server(
         app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
     ).run(sockets=[bound])
@@ -318,13 +321,32 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def welcome(model: str, drafters: Sequence[str], rule: str, address: str, *, has_keys: bool) -> str:
-    """What is printed when the server is ready."""
+def pass_of(target: Any) -> str:
+    """Which pass runs, for how many tokens there is room, and why it is not the lean pass."""
+    parts = [getattr(target, "pass_name", "")]
+    if tokens := getattr(target, "num_tokens_free", None):
+        parts.append(f"room for {tokens:,} tokens of all requests together")
+    if reason := getattr(target, "why_not_lean", ""):
+        parts.append(f"not the lean pass: {reason}")
+    return "; ".join(filter(None, parts))
+
+
+def welcome(
+    model: str,
+    drafters: Sequence[str],
+    rule: str,
+    address: str,
+    *,
+    has_keys: bool,
+    passes: str = "",
+) -> str:
+    """The text that a server prints when it is ready."""
     messages = [{"role": "user", "content": "Hello!"}]
     body = {"model": model, "messages": messages, "max_tokens": 64}
     key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
     return (
         f"Serving {model}; drafters {', '.join(drafters)}; rule {rule}\n"
+        f"{f'  pass  {passes}' + chr(10) if passes else ''}"
         f"  page  {address}/\n"
         f"  API   {address}/v1\n"
         f"  try   curl {address}/v1/chat/completions{key} "

@@ -27,6 +27,7 @@ class Loaded:
     drafters: Sequence[str]
     max_batch: int  # of all replicas
     make: Callable[..., Any]
+    passes: str = ""  # which pass runs, for people to read
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

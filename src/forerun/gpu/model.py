@@ -13,7 +13,7 @@ import torch
 from forerun.base.errors import UnsupportedError, explain
 from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
-from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows
+from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows, keys_bytes
 from forerun.gpu.weights import Weights, places, take, unfit
 from forerun.models.base import (
     GpuPass,
@@ -100,6 +100,13 @@ class GpuModel(NotPickled, GpuPass):
     def pass_name(self) -> str:
         """Which pass runs, for people to read."""
         return f"lean GPU pass, {self.compute_dtype}, {self.device}"
+
+    @property
+    def num_tokens_free(self) -> int | None:
+        """Tokens whose keys and values the free memory of the device has room for."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0] // (2 * keys_bytes(self._weights)))
 
     @inference
     def start(self, num_rows: int, capacity: int = 0) -> GpuRows:

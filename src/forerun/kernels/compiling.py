@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
 import triton
@@ -14,6 +14,8 @@ from triton.runtime.jit import JITFunction
 from forerun.base.errors import warn
 
 MOST_THREADS = 16
+_LOCK = Lock()
+"""Held while a function of Triton is replaced: two engines may warm up at once."""
 
 
 def compile_together(queues: Sequence[Callable[[], None]]) -> None:
@@ -23,6 +25,11 @@ def compile_together(queues: Sequence[Callable[[], None]]) -> None:
     """
     if not hasattr(triton, "AsyncCompileMode"):  # since Triton 3.5
         return
+    with _LOCK:
+        _compile_together(queues)
+
+
+def _compile_together(queues: Sequence[Callable[[], None]]) -> None:
     here, run = get_ident(), JITFunction.run
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def decide(
     device = logits.device
     out = Outcome.allocate(num_sequences, device)
     is_match = rule.name == "match"
-    scratch = _scratch(device, _stream(device), num_sequences, num_rows, vocab_size, is_match)
+    scratch = _scratch(device, _queue(device), num_sequences, num_rows, vocab_size, is_match)
     draft_logits = parents = None
     if not is_match and isinstance(trial.draft, Logits):
         draft_logits = aligned(trial.draft.logits)
@@ -94,13 +95,20 @@ def complaint(trial: Trial, faults: Sequence[int]) -> InputError:
     return refusals.outside(row, slot, token, trial.target.logits.shape[2])
 
 
-def _stream(device: Any) -> int:
-    """The stream that launches go to: scratch memory must not serve two at once."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+def _queue(device: Any) -> tuple[int, int]:
+    """The thread that launches and the stream that its launches go to: what one call launches, no
+    other may come between, so scratch memory serves no two of either."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return get_ident(), stream
 
 
 @lru_cache(maxsize=8)
 def _scratch(
-    device: Any, stream: int, num_sequences: int, num_rows: int, vocab_size: int, is_match: bool
+    device: Any,
+    queue: tuple[int, int],
+    num_sequences: int,
+    num_rows: int,
+    vocab_size: int,
+    is_match: bool,
 ) -> Scratch:
     return Scratch.allocate(num_sequences, num_rows, vocab_size, device, for_match_only=is_match)
