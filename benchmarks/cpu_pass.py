@@ -32,12 +32,11 @@ import torch
 from transformers import DynamicCache
 
 import forerun as fr
-from forerun.lean.crew import Crew, share
+from forerun.lean.crew import Crew, share, usual_threads
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
 from forerun.lean.shape import DOT_PRODUCTS, best_shape
-from forerun.lean.threads import usual_threads
 from forerun.loading.bundled import NAME, packaged_weights
 from forerun.loading.default import default_model
 from llama_server import ABOUT, LEFT_OUT, LlamaServer, start_llama

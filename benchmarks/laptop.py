@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import forerun as fr
-from forerun.lean.threads import usual_threads
+from forerun.lean.crew import usual_threads
 from forerun.loading.bundled import packaged_weights
 from forerun.loading.default import default_model
 from llama_server import ABOUT, LEFT_OUT, start_llama

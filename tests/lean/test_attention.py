@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("numba")
 
+from forerun.lean.attention import LOWEST, exp2_total
 from forerun.lean.jit import compiled
 from forerun.lean.page_tile import QUERIES, multiply_keys, multiply_values_onto
 from forerun.lean.shape import LANES
-from forerun.lean.softmax import LOWEST, exp2_total
 from forerun.lean.tile import multiply_float32_onto
 
 MOST_ROWS, MOST_PANELS = 67, 4

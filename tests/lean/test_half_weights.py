@@ -20,7 +20,7 @@ from forerun.lean.model import LeanModel
 from forerun.lean.shape import LANES
 from forerun.loading.cpu_pass import choose
 from forerun.models import HuggingFaceModel
-from forerun.models.widened import exact_forward
+from forerun.models.forward import exact_forward
 
 NUM_TOKENS = 300
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}

@@ -22,7 +22,7 @@ from forerun.lean.crew import wait_for_claim  # noqa: E402
 from forerun.lean.forward import forward  # noqa: E402
 from forerun.lean.heads_pass import draft  # noqa: E402
 from forerun.lean.model import LeanModel  # noqa: E402
-from forerun.lean.race import race  # noqa: E402
+from forerun.lean.noise import race  # noqa: E402
 
 NUMPY = load("numpy")
 WORDS = np.uint64(5), np.uint64(7)

@@ -1,4 +1,4 @@
-"""As many threads as torch would use, told without it."""
+"""The number of threads that torch would use, found without importing torch."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import pytest
 
 pytest.importorskip("numba")
 
-from forerun.lean import threads
+from forerun.lean import crew
 from forerun.loading import device_choice
 
 
 def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_num_threads=lambda: 7))
-    assert threads.usual_threads() == 7
+    assert crew.usual_threads() == 7
     monkeypatch.delitem(sys.modules, "torch")
-    assert threads.usual_threads() == 3
+    assert crew.usual_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "none")
-    assert threads.usual_threads() == threads.num_cores() >= 1
+    assert crew.usual_threads() == crew.num_cores() >= 1
 
 
 def test_processors_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    assert threads.num_cores(tmp_path) == 4  # the system does not say
+    assert crew.num_cores(tmp_path) == 4  # the system does not say
     for processor, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         folder = tmp_path / f"cpu{processor}" / "topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(siblings + "\n")
-    assert threads.num_cores(tmp_path) == 2
+    assert crew.num_cores(tmp_path) == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
-    assert threads.num_cores(tmp_path) == 1
+    assert crew.num_cores(tmp_path) == 1
 
 
 def test_a_gpu_is_looked_for_before_torch_is(

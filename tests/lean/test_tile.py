@@ -128,7 +128,7 @@ def test_what_almost_fits_a_format_does_not() -> None:
         (["Q4_1"], Format.BLOCK4),
         (["Q4_0"], Format.BLOCK4),
         (["Q4_0", "Q4_1"], Format.BLOCK4),
-        pytest.param(["Q5_1"], Format.BLOCK5K, marks=pytest.mark.slow),  # 5K: test_recovery
+        pytest.param(["Q5_1"], Format.BLOCK5K, marks=pytest.mark.slow),  # 5K: test_packing
         (["Q5_1", "Q4_1"], Format.BLOCK5K),
     ],
 )

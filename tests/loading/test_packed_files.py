@@ -25,8 +25,7 @@ import forerun as fr
 from forerun.generation.intake import ending_tokens
 from forerun.lean import kept_file, storage
 from forerun.lean.model import LeanModel
-from forerun.lean.packed import Facts
-from forerun.lean.rotary import Rotary
+from forerun.lean.packed import Facts, Rotary
 from forerun.loading import folder_digest, folders, packed_files
 from forerun.loading.device_choice import may_have_gpu
 from forerun.loading.light_tokenizer import NONE

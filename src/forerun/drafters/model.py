@@ -21,8 +21,8 @@ from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
 from forerun.drafters.level_growth import Growth
 from forerun.drafters.texts import Texts
+from forerun.models.adapter import as_model
 from forerun.models.base import LanguageModel, State
-from forerun.models.conversion import as_model
 from forerun.rules.types import Drawn
 from forerun.trees.sibling_laws import Children
 

@@ -18,7 +18,7 @@ from forerun.drafters.ngram import NGram
 from forerun.drafters.recycling import Recycling
 from forerun.drafters.suffix import Suffix
 from forerun.drafters.verbs import check_verbs
-from forerun.models.conversion import as_model
+from forerun.models.adapter import as_model
 
 GROUP = "forerun.drafters"
 Factory = Callable[..., Drafter]

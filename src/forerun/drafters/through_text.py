@@ -16,8 +16,8 @@ from forerun.base.arrays import to_numpy
 from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
 from forerun.drafters.texts import Texts
+from forerun.models.adapter import as_model
 from forerun.models.base import LanguageModel, State
-from forerun.models.conversion import as_model
 
 UNFINISHED = "�"
 LOOK_BEHIND = 4

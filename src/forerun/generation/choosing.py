@@ -14,8 +14,8 @@ from forerun.drafters.model import Model
 from forerun.drafters.registry import make_one, names
 from forerun.drafters.verbs import check_verbs
 from forerun.generation.usual import usual_drafter
+from forerun.models.adapter import as_model
 from forerun.models.base import LanguageModel, identity
-from forerun.models.conversion import as_model
 
 Drafters = Drafter | str | Sequence[Drafter | str] | Mapping[str, Drafter | str | None]
 """One drafter or several, as objects or by names of the command line."""

@@ -1,7 +1,7 @@
-"""Compiles the drafter's pass in a process of its own, while this one compiles the target's.
+"""Compiles the drafter's pass in a second process, while this one compiles the target's.
 
-Numba compiles one function at a time, and the first start on a machine needs two large ones: it
-would take twice as long.  The other process leaves its code on disk, where this one finds it.
+Numba compiles one function at a time, and the first start on a machine needs two large ones, so it
+would take twice as long.  The second process leaves its code on disk, where this one finds it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from threading import Lock, Thread
 from numba.core.compiler_lock import global_compiler_lock
 
 from forerun.base import clock
+from forerun.lean.crew import usual_threads
 from forerun.lean.forward import forward
 from forerun.lean.heads_pass import draft
 from forerun.lean.jit import is_on_disk
-from forerun.lean.threads import usual_threads
 
-LIMIT = 300.0  # seconds to wait; then this process compiles it after all
+LIMIT = 300.0  # seconds to wait for the second process; then this one compiles the code itself
 MARK = "FORERUN_COMPILES"  # in the environment of the other process, which begins nothing itself
 PROGRAM = "from forerun.drafters.heads.precompile import compile_draft; compile_draft()"
 _lock = Lock()
@@ -30,7 +30,8 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def begin() -> None:
-    """Have the drafter's pass compiled meanwhile, if neither pass is on disk; once in a process."""
+    """Start the second process, if neither pass is on disk and this process has not begun before.
+    Returns at once."""
     global _has_begun, _process
     with _lock:
         if _has_begun or MARK in os.environ:
@@ -44,7 +45,8 @@ def begin() -> None:
 
 
 def wait() -> None:
-    """Until it is compiled, or could not be.  The clock of rounds stands still."""
+    """Block until the second process has ended, or for LIMIT seconds.  The clock of rounds stands
+    still meanwhile."""
     global _process
     if _process is None:
         return
@@ -62,7 +64,8 @@ def wait() -> None:
 
 
 def _start() -> subprocess.Popen[bytes] | None:
-    """Nothing, where what runs is no plain Python: it would start the whole program again."""
+    """The second process; None where `sys.executable` is a whole program instead of plain Python,
+    because calling that would start the program again."""
     is_python = Path(sys.executable or "").name.lower().startswith(("python", "pypy"))
     if not is_python or getattr(sys, "frozen", False):
         return None
@@ -87,7 +90,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _forget() -> None:
-    """In a copy of this process: the other one is not its child, to wait for or to stop."""
+    """Forget the second process in a fork of this one, which must neither wait for nor stop it."""
     global _lock, _process
     _lock, _process = Lock(), None
     atexit.unregister(_stop)

@@ -1,21 +1,23 @@
 """Threads that share the work of a pass, stage by stage.
 
-Each stage is a number of items.  A thread claims a run of them until none is left, then waits for
-those that others still hold.  Nobody waits for a thread that holds nothing: a helper that the
-system starts late, or not at all, costs its share and no more, and a pass needs no pool that
-only one caller may use.  Waiting is spinning, because stages last microseconds.  Who has spun for
-long waits for a thread that the system has stopped in the middle of an item, and sleeps: an idle
-core is where the system lets the stopped thread go on.
+Each stage is a number of items.  A thread claims runs of items until none is left, then waits for
+the items that other threads still hold.  A thread that holds no item is never waited for: a helper
+that the system starts late, or not at all, costs its share of the work and no more, and a pass
+needs no pool that only one caller may use.  Threads wait by spinning, because stages last
+microseconds.  A thread that has spun for long sleeps: it waits for one that the system has stopped
+in the middle of an item, and that one goes on where a core is idle.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,12 +28,13 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from forerun.lean.jit import compiled, entry, intrinsic, sources
-from forerun.lean.threads import usual_threads
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 CLAIMED, FINISHED = 0, 1  # runs, items
 THREADS, IS_OVER = 2, 3  # of the pass, in its first stage only
 LINE = 8  # counters per stage: one cache line
-MOST_THREADS = 16  # unless told otherwise: a stage has tens of items, and each helper is called
+MOST_THREADS = 16  # unless `Crew` is given a size: a stage has tens of items
 PATIENCE = 2000  # looks before a waiting thread offers its core to others at every further one
 NUM_OFFERS = 2000  # after which it sleeps between looks, or does without helpers
 SLEEP = 50  # microseconds
@@ -46,10 +49,11 @@ Board = NDArray[np.int64]  # (stages, LINE)
 
 
 class Crew:
-    """The calling thread and `size - 1` helpers; as many as torch would use, if not told.
+    """The calling thread and `size - 1` helpers.
 
-    Crews of one size share their helpers.  A model and its drafter, which take turns, then have no
-    more threads than cores: the system would let two of three share a core.
+    size: the number of threads; None takes `usual_threads`, at most MOST_THREADS.  Crews of one
+    size share their helpers, so a model and its drafter, which take turns, have no more threads
+    than cores.  With more, the system would let two of them share a core.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -60,10 +64,10 @@ class Crew:
         self.call(num_stages, work, *arguments).finish()
 
     def begin(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
-        """The same, begun by the helpers while the caller does something else in Python.
+        """Let the helpers begin `work(board, *arguments)` while the caller goes on in Python.
 
-        They need Python's lock to begin, so the caller lets go of it until one of them has.  It
-        spins meanwhile: the system would start a helper on the core of a caller that sleeps.
+        Helpers need Python's lock to begin, so the caller releases it until one of them has begun.
+        It spins meanwhile: the system would start a helper on the core of a caller that sleeps.
         """
         begun = self.call(num_stages, work, *arguments)
         if self.size > 1:
@@ -71,7 +75,7 @@ class Crew:
         return begun
 
     def call(self, num_stages: int, work: Callable[..., None], *arguments: Any) -> Begun:
-        """Call the helpers, and go on: they begin when Python's lock is free."""
+        """Call the helpers and return at once; they begin when Python's lock is free."""
         board = new_board(num_stages, self.size)
         call: Call = []
         if self.size > 1:
@@ -84,19 +88,19 @@ class Crew:
 
 @dataclass(slots=True)
 class Begun:
-    """A pass that is under way, or will be."""
+    """A pass that helpers were called for; `finish` completes it."""
 
     board: Board
-    call: Call  # what the helpers were asked for
+    call: Call  # the entry in the queue of the helpers
     work: Callable[..., None]
     arguments: tuple[Any, ...]
 
     def finish(self) -> None:
-        """Take part; returns when the last item is finished.
+        """Take part in the work; returns when the last item is finished.
 
-        Each pass has its own board, which says at the end that it is over: a helper that arrives
-        later, or was stopped on its way, begins nothing any more.  One that has not begun by then
-        is called off, to be free for the next pass.
+        Each pass has its own board, which says at the end that the pass is over, so that a helper
+        that arrives late begins nothing.  The call is cleared, so that helpers that have not begun
+        are free for the next pass.
         """
         self.work(self.board, *self.arguments)
         self.call.clear()
@@ -104,22 +108,23 @@ class Begun:
 
 
 def new_board(num_stages: int, num_threads: int) -> Board:
-    """Nothing is claimed yet; `num_threads` may claim."""
+    """A board (stages, LINE) without claims, for a pass of `num_threads` threads."""
     board: Board = np.zeros((num_stages, LINE), np.int64)
     board[0, THREADS] = num_threads
     return board
 
 
 Call = list[Any]
-"""A function with its arguments; an empty one was called off."""
+"""A function and its arguments; an empty list is a call that was cancelled."""
 
 
 @cache
 def _helpers(process: int, count: int) -> SimpleQueue[Call]:
-    """What the helpers of this process listen to: a fork inherits the object without its threads.
+    """Start `count` helpers and return the queue from which they take calls.
 
-    A pool of the standard library makes a future for each call, with locks: that takes five times
-    as long as all that is needed here.
+    process: the id of this process.  It is part of the cache's key because a fork inherits the
+    queue without the threads.  A pool of the standard library would make a future with locks for
+    each call, which takes five times as long as this queue.
     """
     calls: SimpleQueue[Call] = SimpleQueue()
     for number in range(count):
@@ -130,6 +135,7 @@ def _helpers(process: int, count: int) -> SimpleQueue[Call]:
 
 
 def _help(calls: SimpleQueue[Call]) -> None:
+    """The loop of a helper: take a call from the queue and execute it, forever."""
     while True:
         if call := tuple(calls.get()):
             try:
@@ -142,12 +148,12 @@ def _help(calls: SimpleQueue[Call]) -> None:
 
 @compiled
 def share(board: Board, stage: int, count: int) -> Iterator[int]:
-    """The items of a stage that fall to this thread; ends when all `count` are finished.
+    """Yield the items of a stage that this thread claims; ends when all `count` are finished.
 
-    A run is half of a thread's part of what is left.  While an item is multiplied, what lies behind
-    it is fetched, and would be fetched for another thread if that took the next; the last runs
-    are short, so that nobody waits long.  Whether the pass is over is looked at after a claim: the
-    next pass may have changed what this one was about to read.
+    A run of items is half of an equal share of what is left.  Long runs are good because the data
+    of the next item is fetched while one is multiplied, and would be fetched in vain if another
+    thread took it; the last runs are short so that no thread waits long.  A claim is followed by a
+    look at whether the pass is over, because then its memory may already serve the next pass.
     """
     parts = 2 * board[0, THREADS]
     number, first, last = 0, 0, 0
@@ -174,7 +180,7 @@ def share(board: Board, stage: int, count: int) -> Iterator[int]:
 
 @intrinsic
 def add(context: Any, board: Any, index: Any, amount: Any) -> Any:
-    """Count up, visible to all threads; the number before."""
+    """Atomically add `amount` to a counter of the board; returns the number before."""
     signature = types.intp(board, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -186,7 +192,7 @@ def add(context: Any, board: Any, index: Any, amount: Any) -> Any:
 
 @intrinsic
 def look(context: Any, board: Any, index: Any) -> Any:
-    """The number as other threads have left it."""
+    """Atomically read a counter of the board."""
     signature = types.intp(board, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -198,7 +204,7 @@ def look(context: Any, board: Any, index: Any) -> Any:
 
 @intrinsic
 def pause(context: Any) -> Any:
-    """Tell the processor that this thread waits, if there is an instruction for that."""
+    """Execute the processor's instruction for spinning threads, if it has one."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         if platform.machine() in PAUSE:
@@ -213,7 +219,7 @@ def pause(context: Any) -> Any:
 
 @intrinsic
 def give_way(context: Any) -> Any:
-    """Let another thread have the core, if the system has a call for that."""
+    """Offer the core to another thread, if the system has a call for that."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _call_system(context, builder, "sched_yield", [])
@@ -223,7 +229,7 @@ def give_way(context: Any) -> Any:
 
 @intrinsic
 def sleep(context: Any, microseconds: Any) -> Any:
-    """Leave the core idle for so long at least, if the system has a call for that."""
+    """Leave the core idle for at least this number of microseconds, if the system has a call."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         count = builder.trunc(values[0], ir.IntType(32))
@@ -248,7 +254,7 @@ def _counter(context: Any, builder: Any, signature: Any, values: Any) -> Any:
 def build(revision: int) -> Callable[[Board], None]:
     @entry
     def wait_for_claim(board: Board) -> None:
-        """Until a helper has begun, or none has for about a millisecond."""
+        """Wait until a helper has claimed an item, but not longer than about a millisecond."""
         looks = 0 * revision
         while look(board, CLAIMED) == 0 and looks < PATIENCE + NUM_OFFERS:
             pause()
@@ -260,3 +266,29 @@ def build(revision: int) -> Callable[[Board], None]:
 
 
 wait_for_claim = build(sources())
+
+
+def usual_threads() -> int:
+    """The number of threads that torch would use, without importing it: torch's own answer where it
+    is imported already, else OMP_NUM_THREADS, else one for each core."""
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(stated) if stated.isdigit() and int(stated) else num_cores()
+
+
+def num_cores(topology: Path = TOPOLOGY) -> int:
+    """How many cores this process may use; two logical processors of one core count once.
+
+    topology: the folder in which Linux describes processors.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = set()
+    for processor in os.sched_getaffinity(0):
+        try:
+            cores.add((topology / f"cpu{processor}/topology/thread_siblings_list").read_text())
+        except OSError:  # the system does not describe this processor
+            cores.add(str(processor))
+    return len(cores)

@@ -3,7 +3,7 @@
     total[i] += w[4 * i] * x[4 * i] + ... + w[4 * i + 3] * x[4 * i + 3]
 
 x, the limbs of activations, are signed.  w, the weights, are signed on ARM and unsigned on x86,
-where signed ones are therefore kept OFFSET higher; `limbs` has what takes that away again.
+where signed ones are therefore kept OFFSET higher; sums that start as `limbs` says undo that.
 
 Older processors of x86 make sums of two products, in 16 bits.  A block of 32 inputs adds 16
 products to each, of 4-bit weights at most 16 * 15 * 128 = 30,720, which fits; neighbours are added
@@ -30,18 +30,18 @@ class Dots(NamedTuple):
     """One processor's instructions, and how they are best used."""
 
     name: str
-    sums: int  # that one instruction makes
+    sums: int  # made by one instruction
     call: str  # LLVM's name for it; "" for plain instructions that every processor has
-    join: str = ""  # LLVM's name for what adds up neighbours, where sums are narrow
-    is_narrow: bool = False  # sums of two products in 16 bits
-    is_signed: bool = False  # whether weights are
-    features: str = ""  # that LLVM is told of, where it does not know of them anyway
-    words_read: int = 1  # of activations, by one instruction
-    strips: int = 1  # of a panel, side by side: what is read of an activation serves all of them
-    pairs: tuple[tuple[int, int], ...] = ()  # bits of weights, tokens: where two strips are quicker
-    abreast: int = 0  # tokens whose sums all fit the registers; 0: see `limb_tile`
-    most_tokens: int = 8  # in a tile: with more, sums leave the registers
-    best_tokens: int = 6  # in each tile of many: the least time for a token
+    join: str = ""  # LLVM's name of the instruction that adds up neighbours, for narrow sums
+    is_narrow: bool = False  # each sum has two products in 16 bits
+    is_signed: bool = False  # weights are signed
+    features: str = ""  # features of the processor that LLVM does not find by itself
+    words_read: int = 1  # 32-bit words of activations that one load reads
+    strips: int = 1  # strips of a panel side by side; one load of an activation serves all of them
+    pairs: tuple[tuple[int, int], ...] = ()  # (bits of weights, tokens) for which 2 strips are best
+    abreast: int = 0  # most tokens whose limbs have sums of their own; 0: never (see `limb_tile`)
+    most_tokens: int = 8  # in a tile; with more, sums leave the registers
+    best_tokens: int = 6  # in each tile of many, for the least time per token
 
     @property
     def is_offset(self) -> bool:
@@ -67,27 +67,28 @@ MADD_256 = Dots(
 
 
 def plain(dots: Dots) -> Dots:
-    """The same sums in the same layout, on any processor and slowly."""
+    """Instructions with equal results and layout that every processor has; they are slow."""
     return dots._replace(name=f"plain_{dots.name}", call="", join="", features="")
 
 
 KINDS = {dots.name: dots for dots in (SDOT, VNNI_512, VNNI_256, MADD_512, MADD_256)}
 KINDS |= {dots.name: dots for dots in map(plain, tuple(KINDS.values()))}
 DOTS = KINDS.get(DOT_PRODUCTS, plain(SDOT))
-"""This processor's; where there are none, some that nothing is multiplied with."""
+"""The instructions of this processor; where it has none, a stand-in that multiplies nothing."""
 LIMBS_4 = HAS_DOT_PRODUCTS
 LIMBS_8 = HAS_DOT_PRODUCTS and not DOTS.is_narrow
-"""Whether weights of 4 bits and of more in a block meet limbs; otherwise they meet floats."""
+"""LIMBS_4 and LIMBS_8: whether blocks of 4-bit and of wider weights are multiplied with limbs;
+otherwise they are multiplied with floats."""
 
 
 def nothing_yet(dots: Dots) -> Any:
-    """Sums before the first products."""
+    """A vector of zeros to begin the sums of a block with."""
     kind = ir.VectorType(*(I16, 2 * dots.sums) if dots.is_narrow else (I32, dots.sums))
     return ir.Constant(kind, [0] * kind.count)
 
 
 def dot(builder: Any, dots: Dots, total: Any, weights: Any, x: Any) -> Any:
-    """`total` plus the products of weights and x (FOUR * sums,)."""
+    """`total` plus the products of weights and x, (FOUR * sums,) bytes each, four to a sum."""
     if not dots.call:
         return builder.call(_plain_function(builder.module, dots), [total, weights, x])
     kind = total.type
@@ -102,7 +103,7 @@ def dot(builder: Any, dots: Dots, total: Any, weights: Any, x: Any) -> Any:
 
 
 def finished(builder: Any, dots: Dots, total: Any) -> Any:
-    """Sums of a block as int32 (sums,)."""
+    """The sums of a block as int32 (sums,); narrow sums are added up in pairs."""
     if not dots.is_narrow:
         return total
     words = ir.VectorType(I32, dots.sums)
@@ -113,7 +114,8 @@ def finished(builder: Any, dots: Dots, total: Any) -> Any:
 
 
 def _plain_function(module: Any, dots: Dots) -> Any:
-    """`dot` as a function of its own, because a tile makes hundreds of these sums."""
+    """`dot` without special instructions.  It is a function that is called, because a tile makes
+    hundreds of these sums and inlining them would take long to compile."""
     name = f"forerun_{dots.name}"
     if name in module.globals:
         return module.globals[name]
@@ -137,7 +139,7 @@ def _plain_function(module: Any, dots: Dots) -> Any:
 
 
 def _add_up(builder: Any, numbers: Any, count: int) -> Any:
-    """Sums of `count` neighbours."""
+    """The sums of each `count` neighbours of a vector."""
     nothing, total = ir.Constant(numbers.type, ir.Undefined), None
     for first in range(count):
         lanes = list(range(first, numbers.type.count, count))

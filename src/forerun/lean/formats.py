@@ -6,7 +6,7 @@ and a row holds LANES weights of one input, or of two.
     FLOAT32, BFLOAT16,
     FLOAT16             one block, no header
     BLOCK8              blocks of 32 inputs: d, then 32 rows of 8-bit q         weight = d * q
-    BLOCK6K             the same in blocks of 16 inputs
+    BLOCK6K             like BLOCK8, in blocks of 16 inputs
     BLOCK5K             blocks of 32 inputs: d and m, then 32 rows of 8-bit q   weight = d * q + m
     BLOCK4, BLOCK4K     blocks of 32 inputs: d and m, then 16 rows of two 4-bit q, the first in
                         the low bits                                            weight = d * q + m
@@ -31,18 +31,20 @@ BLOCK = 32  # inputs whose activations share a scale; a block of weights is as l
 
 
 class Format(IntEnum):
+    """How the weights of a panel are kept."""
+
     FLOAT32 = 0
     BFLOAT16 = 1
     FLOAT16 = 2
-    BLOCK8 = 3  # from here on in blocks
+    BLOCK8 = 3  # this and all later ones are in blocks
     BLOCK6K = 4
     BLOCK5K = 5
-    BLOCK4 = 6  # from here on of 4 bits
+    BLOCK4 = 6  # this and the next have weights of 4 bits
     BLOCK4K = 7
 
 
 class Blocks(NamedTuple):
-    """One output of a block."""
+    """The layout of one output of a block."""
 
     inputs: int
     header: int  # numbers: d, or d and m
@@ -51,6 +53,7 @@ class Blocks(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
+        """The size of one output of a block."""
         return self.header * self.header_bytes + self.inputs * self.bits // 8
 
 
@@ -61,7 +64,7 @@ BLOCKS = {
     Format.BLOCK4: Blocks(BLOCK, 2, 2, 4),
     Format.BLOCK4K: Blocks(BLOCK, 2, 4, 4),
 }
-SIGNED = (Format.BLOCK8, Format.BLOCK6K)  # the others have q from 0 on
+SIGNED = (Format.BLOCK8, Format.BLOCK6K)  # formats with negative q; in the others q begins at 0
 HEADER = dict.fromkeys(Format, 0) | {
     format: LANES * about.header * about.header_bytes for format, about in BLOCKS.items()
 }
@@ -78,33 +81,36 @@ BYTE = I8.as_pointer()
 
 
 def vector(number: Any, lanes: int = LANES) -> Any:
+    """The LLVM type of a vector of numbers."""
     return ir.VectorType(number, lanes)
 
 
 def spread(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
-    """A scalar in every lane."""
+    """A vector with a scalar in every lane."""
     nothing = ir.Constant(vector(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(nothing, scalar, I32(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(vector(I32, lanes), [0] * lanes))
 
 
 def declare(builder: Any, result: Any, arguments: list[Any], name: str) -> Any:
+    """The LLVM function of that name, declared in the module if it is not yet."""
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32 vectors, rounded once where the processor can."""
     fused = declare(builder, a.type, [a.type] * 3, f"llvm.fmuladd.v{a.type.count}f32")
     return builder.call(fused, [a, b, c])
 
 
 def load(builder: Any, number: Any, place: Any, lanes: int = LANES) -> Any:
-    """Numbers for all lanes from an address that is aligned for one of them."""
+    """A vector from an address that is aligned for one number only."""
     size = {I8: 1, I16: 2, F16: 2, F32: 4}[number]
     return builder.load(builder.bitcast(place, vector(number, lanes).as_pointer()), align=size)
 
 
 def fetch(builder: Any, place: Any, begin: int, count: int) -> None:
-    """Ask for `count` bytes from `begin` past an address, to be close when they are needed."""
+    """Prefetch `count` bytes from `begin` past an address into the cache."""
     call = declare(builder, ir.VoidType(), [BYTE, I32, I32, I32], "llvm.prefetch.p0")
     for offset in range(begin, begin + count, 64):
         later = builder.gep(place, [I64(offset)])
@@ -112,7 +118,7 @@ def fetch(builder: Any, place: Any, begin: int, count: int) -> None:
 
 
 def read_header(builder: Any, format: Format, place: Any) -> list[Any]:
-    """The numbers that hold for a whole block, as float32."""
+    """The header of a block, d or d and m, as float32 vectors (LANES,)."""
     if format not in BLOCKS:
         return []
     _, count, size, _ = BLOCKS[format]
@@ -123,7 +129,7 @@ def read_header(builder: Any, format: Format, place: Any) -> list[Any]:
 
 
 def read_half(builder: Any, place: Any) -> Any:
-    """LANES float16 as float32; without an instruction for it, by moving their bits."""
+    """LANES float16 as float32; by moving bits where there is no instruction for it."""
     if READS_HALVES:
         return builder.fpext(load(builder, F16, place), vector(F32))
     bits = builder.zext(load(builder, I16, place), vector(I32))

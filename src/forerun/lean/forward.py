@@ -37,18 +37,19 @@ from forerun.lean.plan import Ints, Plan
 from forerun.lean.scalar import add_normalised, copy, copy_scaled, normalise
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES
 
-STAGES_PER_LAYER = 12  # the head is the first two of one layer more
+STAGES_PER_LAYER = 12  # the head takes the first two stages of one more layer
 (
     ENTER, PROJECT, PLACE, SCORE, WEIGH, ATTEND, CUT_MIXED, OUT, NORM, GATED, CUT_INNER, DOWN
 ) = range(STAGES_PER_LAYER)  # fmt: skip
 MATRICES = 4  # of a layer: queries, keys and values; out; gate and up; down
-MATRIX_OF = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # by stage: what it multiplies, or the next does
-SPLIT = 4 * PAGE  # slots that one item of SCORE takes
-COLUMNS = max(32, LANES)  # of a value; one item of ATTEND takes them, where tiles are shared
+MATRIX_OF = (0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3)  # the matrix of each stage, or of the next that
+# has one
+SPLIT = 4 * PAGE  # slots in one item of SCORE
+COLUMNS = max(32, LANES)  # columns of values in one item of ATTEND, where threads share a tile
 
 
 class Weights(NamedTuple):
-    """A model: its matrices, and what is not a matrix product."""
+    """The weights of a model, and the numbers of its layers that are not weights."""
 
     matrices: Matrices
     embedding: Floats  # (vocabulary, hidden)
@@ -64,17 +65,17 @@ class Weights(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Hidden states that are asked for."""
+    """Where to keep hidden states."""
 
-    layers: Ints  # after so many layers, the last after the final norm too
+    layers: Ints  # states after this number of layers; after all of them, with the final norm
     states: Floats  # (tokens, len(layers) * hidden)
 
 
 class Scratch(NamedTuple):
-    """What the tokens of a pass carry from stage to stage."""
+    """Activations of the tokens of a pass between its stages."""
 
     x: Floats  # (tokens, hidden): the residual stream
-    added: Floats  # (tokens, hidden): what is added to it, where that is normed first
+    added: Floats  # (tokens, hidden): outputs that are normed before they are added to x
     normed: Floats  # (tokens, hidden)
     qkv: Floats  # (tokens, padded)
     queries: Floats  # (key heads, tokens * queries per key, head size)
@@ -84,7 +85,7 @@ class Scratch(NamedTuple):
 
 
 def num_stages(num_layers: int) -> int:
-    """Of a pass: as many as its board has rows."""
+    """How many stages a pass over this number of layers and the head has."""
     return STAGES_PER_LAYER * num_layers + PROJECT + 1
 
 
@@ -92,7 +93,7 @@ def num_stages(num_layers: int) -> int:
 def num_items(
     kind: int, is_head: bool, plan: Plan, w: Weights, s: Scratch, logits: Floats, split: Floats
 ) -> Any:
-    """How many pieces of work the threads share in a stage."""
+    """How many items the threads share in a stage."""
     if kind == PROJECT:
         return num_panels(logits) if is_head else num_panels(s.qkv)
     num_shared = num_shared_tiles(split)
@@ -113,7 +114,7 @@ def num_items(
 
 @inner
 def num_shared_tiles(split: Floats) -> Any:
-    """The first tiles of attention, which threads share."""
+    """How many tiles of attention, the first ones, are shared between threads."""
     return len(split) // QUERIES
 
 
@@ -134,13 +135,13 @@ def attend_item(
     kind: int, i: int, w: Weights, plan: Plan, cache: Cache, layer: int, s: Scratch, split: Floats,
     scores: Floats,
 ) -> None:  # fmt: skip
-    """One item of the three stages of attention.
+    """Execute one item of the attention stages SCORE, WEIGH and ATTEND.
 
-    The first stage has parts of the tiles that threads share, then all of the others: the largest
-    items come last, as many for each thread.
+    Items of SCORE are first the parts of tiles that threads share, then whole tiles.  The whole
+    ones are the largest items, and each thread has equally many, so they come last.
     """
     window = w.windows[layer]
-    whole = i - num_shared_tiles(split) * (num_splits(split) - 1)  # tile, if it is one
+    whole = i - num_shared_tiles(split) * (num_splits(split) - 1)  # the tile of a whole item
     if kind == SCORE and whole >= num_shared_tiles(split):
         attend(w.heads, plan, cache, layer, window, whole, s.queries, scores, s.mixed)
     elif kind == SCORE:
@@ -165,7 +166,7 @@ def attend_item(
 def watch(
     watched: Watched, layer: int, is_head: bool, token: int, x: Floats, norm: Floats, eps: Any
 ) -> None:
-    """Keep a token's states after so many layers, where they are asked for."""
+    """Keep a token's hidden state x after `layer` layers, if that layer is watched."""
     for i in range(len(watched.layers)):
         if watched.layers[i] == layer:
             kept = watched.states[token, i * x.size : (i + 1) * x.size]
@@ -180,7 +181,10 @@ def run_stages(
     board: Board, w: Weights, plan: Plan, cache: Cache, s: Scratch, watched: Watched,
     logits: Floats, split: Floats, work: Work, scores: Floats,
 ) -> None:  # fmt: skip
-    """One loop over stages with one call of each kind in it: that compiles in half the time."""
+    """Execute all stages of a pass, in one loop.
+
+    The loop contains each call once, which halves the time to compile it.
+    """
     num_tokens, num_layers = len(plan.ids), len(w.head_norms)
     last = 2 * num_layers  # norm
     has_post_norms = len(w.post_norms) > 0
@@ -234,11 +238,11 @@ def build(revision: int) -> Callable[..., None]:
     def forward(
         board: Board, held: Held, plan: Plan, watched: Watched, logits: Floats, split: Floats
     ) -> None:
-        """Logits (places, vocabulary); keys and values of the new tokens enter the cache.
+        """Fill in logits (places, vocabulary), and store the tokens' keys and values in the cache.
 
         held: `Weights`, `Cache` and `Scratch`.
-        split: memory (shared tiles * QUERIES, score_columns), where threads are to share the first
-        tiles of attention; no rows where each takes whole tiles.
+        split: memory (shared tiles * QUERIES, score_columns) for the first tiles of attention,
+        which threads share; without rows, each thread takes whole tiles.
         """
         w, cache, s = held.value
         work = make_work(len(plan.ids) + 0 * revision, s.limbs)

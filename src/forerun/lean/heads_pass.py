@@ -1,8 +1,8 @@
 """Passes of a drafting network (drafters/heads/network.py): one call per thread.
 
-Keys and values are made of every token; only tokens whose logits are asked for go through the
-rest.  A pass without such tokens, as most of a prompt's are, makes no queries either.  A line of
-guesses is drafted level by level in the same call.
+Every token gets keys and values; only tokens whose logits are needed go through the rest.  A pass
+without such tokens, like most passes over a prompt, computes no queries either.  A line of guesses
+is drafted level by level in one call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_STAGES = 15
     NORM_STATES, FUSE, NORM_INPUTS, QKV, PLACE, ATTEND,
     GATHER, OUT, NORM_MLP, GATED, CUT_INNER, DOWN, NORM_HEAD, HEAD, CHOOSE,
 ) = range(NUM_STAGES)  # fmt: skip
-MATRIX_OF = (0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4, 5, 5, 0)  # by stage, or of the next
+MATRIX_OF = (0, 0, 1, 1, 0, 0, 2, 2, 3, 3, 4, 4, 5, 5, 0)  # of each stage, or of the next with one
 OF_FEATURE, OF_EMBEDDING, OF_MLP, OF_HEAD = range(4)  # the norms
 
 
@@ -54,7 +54,7 @@ class HeadsWeights(NamedTuple):
 
 
 class HeadsScratch(NamedTuple):
-    """What the tokens of a pass carry from stage to stage."""
+    """Activations of the tokens of a pass between its stages."""
 
     hidden: Floats  # (tokens, layers * hidden): normed states of the target
     features: Floats  # (tokens, hidden)
@@ -69,17 +69,18 @@ class HeadsScratch(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A pass, and what comes of it: the first one's tokens are given, those after are guesses."""
+    """The inputs and outputs of one pass.  The tokens of the first level are given by the caller;
+    those of later levels are guesses."""
 
     plan: Plan
-    hidden: Floats  # (tokens, layers * hidden): the target's; none where features are there
+    hidden: Floats  # (tokens, layers * hidden): the target's states; empty where features are known
     outputs: Floats  # (tokens with logits, hidden)
     logits: Floats  # (places, draft vocabulary)
 
 
 @inner
 def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: Line) -> Any:
-    """How many pieces of work the threads share in a stage."""
+    """How many items the threads share in a stage."""
     if stage == CHOOSE:
         return len(line.limits)
     if len(level.plan.ids) == 0 or (stage in (NORM_STATES, FUSE) and len(level.hidden) == 0):
@@ -103,14 +104,15 @@ def num_items(stage: int, level: Level, w: HeadsWeights, s: HeadsScratch, line: 
 
 @inner
 def first_panel(level: Level, w: HeadsWeights) -> Any:
-    """Of the queries, keys and values.  Where no logits are asked for, the panels that hold nothing
-    but queries are left out."""
+    """The first panel of queries, keys and values to compute.  Where no logits are needed, panels
+    that contain only queries are left out."""
     return 0 if len(level.plan.logit_tokens) else w.heads.queries * w.heads.size // LANES
 
 
 @inner
 def choose(line: Line, row: int, number: int, level: Level, later: Level, s: HeadsScratch) -> None:
-    """One row's guess after a level; it is the row's token of the next, if more shall follow."""
+    """Make the guess of one row after a level; if its line stays open, the guess becomes the row's
+    token of the next level."""
     if not line.is_open[row]:
         return
     go_on(line, row, number, level.logits[row])
@@ -127,7 +129,7 @@ def run_levels(
     board: Board, w: HeadsWeights, cache: Cache, s: HeadsScratch, first: Level, later: Level,
     line: Line, work: Work, scores: Floats,
 ) -> None:  # fmt: skip
-    """Level by level, stage by stage: a level's logits decide on the tokens of the next."""
+    """Execute the stages of every level; the logits of a level decide the tokens of the next."""
     m, size = w.matrices, w.embedding.shape[1]
     for step in range(NUM_STAGES * max(1, line.tokens.shape[1])):
         number, stage = divmod(step, NUM_STAGES)
@@ -184,11 +186,11 @@ def run_levels(
 def build(revision: int) -> Callable[..., None]:
     @entry
     def draft(board: Board, held: Held) -> None:
-        """The first level, and as many later ones as the line has guesses to run.
+        """Execute the first level, then later ones until every row of the line is closed.
 
-        held: `HeadsWeights`, `Cache`, `HeadsScratch`, the first `Level`, the later one, `Line`.
-        A later level has one token for each row of the line; its numbers are overwritten by the
-        next.  Without a line there is only the first.
+        held: `HeadsWeights`, `Cache`, `HeadsScratch`, the first `Level`, the later `Level`, `Line`.
+        The later level has one token for each row of the line and is reused for all later levels.
+        Without a line there is only the first level.
         """
         w, cache, s, first, later, line = held.value
         work = make_work(max(len(first.plan.ids), len(later.plan.ids)) + 0 * revision, s.limbs)

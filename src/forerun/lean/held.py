@@ -1,8 +1,8 @@
-"""Arguments of compiled code that are taken from Python once, for many calls.
+"""Arguments of compiled code that are converted from Python once, for many calls.
 
-Numba looks at every array of every argument in each call.  After a pass none of them is in a core's
-cache any more, and a model, its memory and a plan are dozens of arrays: taking them takes a
-hundred and fifty microseconds, in each thread after the other.  Held, they are one pointer.
+Numba looks at every array of every argument in each call.  A model, its memory and a plan are
+dozens of arrays, which have left the core's cache after a pass: converting them takes 150
+microseconds, in one thread after the other.  A `Held` is one pointer instead.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from forerun.lean.jit import entry, sources
 
 @structref.register
 class HeldType(types.StructRef):  # type: ignore[misc]
-    """What Numba calls a `Held`."""
+    """Numba's type of a `Held`."""
 
     def preprocess_fields(self, fields: Any) -> Any:
+        """Field types without literals, so that arguments of one kind have one type."""
         return tuple((name, types.unliteral(kind)) for name, kind in fields)
 
 
 class Held(structref.StructRefProxy):  # type: ignore[misc]
-    """Arguments as compiled code sees them: a tuple `value`.  It keeps their arrays alive."""
+    """A reference to a tuple `value` of arguments in compiled code, which keeps arrays alive."""
 
 
 structref.define_proxy(Held, HeldType, ["value"])
 
 
 def type_of_held(arguments: Any) -> HeldType:
-    """What Numba calls these arguments once they are held."""
+    """Numba's type of the `Held` of these arguments."""
     return HeldType([("value", typeof(arguments))])
 
 
 def build(revision: int) -> Callable[[Any], Held]:
     @entry
     def hold(arguments: Any) -> Held:
-        """Take arguments from Python."""
+        """Convert arguments from Python."""
         return Held(arguments)
 
     return hold
@@ -49,7 +50,7 @@ hold = build(sources())
 
 
 class Holder:
-    """Holds the arguments of one call after the other, and takes them again when one is another."""
+    """Holds the arguments of successive calls; converts them again when one of them is replaced."""
 
     def __init__(self) -> None:
         self._arguments: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""How this package compiles: the flags in one place, and types that survive the decorators."""
+"""The decorators with which this package compiles: Numba's flags in one place, and kept types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from forerun.lean.shape import DOT_PRODUCTS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Products may be fused with sums, and nothing may be reordered: see the package's last promise.
+# Products may be fused with sums, but nothing may be reordered: the numbers of a token must not
+# depend on what else is in the pass.
 ORDERED = frozenset({"contract", "nnan", "ninf", "nsz"})
 # A division that may raise keeps its loop from vectorising.
 COMMON: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -27,8 +28,8 @@ UNCOUNTED: dict[str, Any] = {**COMMON, "_nrt": False}
 class Timekeeper(Listener):  # type: ignore[misc]
     """Stops the clock of rounds while Numba compiles.
 
-    A function is compiled within the compilation of another that calls it, and under a lock that
-    one thread has at a time.
+    Compilations nest, because a function is compiled while one that calls it is; `depth` counts
+    them.  Numba's lock lets one thread compile at a time.
     """
 
     def __init__(self) -> None:
@@ -49,67 +50,73 @@ register("numba:compile", Timekeeper())
 
 
 def compiled(function: Function) -> Function:
-    """Machine code on first call, run without the GIL and without counting references.
+    """Compile on first call, to code that runs without the GIL and without counting references.
 
-    Numba counts who uses an array whenever a view of it is taken, in memory that all threads write
-    to; for a panel that costs as much as its products.  Nothing depends on these counts here: the
-    caller of an `entry` holds all arrays until it returns, and a view never outlives the call that
-    took it.  An array that was made inside would never be freed, so Numba refuses to compile a
-    function of this kind that makes one: that takes `counted`.
+    Numba would count the users of an array whenever a view of it is taken, in memory that all
+    threads write to; for a panel that costs as much as its products.  The counts are not needed:
+    the caller of an `entry` holds all arrays until it returns, and no view outlives the call that
+    took it.  An array made inside would never be freed, so Numba refuses to compile a function of
+    this kind that makes one; such a function needs `counted`.
     """
     return cast(Function, numba.njit(fastmath=set(ORDERED), **UNCOUNTED)(function))
 
 
 def inner(function: Function) -> Function:
-    """`compiled`, and only for compiled code to call.
+    """Like `compiled`, for functions that only compiled code calls; a call from Python would crash.
 
-    What would take its arguments from Python is not compiled: for tuples of many arrays that saves
-    a tenth of the time to compile a pass.  A call from Python would crash.
+    The code that converts arguments from Python is left out, which for tuples of many arrays saves
+    a tenth of the time to compile a pass.
     """
     options = {**UNCOUNTED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(Function, numba.njit(fastmath=set(ORDERED), **options)(function))
 
 
 def counted(function: Function) -> Function:
-    """`compiled`, for what makes arrays.  Only an `entry` or another of this kind may be given
-    one: others would not free it."""
+    """Like `compiled`, for functions that make arrays.  Only an `entry` or another `counted`
+    function may call them: others would not free the array."""
     return cast(Function, numba.njit(fastmath=set(ORDERED), _nrt=True, **COMMON)(function))
 
 
 def inlined(function: Function) -> Function:
-    """`compiled` into its caller only: what calls the tile would otherwise be compiled twice."""
+    """Like `compiled`, but always inlined into the caller.  Functions that call the tile would
+    otherwise be compiled twice."""
     options = {**UNCOUNTED, "fastmath": set(ORDERED), "inline": "always"}
     return cast(Function, numba.njit(**options)(function))
 
 
 def reordered(function: Function) -> Function:
-    """`compiled`, for reductions over one token's numbers: they only vectorise if reordered."""
+    """Like `compiled`, for reductions over the numbers of one token, which vectorise only if they
+    may be reordered."""
     return cast(Function, numba.njit(fastmath=True, **UNCOUNTED)(function))
 
 
 def reordered_with_infinities(function: Function) -> Function:
-    """`reordered`, for numbers that may be infinite; what comes out is so in any order."""
+    """Like `reordered`, for numbers that may be infinite."""
     flags = {"nnan", "nsz", "reassoc"}
     return cast(Function, numba.njit(fastmath=flags, **UNCOUNTED)(function))
 
 
 def entry(function: Function) -> Function:
-    """`counted`, and kept on disk for the next process.
+    """Like `counted`, and kept on disk for the next process.
 
     Numba looks for changes only in the file of the function itself, so the function must be a
-    closure over `sources()`: closed-over values are part of its key.
+    closure over `sources()`: values in a closure are part of the key under which code is kept.
     """
     return kept(function, fastmath=set(ORDERED))
 
 
 def exact_entry(function: Function) -> Function:
-    """Kept on disk too, with arithmetic to the letter; it may depend on nothing but its file, or
-    is a closure over `sources()` like an `entry`."""
+    """Like `entry`, but with exact IEEE arithmetic: no fused products, no reordering.  The function
+    must either depend on its own file only, or be a closure over `sources()`."""
     return kept(function)
 
 
 def kept(function: Function, **options: Any) -> Function:
-    """On disk beside this package or in the user's cache; nowhere, if neither can be written."""
+    """Compile with code kept on disk, beside this package or in the user's cache.
+
+    If neither can be written, the code is not kept and `clock.is_code_kept` becomes false.  Files
+    that cannot be read are treated as missing.
+    """
     try:
         made = numba.njit(cache=True, **COMMON, **options)(function)
     except RuntimeError:
@@ -124,8 +131,8 @@ def kept(function: Function, **options: Any) -> Function:
 
 
 def is_on_disk(function: Any) -> bool:
-    """Whether an `entry` of this version is kept for this processor, whatever its arguments; and
-    if Numba does not tell: nothing may depend on that."""
+    """Whether code of an `entry` of this version is on disk for this processor, for any arguments.
+    True also where Numba's internals do not say, so nothing may rely on it."""
     try:
         cache = function._cache
         _, *about = cache._index_key(None, function.targetctx.codegen())
@@ -135,10 +142,10 @@ def is_on_disk(function: Any) -> bool:
 
 
 def _unless_damaged(read: Callable[..., Any], *about: Any) -> Any:
-    """What is read from the disk, or None: then it is compiled, and written, again.
+    """What `read` returns, or None where it raises, so that the code is compiled and kept again.
 
     An index of another version may name types that are gone, and Numba looks for these before it
-    sees that the version is another.
+    compares versions.
     """
     try:
         return read(*about)
@@ -147,14 +154,14 @@ def _unless_damaged(read: Callable[..., Any], *about: Any) -> Any:
 
 
 def intrinsic(writer: Callable[..., Any]) -> Callable[..., Any]:
-    """What `writer` writes in LLVM instructions, as a function for compiled code."""
+    """A function for compiled code whose LLVM instructions `writer` writes."""
     return cast(Callable[..., Any], numba_intrinsic(writer))
 
 
 @cache
 def sources() -> int:
-    """A number that changes when any file of this package does, or one whose constants it has, or
-    the kind of products."""
+    """A digest of all files of this package, of the files whose constants it uses, and of the kind
+    of byte products: it changes when compiled code may have changed."""
     digest = sha256(DOT_PRODUCTS.encode())
     here = Path(__file__).parent
     others = [

@@ -1,8 +1,8 @@
 """Arrays and plain values of nested named tuples, in one file that loads in a moment.
 
-The file is a line of JSON, then the arrays, each from a page boundary on.  It is written beside its
-place and renamed, so it is complete or absent.  What a disk may do to it later is noticed: a wrong
-bit in a weight would be another model, and one in a table would be read as an address.
+The file is a line of JSON, then the arrays, each from a page boundary on.  It is written under
+another name and renamed, so it is complete or absent.  Checksums find later damage: one wrong bit
+in a weight would be another model, and one in a table would be read as an address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 MAGIC = b"forerun kept file 2\n"
 PAGE = 4096  # bytes
-STRETCH = 64 * 1024  # bytes that are summed before a CRC is taken
+STRETCH = 64 * 1024  # bytes whose sum is one input of the CRC
 UNFINISHED = ".unfinished"
 MODE = 0o644  # as far as the umask allows: others may read a kept file and never write it
 
@@ -27,7 +27,10 @@ Tree = TypeVar("Tree")
 
 
 def write(file: Path, tree: Any) -> None:
-    """Write a named tuple of arrays, numbers, texts, lists of these, and named tuples of such."""
+    """Write a named tuple whose fields are arrays, plain JSON values, or named tuples again.
+
+    Raises OSError if the file cannot be written; then nothing is left behind.
+    """
     named = dict(leaves(tree))
     values = {name: leaf for name, leaf in named.items() if not _is_array(leaf)}
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in named.items() if _is_array(leaf)}
@@ -54,9 +57,10 @@ def write(file: Path, tree: Any) -> None:
 
 
 def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> Tree:
-    """The named tuple of that kind; raises OSError, ValueError or LookupError if it is not there.
+    """Read a named tuple of the class `kind`.
 
-    mapped: names of arrays of which little is read; the others are copied into memory.
+    mapped: names of arrays to map, because little of them is read; the others are copied into
+    memory.  Raises OSError, ValueError or LookupError if the file is missing, damaged or different.
     """
     with file.open("rb") as stream:
         if stream.readline() != MAGIC:
@@ -85,7 +89,7 @@ def read(file: Path, kind: type[Tree], mapped: frozenset[str] = frozenset()) -> 
 
 
 def checksum(array: Any) -> int:
-    """A number that damage changes, at the speed at which memory is read: a CRC of sums."""
+    """A checksum at the speed at which memory is read: the CRC of the sums of stretches."""
     data = array.reshape(-1).view(np.uint8)
     whole = data.size - data.size % STRETCH
     sums = data[:whole].view(np.uint64).reshape(-1, STRETCH // 8).sum(1)
@@ -97,11 +101,12 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _filled(head: bytes) -> bytes:
+    """Bytes with zeros behind them, up to a whole number of pages."""
     return head + bytes(-len(head) % PAGE)
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array and value by its path, as in `weights.matrices.depth`."""
+    """Every array and value of nested named tuples with its path, such as `weights.embedding`."""
     if not hasattr(tree, "_fields"):
         yield name, tree
         return
@@ -110,6 +115,7 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _tree(kind: Any, named: dict[str, Any], name: str) -> Any:
+    """The inverse of `leaves`: a named tuple of the class `kind` from its leaves by path."""
     if not hasattr(kind, "_fields"):
         return named[name]
     hints = get_type_hints(kind)

@@ -42,9 +42,10 @@ from forerun.lean.limbs import COARSE, FINE, Cut, constant, same
 from forerun.lean.shape import LANES
 from forerun.lean.tile import AHEAD, address, repeat
 
-# How many of three limbs share a sum of 32 bits, the highest first.  Of 4-bit weights all do:
-# 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for all blocks of BLOCK6K but those of
-# q that are all 32 or -32, and `recovery` makes 1 and -1 of these.  Others would overflow.
+# How the three limbs, the highest first, are divided among sums of 32 bits.  With 4-bit weights all
+# three share one sum, because 32 * 15 * 2**22 is less than 2**31.  So is 16 * 32 * 2**22 for blocks
+# of BLOCK6K, except where all q are 32 or -32; `packing` makes 1 and -1 of these.  In the other
+# formats one sum of all limbs could overflow.
 LIMBS_PER_SUM = {
     Format.BLOCK8: (1, 2),
     Format.BLOCK6K: (3,),
@@ -54,11 +55,11 @@ LIMBS_PER_SUM = {
 }
 
 Digits = list[list[Any]]
-"""For each four inputs, in order: their q, one vector for each strip."""
+"""The q of a block: for each four inputs, in order, one vector per strip."""
 
 
 def multiply_limbs_by(format: Format, cut: Cut = FINE) -> Callable[..., Any]:
-    """The loop over a panel of one block format, for compiled code."""
+    """Make the function that multiplies limbs with a panel of one block format."""
 
     @intrinsic
     def multiply(
@@ -103,7 +104,7 @@ multiply_coarse_block4 = multiply_limbs_by(Format.BLOCK4, COARSE)
 
 
 def define(module: Any, format: Format, cut: Cut) -> Any:
-    """The function itself, once per module however often it is called."""
+    """The LLVM function of this format, which a module contains once however often it is called."""
     dots = cut.dots
     name = f"forerun_{cut.limbs}_limbs_{format.name.lower()}_{dots.name}_{dots.most_tokens}"
     if name in module.globals:
@@ -145,7 +146,7 @@ class _Tile:
         self.row = ir.VectorType(I8, FOUR * dots.sums)
         self.about = BLOCKS[format]
         strips = 2 if (self.about.bits, tokens) in dots.pairs else dots.strips
-        self.num_strips = min(strips, LANES // dots.sums)  # side by side
+        self.num_strips = min(strips, LANES // dots.sums)  # multiplied side by side
         self.block_bytes = self.about.num_bytes * dots.sums
         self.num_parts = BLOCK // self.about.inputs  # blocks that meet one cut block
 
@@ -178,7 +179,8 @@ class _Tile:
             offset = builder.mul(index, I64(size))
             strips = [builder.gep(begin, [offset]) for begin in begins]
             is_last = builder.icmp_signed(">=", builder.add(offset, ahead), length)
-            jump = builder.select(is_last, others, I64(0))  # over long strips that are read already
+            # What follows the end of a strip was read beside it; the next new strip lies behind.
+            jump = builder.select(is_last, others, I64(0))
             for strip in strips:
                 fetch(builder, builder.gep(strip, [jump]), AHEAD, size)
             xs = [builder.gep(row, [builder.mul(index, I64(self.cut.num_bytes))]) for row in rows]
@@ -196,14 +198,14 @@ class _Tile:
         return repeat(builder, num_blocks, [constant(self.floats, 0.0)] * num_sums, block)
 
     def _header(self, place: Any) -> list[Any]:
-        """The numbers that hold for a block of a strip."""
+        """The header of a block of a strip, d or d and m, as float32 vectors."""
         _, count, size, _ = self.about
         kind = self.halves if size == 2 else self.floats
         header = [self._read(kind, place, size * self.dots.sums * i) for i in range(count)]
         return [self.builder.fpext(half, self.floats) for half in header] if size == 2 else header
 
     def _digits(self, places: list[Any]) -> Digits:
-        """Rows of q of the blocks at these places."""
+        """The q of the blocks at these places, one place for each strip."""
         builder = self.builder
         _, count, size, bits = self.about
         begin, step = size * self.dots.sums * count, FOUR * self.dots.sums
@@ -218,9 +220,9 @@ class _Tile:
     def _products(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
         """Sums of limbs * q over a block for each token and strip, as float32.
 
-        An addition waits for the one before it in the same sum, so several sums are kept going:
-        those of several tokens and strips, or those of the limbs of a few.  All ways give the same
-        whole numbers.  The groups are the largest that leave the other registers alone.
+        An addition waits for the one before it in the same sum, so several sums run at a time:
+        those of several tokens and strips, or, of few tokens, those of their limbs.  Either way
+        gives the same whole numbers.  Groups are as large as registers allow.
         """
         if self.dots.abreast:
             lots = _even_groups(xs, -(-len(xs) // self.dots.abreast))
@@ -231,8 +233,9 @@ class _Tile:
         return self._limb_by_limb(digits, _even_groups(xs, max(2, -(-len(xs) // most))), part)
 
     def _limb_by_limb(self, digits: Digits, groups: list[list[Any]], part: int) -> list[Any]:
-        """The tokens of a group abreast: a lower limb is added onto what the higher ones gave.
-        While one group waits for its sums to be raised, another one adds to its own."""
+        """Products with one sum for all limbs of a token: the sum of the higher limbs is raised,
+        and the next lower limb is added onto it.  While one group waits for its sums to be raised,
+        another adds to its own."""
         limb, words = 0, []
         for size in self.limbs_per_sum:
             lots = [[nothing_yet(self.dots)] * (len(xs) * self.num_strips) for xs in groups]
@@ -245,7 +248,7 @@ class _Tile:
         return [self._as_float(of_token) for of_token in zip(*words, strict=True)]
 
     def _limbs_abreast(self, digits: Digits, xs: list[Any], part: int) -> list[Any]:
-        """The limbs abreast too: more sums, and some additions to join them."""
+        """Products with a sum for each limb: more sums at a time, which are joined at the end."""
         strips = range(self.num_strips)
         limbs = [self._limb(x, limb, part) for x in xs for limb in range(self.cut.limbs)]
         starts = [start for x in xs for start in self._starts(x, part) for _ in strips]
@@ -264,8 +267,8 @@ class _Tile:
         return products
 
     def _starts(self, x: Any, part: int) -> list[Any]:
-        """What the sums of a token's limbs begin with: what an offset of the weights adds to the
-        highest limbs, and to the lower ones, taken away."""
+        """The numbers that the sums of a token's limbs begin with: zeros, or for weights that are
+        kept OFFSET higher, minus what this offset adds to the sums."""
         starts = [nothing_yet(self.dots)] * self.cut.limbs
         if self.format in SIGNED and self.dots.is_offset:
             begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
@@ -275,17 +278,20 @@ class _Tile:
         return starts
 
     def _limb(self, x: Any, limb: int, part: int) -> Any:
-        """Where one limb of a block's activations lies."""
+        """The address of one limb of a block's activations."""
         return self.builder.gep(x, [I64(limb * BLOCK + part * self.about.inputs)])
 
     def _raise(self, sums: Any) -> Any:
-        """To where the next lower limb can be added."""
+        """Sums times 256, so that the next lower limb can be added."""
         return self.builder.shl(sums, constant(self.words, 8))
 
     def _dot(self, digits: Digits, limbs: list[Any], sums: list[Any]) -> list[Any]:
-        """`sums` plus the products of a block's q with limbs: of each limb, those of all strips."""
+        """`sums` plus the products of a block's q with limbs.  `sums` has, for each limb, a vector
+        per strip."""
         order = list(range(len(digits)))
-        if self.dots.words_read == 1 and self.about.bits == 4:  # what shares a row comes together
+        if (
+            self.dots.words_read == 1 and self.about.bits == 4
+        ):  # numbers of one row follow each other
             order.sort(key=lambda number: number % (len(digits) // 2))
         for number in order:
             added = []
@@ -300,7 +306,7 @@ class _Tile:
         return [finished(self.builder, self.dots, total) for total in sums]
 
     def _four(self, limb: Any, number: int) -> Any:
-        """Four inputs of a token, in all lanes."""
+        """Inputs 4 * number to 4 * number + 3 of a token, in all lanes."""
         count = self.dots.words_read
         if count == 1:
             return self._everywhere(I32, limb, FOUR * number)
@@ -308,20 +314,20 @@ class _Tile:
         return same(self.builder, some, number % count, self.dots.sums)
 
     def _everywhere(self, number: Any, place: Any, offset: int) -> Any:
-        """A number from memory in all lanes."""
+        """One number from memory, in all lanes."""
         nothing = ir.Constant(ir.VectorType(number, self.dots.sums), ir.Undefined)
         first = self.builder.insert_element(nothing, self._read(number, place, offset), I32(0))
         return same(self.builder, first, 0, self.dots.sums)
 
     def _as_float(self, words: Sequence[Any]) -> Any:
-        """The words of a sum joined."""
+        """The whole numbers that `words` make together, the highest word first, as float32."""
         total, *rest = (self.builder.sitofp(word, self.floats) for word in words)
         for size, word in zip(self.limbs_per_sum[1:], rest, strict=True):
             total = self._fused(total, constant(self.floats, float(1 << 8 * size)), word)
         return total
 
     def _add_block(self, header: list[Any], x: Any, product: Any, total: Any) -> Any:
-        """`total` and what one block adds to it for one token."""
+        """`total` plus the contribution of one block for one token."""
         at = self.cut.scale_at
         if self.dots.words_read == 1:
             scale, sum_of_x = (self._everywhere(F32, x, at + 4 * i) for i in (0, 1))
@@ -345,6 +351,6 @@ class _Tile:
 
 
 def _even_groups(xs: list[Any], count: int) -> list[list[Any]]:
-    """In order, the larger ones first."""
+    """Cut a list into `count` runs whose lengths differ by at most 1."""
     ends = [-(-len(xs) * i // count) for i in range(count + 1)]
     return [xs[begin:end] for begin, end in itertools.pairwise(ends)]

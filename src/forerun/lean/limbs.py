@@ -3,18 +3,18 @@
 A block of 32 activations becomes 32 fixed-point numbers of three signed bytes each, its limbs, and
 one scale, a power of two.  The largest of a block keeps 22 bits; a float32 has 24.  Products of
 limbs and few-bit weights are whole numbers, and so is their sum over a block: it is exact in any
-order.  Only what joins the blocks is rounded, and that happens in one order (`limb_tile`).
+order.  Only the sum over blocks is rounded, and it has one order (`limb_tile`).
 
-A drafter only guesses, and is asked before every pass: its numbers have one limb and take a third
-of the products.
+A drafter only guesses, and runs before every pass: its activations have one limb, which takes a
+third of the products.
 
 A cut block is 32 bytes of the highest limbs, 32 of the middle, 32 of the lowest, then two float32,
 the scale and the sum of the 32 whole numbers.  A block with a NaN or an infinity has the scale NaN,
 so that every output it reaches is NaN.
 
 Where signed weights are kept OFFSET higher, six int32 follow: -OFFSET times the sum of the highest
-limbs, and of what the lower ones make, for all 32 inputs, the first 16 and the last 16.  Sums that
-begin with these are those of the weights proper.
+limbs, and -OFFSET times the sum of the numbers that the lower limbs make, each for all 32 inputs,
+the first 16 and the last 16.  Sums that begin with these come out as if weights had no offset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forerun.lean.formats import BLOCK, BYTE, F32, I8, I32, I64, declare
 from forerun.lean.jit import intrinsic
 from forerun.lean.tile import address
 
-ROUND = 1.5 * 2.0**23  # added to a float32, it leaves no room for a fraction
+ROUND = 1.5 * 2.0**23  # adding it rounds a float32 to a whole number
 ROUND_BITS = 0x4B400000  # of that float32
 NAN_BITS = 0x7FC00000
 NOT_FINITE = 255  # the exponent of NaN and infinity
@@ -39,33 +39,37 @@ FLOATS, WORDS, BYTES = (ir.VectorType(number, BLOCK) for number in (F32, I32, I8
 
 
 class Cut(NamedTuple):
-    """How activations are cut for one kind of instruction, and where the parts lie."""
+    """How activations are cut for one kind of instruction, and the layout of a cut block."""
 
     dots: Dots = DOTS
     limbs: int = 3  # bytes of an activation
 
     @property
     def bits(self) -> int:
-        """A whole number is at most 2**bits.  Nothing is carried into an only limb, so it has one
-        bit more; the 128 that may come of rounding is made 127."""
+        """The bound of the whole numbers: none exceeds 2**bits.  A single limb receives no carry,
+        so it has one bit more; rounding may give 128, which becomes 127."""
         return 7 if self.limbs == 1 else 8 * self.limbs - 2
 
     @property
     def low_bits(self) -> int:
-        """Those of the lower limbs."""
+        """The number of bits of all limbs but the highest."""
         return 8 * (self.limbs - 1)
 
     @property
     def middle(self) -> int:
-        """What makes the lower limbs positive."""
+        """The number that is added to make the lower limbs positive: 128 in each of them."""
         return sum(128 << 8 * limb for limb in range(self.limbs - 1))
 
     @property
     def scale_at(self) -> int:
+        """The byte at which the scale lies, behind the limbs."""
         return self.limbs * BLOCK
 
     def starts_at(self, number: int) -> int:
-        """Where sums find what they begin with: 0 for those of all inputs, 1 and 2 for halves."""
+        """The byte of the two int32 that sums begin with.
+
+        number: 0 for sums over all inputs; 1 and 2 for those over the first and the last half.
+        """
         return self.scale_at + 8 + 8 * number
 
     @property
@@ -78,7 +82,7 @@ FINE, COARSE = Cut(), Cut(limbs=1)
 
 
 def cut_block_by(cut: Cut) -> Callable[..., Any]:
-    """What cuts a block of activations, for compiled code."""
+    """Make the function that cuts a block of activations."""
 
     @intrinsic
     def cut_block(context: Any, x: Any, x_at: Any, limbs: Any, limbs_at: Any) -> Any:
@@ -102,6 +106,7 @@ cut_block_coarse = cut_block_by(COARSE)
 
 
 def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
+    """Write the instructions that cut 32 float32 at `x` into a cut block at `out`."""
     up, scale = _powers(builder, cut.bits, x)
     numbers = _whole_numbers(builder, cut.middle, x, up)
     if cut.limbs == 1:
@@ -110,7 +115,7 @@ def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
     for limb in range(cut.limbs):
         part = builder.trunc(builder.lshr(numbers, constant(WORDS, 8 * limb)), BYTES)
         if limb < cut.limbs - 1:
-            part = builder.xor(part, constant(BYTES, 128))  # takes the middle away again
+            part = builder.xor(part, constant(BYTES, 128))  # subtracts the middle again
         _write(builder, part, out, (cut.limbs - 1 - limb) * BLOCK)
     _write(builder, scale, out, cut.scale_at)
     _write(builder, builder.sitofp(_total(builder, cut, numbers), F32), out, cut.scale_at + 4)
@@ -125,7 +130,7 @@ def _cut(builder: Any, cut: Cut, x: Any, out: Any) -> None:
 
 
 def _high_and_low(builder: Any, cut: Cut, numbers: Any) -> list[Any]:
-    """The sum of the highest limbs, and that of what the lower ones make."""
+    """The sum of the highest limbs, and the sum of the numbers that the lower limbs make."""
     high = _sum(builder, builder.ashr(numbers, constant(numbers.type, cut.low_bits)))
     low = builder.sub(_total(builder, cut, numbers), builder.shl(high, I32(cut.low_bits)))
     return [high, low]
@@ -137,7 +142,7 @@ def _first_half(builder: Any, numbers: Any) -> Any:
 
 
 def _total(builder: Any, cut: Cut, numbers: Any) -> Any:
-    """The sum of numbers less the middle of each."""
+    """The sum of numbers after subtracting the middle from each."""
     return builder.sub(_sum(builder, numbers), I32(numbers.type.count * cut.middle))
 
 
@@ -151,7 +156,7 @@ def _powers(builder: Any, bits: int, x: Any) -> tuple[Any, Any]:
     sizes = builder.and_(builder.bitcast(x, WORDS), constant(WORDS, 0x7FFFFFFF))
     maximum = declare(builder, I32, [WORDS], f"llvm.vector.reduce.umax.v{BLOCK}i32")
     exponent = builder.lshr(builder.call(maximum, [sizes]), I32(23))
-    # Far below any activation both powers are held where a float32 can be one.
+    # For blocks far below any activation, both powers are kept within the range of a float32.
     is_low = builder.icmp_unsigned("<", exponent, I32(bits))
     exponent = builder.select(is_low, I32(bits), exponent)
     up = builder.shl(builder.sub(I32(253 + bits), exponent), I32(23))
@@ -162,7 +167,7 @@ def _powers(builder: Any, bits: int, x: Any) -> tuple[Any, Any]:
 
 
 def _whole_numbers(builder: Any, middle: int, x: Any, up: Any) -> Any:
-    """The nearest whole numbers to x * up, plus the middle."""
+    """The whole numbers nearest to x * up, plus the middle."""
     nothing = ir.Constant(FLOATS, ir.Undefined)
     first = builder.insert_element(nothing, up, I32(0))
     x = builder.fmul(x, same(builder, first, 0, BLOCK))

@@ -1,8 +1,9 @@
-"""The next guess of a line, out of a drafter's logits, without leaving compiled code.
+"""Makes the next guess of a line from a drafter's logits, in compiled code.
 
 A greedy line takes the likeliest token.  A sampled one lets the likeliest few race with the noise
-that the target will meet at that position.  Either way the chance that a guess is kept is
-estimated, and a line ends where that is not worth a slot, or so nearly that the next would not be.
+that the target will meet at that position.  Either way the chance that the guess is kept is
+estimated.  A line ends before a guess that is not worth a slot, and after one so unlikely that the
+next would not be.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ REACH = 9.0  # tokens less likely than the likeliest by a factor of e**9 do not 
 class Line(NamedTuple):
     """One line of guesses for each of R rows, of at most L tokens."""
 
-    ids: Ints  # (Vd,): the target's, of the drafter's tokens
+    ids: Ints  # (Vd,): the target's id of each token of the drafter
     rows: Ints  # (R,)
     starts: Ints  # (R,): the slot of the first guess
-    limits: Ints  # (R,): guesses at most
-    worths: Doubles  # (R,): a guess less likely to be kept is not made, nor are those after it,
-    goes_on: Doubles  # (R,): and none is made after one less likely than this
+    limits: Ints  # (R,): the most guesses
+    worths: Doubles  # (R,): the line ends before a guess that is less likely to be kept
+    goes_on: Doubles  # (R,): the line ends after a guess that is less likely to be kept
     temperatures: Doubles  # (R,)
     top_k: Ints  # (R,)
     top_p: Doubles  # (R,)
@@ -41,11 +42,11 @@ class Line(NamedTuple):
     is_open: NDArray[np.bool_]  # (R,)
     tokens: Ints  # (R, L): the guesses
     values: Doubles  # (R, L): how likely each is to be kept
-    counts: Ints  # (R,): how many there are
+    counts: Ints  # (R,): the number of guesses
 
 
 def no_line() -> Line:
-    """For passes that only compute logits."""
+    """A line without rows, for passes that only compute logits."""
     whole, real = np.empty(0, np.int64), np.empty(0)
     seeds, is_open = np.empty((0, 2), np.uint64), np.empty(0, np.bool_)
     tokens, values = np.empty((0, 0), np.int64), np.empty((0, 0))
@@ -57,7 +58,10 @@ def no_line() -> Line:
 
 @inner
 def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
-    """Make the guess of one level out of logits (Vd,), or close the line."""
+    """Make one row's guess of a level from logits (Vd,), or close the line.
+
+    Updates `tokens`, `values`, `counts` and `is_open` of the row.
+    """
     if line.temperatures[row] == 0:
         column, chance = likeliest(logits)
     else:
@@ -74,7 +78,7 @@ def go_on(line: Line, row: int, level: int, logits: Floats) -> None:
 
 @compiled
 def likeliest(logits: Floats) -> Any:
-    """A column and its probability."""
+    """The column with the largest logit, and its probability at temperature 1."""
     top = largest(logits, logits.size)
     column = 0
     while logits[column] != top:
@@ -84,6 +88,7 @@ def likeliest(logits: Floats) -> Any:
 
 @reordered
 def sum_of_exp(logits: Floats, top: Any) -> Any:
+    """The sum of exp(logit - top) over all logits."""
     result = np.float32(0)
     for i in range(logits.size):
         result += exp(logits[i] - top)
@@ -92,10 +97,11 @@ def sum_of_exp(logits: Floats, top: Any) -> Any:
 
 @counted
 def first_to_arrive(line: Line, row: int, level: int, logits: Floats) -> Any:
-    """A column, and the chance that it is the target's own first.
+    """The column that wins the race under the row's noise, and the chance that the target's race
+    has the same winner.
 
-    Were the target's logits the drafter's plus Gumbel noise, each would win with a chance in
-    proportion to its speed.
+    If the target's logits were the drafter's plus Gumbel noise, each token would win with a chance
+    in proportion to its speed, which is its weight divided by its noise.
     """
     columns = np.empty(MOST_RACERS, np.int64)
     laws = np.empty(MOST_RACERS)
@@ -115,7 +121,11 @@ def first_to_arrive(line: Line, row: int, level: int, logits: Floats) -> Any:
 
 @compiled
 def racers(logits: Floats, temperature: float, columns: Ints, laws: Doubles) -> Any:
-    """The likeliest columns, best first, and their weights, the best at 1; how many."""
+    """Find the likeliest columns and their weights, best first; returns their number.
+
+    columns, laws: (MOST_RACERS,), filled in.  The best weight is 1; a column less likely by a
+    factor of e**REACH is left out.
+    """
     top, reach = np.float64(largest(logits, logits.size)), REACH
     count = MOST_RACERS + 1
     while count > MOST_RACERS:
@@ -126,7 +136,7 @@ def racers(logits: Floats, temperature: float, columns: Ints, laws: Doubles) -> 
                     columns[count] = i
                 count += 1
         reach *= 0.75
-        if reach < 1e-6:  # a crowd of equals
+        if reach < 1e-6:  # more than MOST_RACERS equal logits: take the first
             count = min(count, MOST_RACERS)
     for i in range(1, count):
         column, at = columns[i], i
@@ -141,7 +151,10 @@ def racers(logits: Floats, temperature: float, columns: Ints, laws: Doubles) -> 
 
 @compiled
 def truncate(laws: Doubles, count: int, top_k: int, top_p: float, min_p: float) -> None:
-    """top_k, top_p and min_p on weights in falling order."""
+    """Apply top_k, top_p and min_p: set to zero the weights that they exclude.
+
+    laws: `count` weights in falling order, the first 1.
+    """
     total = 0.0
     for i in range(count):
         if i >= top_k:

@@ -1,8 +1,12 @@
 """Linear layers for few tokens: each weight is read once and meets every token of the pass.
 
 A matrix (out, in) is kept as panels of LANES outputs, so that the inner loop runs over memory in
-order and over outputs in vectors.  More tokens than one tile holds meet it in tiles, so a long
-prompt takes the same path.
+order and over outputs in vectors.  More tokens than one tile holds are multiplied in several tiles,
+so a long prompt takes the same path.
+
+Only a model that has K-quants compiles their loops.  Numba leaves out code behind `is None` where
+the type of an argument decides the answer, so `has_k_quants` is None instead of False: without
+these loops, compiling a pass takes a quarter less time.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from numpy.typing import NDArray
 from forerun.lean.dots import DOTS, LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCK, Format
 from forerun.lean.jit import counted, inlined, inner
-from forerun.lean.k_panels import K_FORMATS, multiply_k, multiply_limbs_k, unpack_k
 from forerun.lean.limb_tile import (
     multiply_coarse_block4,
     multiply_coarse_block8,
     multiply_limbs_block4,
+    multiply_limbs_block4k,
+    multiply_limbs_block5k,
+    multiply_limbs_block6k,
     multiply_limbs_block8,
 )
 from forerun.lean.limbs import COARSE, FINE, cut_block_coarse, cut_block_fine
@@ -30,6 +36,9 @@ from forerun.lean.storage import Stored, padded, store
 from forerun.lean.tile import (
     multiply_bfloat16,
     multiply_block4,
+    multiply_block4k,
+    multiply_block5k,
+    multiply_block6k,
     multiply_block8,
     multiply_float16,
     multiply_float32,
@@ -38,15 +47,22 @@ from forerun.lean.tile import (
 from forerun.lean.unpack import (
     unpack_bfloat16,
     unpack_block4,
+    unpack_block4k,
+    unpack_block5k,
+    unpack_block6k,
     unpack_block8,
     unpack_float16,
     unpack_float32,
 )
 
+BLOCK6K, BLOCK5K = int(Format.BLOCK6K), int(Format.BLOCK5K)
+HALF = BLOCK // 2
+K_FORMATS = (Format.BLOCK6K, Format.BLOCK5K, Format.BLOCK4K)
+
 CHUNK = 4 * BLOCK  # inputs
 FLOAT32, BFLOAT16, FLOAT16 = int(Format.FLOAT32), int(Format.BFLOAT16), int(Format.FLOAT16)
 BLOCK8, BLOCK4 = int(Format.BLOCK8), int(Format.BLOCK4)
-FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # from it on formats meet limbs, if any do
+FIRST_OF_LIMBS = BLOCK8 if LIMBS_8 else BLOCK4  # the first format that is multiplied with limbs
 MOST_TOKENS, BEST_TOKENS = DOTS.most_tokens, DOTS.best_tokens
 FINE_BYTES, COARSE_BYTES = FINE.num_bytes, COARSE.num_bytes
 
@@ -55,17 +71,19 @@ Bytes = NDArray[np.uint8]
 
 
 class Matrices(NamedTuple):
-    """All matrices of a model one after the other: layer by layer in the order they are used."""
+    """All matrices of a model in one piece of memory, in the order in which a pass uses them."""
 
     panels: NDArray[np.uint8]  # their bytes
     biases: Floats
-    format: NDArray[np.int64]  # (panels,): one matrix may have panels of several
-    panel_at: NDArray[np.int64]  # (panels + 1,): where each begins in `panels`, and their end
+    format: NDArray[np.int64]  # (panels,): a matrix may have panels in several formats
+    panel_at: NDArray[np.int64]  # (panels + 1,): where each panel begins in `panels`, and their end
     depth: NDArray[np.int64]  # (matrices,): number of inputs
-    takes_limbs: NDArray[np.bool_]  # (matrices,): whether some of its panels do
+    takes_limbs: NDArray[
+        np.bool_
+    ]  # (matrices,): whether some of its panels are multiplied by limbs
     output_at: NDArray[np.int64]  # (matrices,): where its biases begin
-    has_k_quants: Any  # True, or None: see `k_panels`
-    is_coarse: Any  # True: inputs are cut into one limb; or None, likewise
+    has_k_quants: Any  # True, or None for False
+    is_coarse: Any  # whether inputs are cut into one limb: True, or None for False
 
 
 class Gate(NamedTuple):
@@ -81,16 +99,17 @@ GELU_TANH = Gate(np.float32(1.5957691216057308), np.float32(0.071354816272))
 
 
 class Work(NamedTuple):
-    """Memory of one thread, and the limbs that all threads read."""
+    """Working memory of one thread, and the limbs that all threads read."""
 
     sums: Floats  # (tokens, LANES)
-    gates: Floats  # the same
+    gates: Floats  # (tokens, LANES)
     flat: Floats  # (CHUNK * LANES,): weights written out
     limbs: Bytes  # (tokens, bytes of a cut block * blocks)
 
 
 @counted
 def make_work(num_tokens: int, limbs: Bytes) -> Work:
+    """Working memory for passes of at most `num_tokens` tokens."""
     num_tokens = max(num_tokens, TOKENS)
     return Work(
         np.empty((num_tokens, LANES), np.float32),
@@ -101,7 +120,7 @@ def make_work(num_tokens: int, limbs: Bytes) -> Work:
 
 
 def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
-    """Room for the limbs of so many tokens' inputs of any of the matrices."""
+    """Memory (num_tokens, bytes) for the limbs of tokens, enough for any of the matrices."""
     blocks = int(m.depth.max()) // BLOCK if LIMBS_4 else 0
     cut = FINE if m.is_coarse is None else COARSE
     return np.empty((num_tokens, blocks * cut.num_bytes), np.uint8)
@@ -109,7 +128,7 @@ def make_limbs(m: Matrices, num_tokens: int) -> Bytes:
 
 @inner
 def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
-    """One token's inputs of a matrix as limbs, if it takes such: before its first panel."""
+    """Write one token's inputs x of a matrix as limbs, if the matrix takes limbs."""
     if LIMBS_4 and m.takes_limbs[index]:
         for block in range(x.size // BLOCK):
             if m.is_coarse is None:
@@ -119,8 +138,8 @@ def cut(m: Matrices, index: int, x: Floats, limbs: Bytes) -> None:
 
 
 def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """Two matrices of one shape as one whose panels take turns, so that a panel of the first and
-    its counterpart are read together."""
+    """Two matrices of one shape as one matrix whose panels alternate, so that a panel of the first
+    and its counterpart in the second are read together."""
     blocks = []
     for matrix in (first, second):
         full = np.zeros((padded(len(matrix)), *matrix.shape[1:]), matrix.dtype)
@@ -130,10 +149,10 @@ def alternate(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 
 
 def join(parts: Iterable[tuple[Sequence[Floats], Floats]], *, is_coarse: bool = False) -> Matrices:
-    """Matrices and biases (out,) in one piece of memory.
+    """Copy matrices and biases (out,) into one piece of memory.
 
-    A matrix is given as pieces (outputs, in), all but the last of whole panels; each piece is kept
-    in a format of its own.
+    parts: for each matrix its pieces (outputs, in) and its biases.  All pieces but the last have
+    whole panels, and each is kept in a format of its own.
     is_coarse: inputs may be cut into one limb, which is done unless there are K-quants.
     """
     stored: list[Stored] = []
@@ -162,7 +181,7 @@ def join(parts: Iterable[tuple[Sequence[Floats], Floats]], *, is_coarse: bool = 
 
 @inlined
 def num_panels(outputs: Floats) -> Any:
-    """How many panels make outputs (tokens, width)."""
+    """The number of panels that compute outputs (tokens, width)."""
     return (outputs.shape[1] + LANES - 1) // LANES
 
 
@@ -170,7 +189,10 @@ def num_panels(outputs: Floats) -> Any:
 def panel(
     m: Matrices, index: int, number: int, x: Floats, num_tokens: int, sums: Floats, work: Work
 ) -> None:
-    """Outputs without bias of one panel for the first tokens of x: (tokens, LANES)."""
+    """Multiply one panel with the first `num_tokens` tokens of x, into sums (tokens, LANES).
+
+    index: the matrix.  number: the panel in the matrix.  Biases are not added.
+    """
     depth, w, place = m.depth[index], m.panels, m.output_at[index] // LANES + number
     at, format, blocks = m.panel_at[place], m.format[place], depth // BLOCK
     if LIMBS_4 and format >= FIRST_OF_LIMBS:
@@ -184,7 +206,7 @@ def panel(
     elif format == FLOAT16:
         multiply_float16(x, 0, depth, w, at, 2 * LANES, 1, depth, sums, 0, LANES, num_tokens)
     elif LIMBS_8:
-        pass  # blocks are done above: what would not run is not compiled
+        pass  # all blocks are multiplied by limbs: the branches below are not compiled
     elif format == BLOCK8:
         multiply_block8(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, num_tokens)
     elif not LIMBS_4 and format == BLOCK4:
@@ -197,7 +219,8 @@ def panel(
 def panel_of_limbs(
     m: Matrices, place: int, blocks: int, limbs: Bytes, num_tokens: int, sums: Floats
 ) -> None:
-    """The same for inputs that were cut: tile after tile meets the whole panel, which is small."""
+    """Multiply one panel with activations that `limbs` split into bytes, a tile of tokens at a
+    time; the panel is small and stays in the cache."""
     w, at, format, stride = m.panels, m.panel_at[place], m.format[place], limbs.shape[1]
     tiles = 1 if num_tokens <= MOST_TOKENS else (num_tokens + BEST_TOKENS - 1) // BEST_TOKENS
     for tile in range(tiles):
@@ -220,11 +243,11 @@ def panel_of_limbs(
 def panel_of_many(
     m: Matrices, place: int, depth: int, x: Floats, num_tokens: int, sums: Floats, flat: Floats
 ) -> None:
-    """The same for more tokens than one tile holds.
+    """Multiply one panel with more tokens than one tile holds.
 
-    Some inputs of the panel at a time are written out as float32, to stay in the innermost cache
-    while they meet tile after tile, all of about one size.  Each sum still runs over the inputs in
-    order.
+    CHUNK inputs of the panel at a time are written out as float32, which stay in the innermost
+    cache while they are multiplied with one tile after the other.  Each sum still runs over the
+    inputs in order.
     """
     at, format = m.panel_at[place], m.format[place]
     panel_bytes = m.panel_at[place + 1] - at
@@ -307,6 +330,54 @@ def project_gated(
 
 @inlined
 def biases_of(m: Matrices, index: int, number: int) -> Floats:
-    """Those of one panel."""
+    """The biases of one panel (LANES,)."""
     at = m.output_at[index] + number * LANES
     return m.biases[at : at + LANES]
+
+
+@inner
+def multiply_limbs_k(
+    has_k_quants: Any, format: int, limbs: Bytes, x_at: int, w: Bytes, at: int, blocks: int,
+    sums: Floats, y_at: int, count: int,
+) -> None:  # fmt: skip
+    """Multiply the limbs of `count` tokens, from `x_at` on, with the K-quant panel at `at`; write
+    the results into sums from `y_at` on."""
+    if has_k_quants is None:
+        return
+    stride = limbs.shape[1]
+    if LIMBS_8 and format == BLOCK6K:
+        multiply_limbs_block6k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+    elif LIMBS_8 and format == BLOCK5K:
+        multiply_limbs_block5k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+    else:
+        multiply_limbs_block4k(limbs, x_at, stride, w, at, blocks, sums, y_at, LANES, count)
+
+
+@inner
+def multiply_k(
+    has_k_quants: Any, format: int, x: Floats, w: Bytes, at: int, depth: int, sums: Floats,
+    count: int,
+) -> None:  # fmt: skip
+    """Multiply the first `count` tokens of x (tokens, depth) with the K-quant panel at `at`."""
+    if has_k_quants is None:
+        return
+    blocks = depth // BLOCK
+    if format == BLOCK6K:
+        multiply_block6k(x, 0, depth, w, at, LANES, 2 * blocks, HALF, sums, 0, LANES, count)
+    elif LIMBS_4 or format == BLOCK5K:
+        multiply_block5k(x, 0, depth, w, at, LANES, blocks, BLOCK, sums, 0, LANES, count)
+    else:
+        multiply_block4k(x, 0, depth, w, at, LANES, blocks, HALF, sums, 0, LANES, count)
+
+
+@inner
+def unpack_k(has_k_quants: Any, format: int, w: Bytes, at: int, size: int, flat: Floats) -> None:
+    """Write `size` inputs of a K-quant panel, from `at` on, into `flat` as (size, LANES)."""
+    if has_k_quants is None:
+        return
+    if format == BLOCK6K:
+        unpack_block6k(w, at, size // HALF, HALF, flat)
+    elif LIMBS_4 or format == BLOCK5K:
+        unpack_block5k(w, at, size // BLOCK, BLOCK, flat)
+    else:
+        unpack_block4k(w, at, size // BLOCK, HALF, flat)

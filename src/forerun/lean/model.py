@@ -10,10 +10,9 @@ import numpy as np
 
 from forerun.base.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
+from forerun.lean.noise import race
 from forerun.lean.packed import Packed, storage_name
-from forerun.lean.race import race
-from forerun.lean.rows import LeanRows
-from forerun.lean.shallow import ShallowRows
+from forerun.lean.rows import LeanRows, ShallowRows
 from forerun.models.base import (
     CpuPass,
     Kept,
@@ -25,8 +24,8 @@ from forerun.models.base import (
     check_watched,
     endings_of,
     generation_defaults,
+    size_name,
 )
-from forerun.models.naming import size_name
 from forerun.models.pickling import NotPickled
 from forerun.sampling.scores import Law
 
@@ -64,7 +63,10 @@ class LeanModel(NotPickled, CpuPass):
     def from_packed(
         cls, packed: Packed, name: str, tokenizer: Any, load: Callable[[], Any]
     ) -> LeanModel:
-        """A model that was packed before; `load` gives the transformers model if it is needed."""
+        """A model whose weights were packed before.
+
+        load: called for the transformers model when that is first needed.
+        """
         made = cls.__new__(cls)
         made._set(packed, name, tokenizer, None)
         made._model, made._load = None, load
@@ -75,7 +77,7 @@ class LeanModel(NotPickled, CpuPass):
         self.packed = packed
         self.tokenizer = tokenizer
         self.name = name
-        self.source = ""  # where the weights come from, if that is not the name
+        self.source = ""  # where the weights come from, if the name does not say so
         self.vocab_size = facts.vocab_size
         self.max_context: int | None = facts.max_context
         self.hidden_size = facts.hidden_size
@@ -94,13 +96,13 @@ class LeanModel(NotPickled, CpuPass):
 
     @property
     def pass_name(self) -> str:
-        """Which pass runs on which weights, for people to read."""
+        """The pass and the format of the weights in words."""
         weights = f"{storage_name(self._weights.matrices)} weights"
         return f"lean CPU pass in float32, {weights}" + (f" {self.source}" if self.source else "")
 
     @property
     def model(self) -> Any:
-        """The transformers model; it is loaded when it is first asked for."""
+        """The transformers model, loaded on first access."""
         with self._loading:
             if self._model is None and self._load is not None:
                 self._model = self._load()
@@ -133,13 +135,16 @@ class LeanModel(NotPickled, CpuPass):
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
-        """A torch tensor if torch is loaded, else, and for rows of an engine, a NumPy array."""
+        """Logits (R, max(num_logits), V) as `LanguageModel.score` has them.
+
+        A torch tensor if torch is loaded and `state.is_read_on_host` is false, else a NumPy array.
+        """
         check_score(state.lengths, rows, tokens, num_logits, self.vocab_size)
         logits = state.score(rows, tokens, num_logits, parents)
         return logits if state.is_read_on_host else tensor_if_loaded(logits)
 
     def row_race(self, law: Law, seed: tuple[Any, Any], position: int) -> int:
-        """The token of a law that arrives first, under the two words of a seed."""
+        """The token of a law that wins the race at a position.  seed: its low and high word."""
         scores = np.require(law.scores, np.float32, ("C", "W"))
         best, floor = np.float32(law.best), float(np.float32(law.floor))
         token = int(race(scores, best, law.temperature, floor, *seed, position))
@@ -154,13 +159,13 @@ class LeanModel(NotPickled, CpuPass):
         state.release(row)
 
     def fresh(self, text: Sequence[int]) -> Any:
-        """Logits (V,) after a text from scratch: from transformers in float32, or from this pass if
-        the weights were rounded."""
+        """Logits (V,) after a text, computed from scratch by transformers in float32; by this pass
+        if the weights were rounded."""
         if self.packed.facts.is_rounded:
             return self.score(self.start(1, len(text)), [0], [text], [1])[0, 0]
         import torch
 
-        from forerun.models.widened import exact_forward
+        from forerun.models.forward import exact_forward
 
         forward = exact_forward(self.model)
         with torch.inference_mode():
@@ -175,7 +180,7 @@ class LeanModel(NotPickled, CpuPass):
         return state.truncate(row, length)
 
     def watch(self, state: LeanRows, layers: Sequence[int]) -> None:
-        """Keep hidden states of what is scored from now on.
+        """Keep the hidden states of all tokens scored from now on.
 
         0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
         """
@@ -183,19 +188,21 @@ class LeanModel(NotPickled, CpuPass):
         state.watch(layers)
 
     def watched(self, state: LeanRows, row: int) -> Any:
+        """Hidden states (N, layers * hidden) of the tokens that the last commit added to a row."""
         check_watched(bool(state.layers), row)
         kept = state.kept[row]
         return None if kept is None else tensor_if_loaded(kept)
 
     def first_layers(self, state: LeanRows, num_layers: int) -> FirstLayers:
-        """The first layers under the model's own head, scoring on these very rows."""
+        """A model of the first layers and the same head, which scores on the given rows."""
         from forerun.models.first_layers import FirstLayers, check_depth
 
         check_depth(self.name, self.num_layers, num_layers)
         return FirstLayers(self, num_layers, state, ShallowRows(state, num_layers))
 
     def rounded(self, bits: Bits) -> LeanModel | HuggingFaceModel:
-        """A copy with linear weights of 8 or 4 bits, on this pass where it has such blocks."""
+        """A copy with linear weights of 8 or 4 bits: on this pass at 8 bits, where it fits, else on
+        transformers."""
         from forerun.lean.weights import unfit
         from forerun.models.huggingface import HuggingFaceModel
 

@@ -2,8 +2,8 @@
 
     y[i, p, :] = sum over k of x[i, k] * w[p, k, :]      i < count <= QUERIES
 
-While a page is multiplied, the same lines of another are fetched: the next page may lie anywhere,
-so the hardware cannot guess it.  The sums run over k in order, as in `tile`.
+While a page is multiplied, the next one is prefetched line by line: it may lie anywhere, so the
+hardware cannot guess it.  The sums run over k in order, as in `tile`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from forerun.lean.formats import (
     vector,
 )
 from forerun.lean.jit import intrinsic
-from forerun.lean.loops import repeat_from
 from forerun.lean.shape import LANES, TOKENS, is_arm
-from forerun.lean.tile import address
+from forerun.lean.tile import address, repeat_from
 
 STEP = 4 if is_arm() else 1
 """Inputs of a row that are loaded at once.  ARM multiplies by any lane of a register; other
 processors spread a number as they load it."""
 QUERIES = 8 if is_arm() else 12 if LANES == 32 else TOKENS
-"""Rows of a tile at most.  Where three or four queries share a key head, several tokens fit into
+"""The most rows of a tile.  Where three or four queries share a key head, several tokens fit into
 one tile, and a page is read once for all of them."""
 WHOLE = TOKENS - 1 if is_arm() else QUERIES
 """Rows up to which a tile has whole panels: on ARM the sums of one more would leave no registers
@@ -43,7 +42,7 @@ ROW = 4 * LANES  # bytes
 
 
 def multiply_pages(onto: bool) -> Callable[..., Any]:
-    """The loop for compiled code; `onto`: sums begin with y."""
+    """Make the function that multiplies panels of pages; with `onto`, sums begin with y."""
 
     @intrinsic
     def multiply(
@@ -52,7 +51,7 @@ def multiply_pages(onto: bool) -> Callable[..., Any]:
         x_at: Any,
         x_stride: Any,
         w: Any,  # the address of the first panel
-        later: Any,  # the address of what is fetched meanwhile
+        later: Any,  # the address of the panels to prefetch
         panel_bytes: Any,  # from one panel to the next
         num_panels: Any,
         num_rows: Any,  # of a panel
@@ -89,7 +88,7 @@ multiply_values_onto = multiply_pages(onto=True)
 
 
 def _define(module: Any, onto: bool) -> Any:
-    """The function itself, once per module however often it is called."""
+    """The LLVM function, which a module contains once however often it is called."""
     name = f"forerun_multiply_pages{'_onto' * onto}"
     if name in module.globals:
         return module.globals[name]
@@ -116,7 +115,7 @@ def _panels(
     builder: Any, onto: bool, tokens: int, x: Any, x_stride: Any, w: Any, later: Any,
     panel_bytes: Any, num_panels: Any, num_rows: Any, y: Any, y_stride: Any,
 ) -> None:  # fmt: skip
-    """Panel after panel, for a fixed number of tokens."""
+    """Write the loops over panels for a fixed number of tokens."""
     inputs = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
     whole_steps = builder.and_(num_rows, I64(-STEP))
     lanes = LANES if tokens <= WHOLE else LANES // 2

@@ -6,10 +6,10 @@ pages; a shared page is copied when one of its rows is about to write to it.
 
 Pages are allocated in chunks.  In a chunk the keys of one head lie page after page, and then its
 values, so that a long text is read from memory in long runs.  Keys of slots that are not yet in use
-are multiplied with the others of their panel, and thrown away.  They are cleared before, because
-leftovers may be subnormal, and products of such take a hundred times as long on x86.  Rows that
-reach the end of a page in the same pass would wait for all of theirs, and for the system, which
-clears memory when it is first written to; so the next chunk is cleared little by little in the
+are multiplied with the others of their panel, and the products are discarded.  Pages are cleared
+before use, because leftovers may be subnormal, and products of these take a hundred times as long
+on x86.  Clearing takes time, also in the system, which clears memory when it is first written to,
+and several rows may need a page in one pass; so the next chunk is cleared little by little in the
 passes before.
 """
 
@@ -42,25 +42,25 @@ class Page:
 
     numbers: Floats  # (layers, heads, 2, PAGE * padded head size): keys and values; strided
     heads: HeadShape
-    num_holders: int = 0  # rows; one more for a page that was copied out
-    is_clear: bool = False  # its keys have been cleared once
+    num_holders: int = 0  # rows that have the page; one more for a page that was copied out
+    is_clear: bool = False  # whether its keys have been cleared once
 
     @property
     def keys(self) -> Floats:
-        """(layers, heads, PAGE / LANES, head size, LANES)"""
+        """A view of the keys: (layers, heads, PAGE / LANES, head size, LANES)."""
         numbers = self.numbers[:, :, 0, : PAGE * self.heads.size]
         return numbers.reshape(*numbers.shape[:2], PAGE // LANES, self.heads.size, LANES)
 
     @property
     def values(self) -> Floats:
-        """(layers, heads, padded head size / LANES, PAGE, LANES)"""
+        """A view of the values: (layers, heads, padded head size / LANES, PAGE, LANES)."""
         numbers = self.numbers[:, :, 1]
         return numbers.reshape(*numbers.shape[:2], self.heads.wide // LANES, PAGE, LANES)
 
 
 def empty_pages(count: int, num_layers: int, heads: HeadShape) -> list[Page]:
-    """A chunk of uninitialised pages.  It begins with a cache line; the system takes huge pages for
-    it where it is large, and only once it is written to."""
+    """A chunk of `count` uninitialised pages, aligned to a cache line.  The system provides memory
+    when it is first written to, in huge pages if the chunk is large."""
     shape = num_layers, heads.keys, 2, count, PAGE * heads.wide
     memory = np.empty(4 * math.prod(shape) + LINE, np.uint8)
     begin = -memory.ctypes.data % LINE
@@ -79,7 +79,7 @@ class Pages:
         self._rows: list[list[Page]] = [[] for _ in range(num_rows)]  # pages of each
         self._free: list[Page] = []
         self._next: list[Page] = []  # a chunk that is being cleared
-        self._num_cleared = 0  # numbers of it
+        self._num_cleared = 0  # float32 numbers of `_next` that are zero
         none = np.zeros((1, 1), np.int64)
         self.cache = Cache(none, none.copy(), *rotary(0, ANGLES))
 
@@ -93,7 +93,7 @@ class Pages:
         return self._rows[row][: num_pages(length)]
 
     def reserve(self, row: int, begin: int, end: int) -> None:
-        """Let a row write the slots from `begin` to `end`; it has those before."""
+        """Give a row pages of its own for slots `begin` to `end`; it has those before `begin`."""
         pages = self._rows[row]
         for index in range(begin // PAGE, min(len(pages), num_pages(end))):
             if (shared := pages[index]).num_holders > 1:
@@ -109,7 +109,8 @@ class Pages:
         self._clear_ahead(end - begin)
 
     def copy_out(self, row: int, length: int) -> list[Page]:
-        """Copies of these pages, which rows may share; they are never written to or reused."""
+        """Copies of the pages of a row's first `length` slots.  Rows may share them; they are never
+        written to or reused."""
         pages = self.of_row(row, length)
         copies = empty_pages(len(pages), self._num_layers, self._heads)
         for page, copy in zip(pages, copies, strict=True):
@@ -118,7 +119,7 @@ class Pages:
         return copies
 
     def share(self, pages: Sequence[Page], row: int) -> None:
-        """Let a row begin with these pages, instead of those it has."""
+        """Let a row begin with these pages, in place of the pages it has."""
         for page in pages:
             page.num_holders += 1
         self.cut(row, 0)
@@ -153,21 +154,24 @@ class Pages:
         return page
 
     def _take_chunk(self) -> None:
-        """Let the next chunk be used, whether it is cleared or not."""
+        """Make the pages of the next chunk free for use, whether they are cleared or not."""
         self._allocate()
         self._free += self._next[::-1]
         self._next, self._num_cleared = [], 0
 
     def _allocate(self) -> None:
-        """Have a next chunk."""
+        """Allocate the next chunk, if there is none."""
         if not self._next:
             count = min(max(FIRST_CHUNK, self.num_allocated), CHUNK)
             self.num_allocated += count
             self._next = empty_pages(count, self._num_layers, self._heads)
 
     def _clear_ahead(self, num_slots: int) -> None:
-        """Clear as much of the next chunk as so many slots are of the pages that rows may need at
-        once, if they could not all have one."""
+        """Clear a part of the next chunk, if fewer pages are free than rows are in use.
+
+        The part is such that the chunk is clear by the time rows that grow by `num_slots` a pass
+        have filled their pages.
+        """
         num_rows = sum(map(bool, self._rows))
         if len(self._free) >= num_rows:
             return
@@ -183,12 +187,14 @@ class Pages:
             self._take_chunk()
 
     def _drop(self, page: Page) -> None:
+        """Take a page from one holder; a page without holders is free."""
         page.num_holders -= 1
         if page.num_holders == 0:
             self._free.append(page)
 
     def _write_addresses(self, row: int, first: int) -> None:
-        """Enter the pages of a row from the `first` on into the tables, which may have to grow."""
+        """Write the addresses of a row's pages, from number `first` on, into the tables, which grow
+        if they must."""
         pages, tables = self._rows[row], (self.cache.pages, self.cache.apart)
         have, need = tables[0].shape, (row + 1, len(pages))
         if need[0] > have[0] or need[1] > have[1]:
@@ -203,6 +209,7 @@ class Pages:
             tables[1][row, index] = numbers.strides[2]
 
     def _extend_angles(self, end: int) -> None:
+        """Let the rotary tables cover positions up to `end`."""
         known = self.cache.cos.shape[1]
         if end > known:
             cos, sin = self._rotary(known, -(-end // ANGLES) * ANGLES)
@@ -213,5 +220,5 @@ class Pages:
 
 
 def num_pages(length: int) -> int:
-    """How many pages hold so many slots."""
+    """The number of pages that hold `length` slots."""
     return -(-length // PAGE)

@@ -1,6 +1,6 @@
-"""What the tokens of a pass are, where they stand and what they see.
+"""The plan of a pass: its tokens, their positions and slots, and the slots that each token sees.
 
-Tokens of all rows are put behind each other and cut into passes; nothing is padded, because every
+Tokens of all rows are put one after the other and cut into passes; nothing is padded, because every
 token carries its own row and place.  A token of the text sees all slots up to its own.  A node of
 a tree sees the slots before the tree, and then only its ancestors and itself.
 """
@@ -20,28 +20,30 @@ from forerun.models.feed import Feed
 
 Ints = NDArray[np.int64]
 
-MOST_TOKENS = 128  # in one pass: what they carry should stay in a core's cache
+MOST_TOKENS = 128  # in one pass: their activations should stay in a core's cache
 
 
 class Plan(NamedTuple):
-    """One pass."""
+    """The tokens of one pass."""
 
     order: Ints  # (tokens,): 0, 1, 2, ...
     ids: Ints  # (tokens,)
     rows: Ints  # (tokens,)
     positions: Ints  # (tokens,): in the text
     slots: Ints  # (tokens,): in the cache; ascending within a row
-    before: Ints  # (tokens,): so many slots from the first are seen
+    before: Ints  # (tokens,): each token sees this number of slots from the first on
     branch_at: Ints  # (tokens + 1,): where each token's further slots begin in `branch`
     branch: Ints  # further slots that are seen, ascending for each token
-    tiles: Ints  # (tiles, 3): first query, number of queries, key head; a tile is of one row
-    logit_tokens: Ints  # (logits,): tokens whose logits are asked for
-    places: Ints  # (logits,): where their logits go
+    tiles: (
+        Ints  # (tiles, 3): first query, number of queries, key head; a tile has one row's queries
+    )
+    logit_tokens: Ints  # (logits,): tokens whose logits are needed
+    places: Ints  # (logits,): rows of the output for their logits
     logit_of: Ints  # (tokens,): which of the logits is a token's, or -1
 
 
 def no_plan() -> Plan:
-    """A pass over nothing."""
+    """A plan without tokens."""
     none = np.empty(0, np.int64)
     tiles = np.empty((0, 3), np.int64)
     return Plan(none, none, none, none, none, none, none, none, tiles, none, none, none)
@@ -55,13 +57,13 @@ class Lot(NamedTuple):
     positions: Ints
     slots: Ints
     before: Ints
-    branch: Ints  # of all tokens, one after the other
-    num_branch: Ints  # (tokens,)
-    places: Ints  # (tokens,): where its logits go, or -1
+    branch: Ints  # further slots that each token sees, for one token after the other
+    num_branch: Ints  # (tokens,): how many of these each token has
+    places: Ints  # (tokens,): the row of the output for its logits, or -1
 
     @classmethod
     def of(cls, row: int, stored: int, feed: Feed, begin: int, places: Ints) -> Lot:
-        """The tokens from `begin` on that a row of so many stored tokens is fed."""
+        """The tokens of a feed from number `begin` on, for a row that stores `stored` tokens."""
         end, trunk = len(feed.tokens), feed.trunk
         slots = np.arange(stored + begin, stored + end)
         ids, before = feed.tokens[begin:], slots + 1
@@ -80,9 +82,9 @@ class Lot(NamedTuple):
 def passes(
     lots: Sequence[Lot], num_queries: int, num_keys: int, *, logits_only: bool = False
 ) -> Iterator[Plan]:
-    """All tokens, in as many passes as they need.
+    """Plans of passes over all tokens of some lots, MOST_TOKENS in each at most.
 
-    num_queries, num_keys: heads.
+    num_queries, num_keys: the number of heads.
     logits_only: leave out the queries of tokens without logits.
     """
     if len(lots) == 1 and len(lots[0].slots) <= MOST_TOKENS and not len(lots[0].branch):
@@ -134,8 +136,11 @@ def passes(
 def _of_one_row(
     row: int, count: int, has_logits: bytes, group: int, num_keys: int, logits_only: bool
 ) -> Plan:
-    """What passes over so many tokens of one text have in common: most passes are such, and making
-    it anew would take as long as some layers of a small model."""
+    """The part of a plan that all passes over `count` tokens of one text have in common.
+
+    Most passes are of this kind, and making this part each time would take as long as some layers
+    of a small model.  has_logits: a NumPy array of booleans as bytes, to be hashable.
+    """
     order, rows = np.arange(count), np.full(count, row)
     logit_tokens = np.flatnonzero(np.frombuffer(has_logits, np.bool_))
     logit_of = np.full(count, -1)
@@ -156,11 +161,11 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def _tiles(rows: Ints, slots: Ints, tokens: Ints, group: int, num_keys: int) -> Ints:
-    """Runs of at most QUERIES queries of one row that share a key head: first, count and head.
+    """Divide the queries of tokens into tiles: (tiles, 3) of first query, count and key head.
 
-    Threads take tiles in this order.  The longest rows come first, so that no thread is left with
-    one at the end; tiles that read the same keys and values follow each other.  Those of one row
-    are all of about one size.
+    A tile has at most QUERIES queries of one row that share a key head; the tiles of a row are of
+    about one size.  Threads take tiles in this order: the longest rows come first, so that no
+    thread is left with one at the end, and tiles that read the same keys and values are neighbours.
     """
     is_edge = (tokens[1:] - tokens[:-1] != 1) | (rows[tokens[1:]] != rows[tokens[:-1]])
     edges = [0, *(is_edge.nonzero()[0] + 1).tolist(), len(tokens)]

@@ -1,4 +1,4 @@
-"""Rows of the lean pass: a length for each row, over keys and values in pages."""
+"""Rows of the lean pass, with keys and values in pages, scored by all layers or by the first."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from forerun.models.feed import Feed, feeds
 from forerun.models.hidden_states import History
 from forerun.models.path_rows import PathRows
 
-FEW_TILES = 8  # for each thread
-LONG = 256  # tokens
+PER_LAYER = 4  # matrices
+
+FEW_TILES = 8  # per thread: with more, threads share no tile
+LONG = 256  # tokens: in shorter texts, threads share no tile
 NO_SPLIT = np.empty((0, 0), np.float32)
 
 
 class Beginning(NamedTuple):
-    """The first tokens of a text and what a row holds of them: enough to go on from there."""
+    """The first tokens of a text with their keys, values and states, from which rows can go on."""
 
     tokens: Sequence[int]
-    pages: Sequence[Page]  # rows that are given them share them
-    states: Floats  # (tokens, states of the layers that were watched)
+    pages: Sequence[Page]  # shared by all rows that begin with them
+    states: Floats  # (tokens, layers * hidden): states of the watched layers
 
     @property
     def num_bytes(self) -> int:
+        """The memory of keys, values and states."""
         return sum(page.numbers.nbytes for page in self.pages) + self.states.nbytes
 
 
@@ -43,8 +46,8 @@ class LeanRows(PathRows):
 
     def __init__(self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int) -> None:
         super().__init__(num_rows)
-        self.layers: tuple[int, ...] = ()  # whose states are kept
-        self.is_read_on_host = False  # logits are given as NumPy arrays though torch is loaded
+        self.layers: tuple[int, ...] = ()  # watched layers
+        self.is_read_on_host = False  # return logits as NumPy arrays even where torch is loaded
         self._seen = [np.empty((0, 0), np.float32)] * num_rows
         self._weights = weights
         self._crew = crew
@@ -70,7 +73,7 @@ class LeanRows(PathRows):
             if count < end - known:
                 places[:-count] = -1
             lots.append(Lot.of(row, self.lengths[row], feed, known, places))
-            self.forget(row, known)  # nothing to build on if a pass is interrupted
+            self.forget(row, known)  # if the pass is interrupted, its scores must not be reused
         for lot in lots:
             self._pages.reserve(lot.row, int(lot.slots[0]), int(lot.slots[-1]) + 1)
         heads = self._weights.heads
@@ -89,7 +92,7 @@ class LeanRows(PathRows):
         return self._set_prefix(source, row, length)
 
     def watch(self, layers: Sequence[int]) -> None:
-        """Keep states from now on; what was scored unwatched cannot be built on."""
+        """Keep states of these layers from now on; scores made before cannot be reused."""
         self.layers = tuple(layers)
         self._history = History(self.lengths, np.concatenate)
         for row in range(len(self.lengths)):
@@ -101,7 +104,7 @@ class LeanRows(PathRows):
         self._seen[row] = self._seen[row][:known]
 
     def copy_out(self, row: int, count: int) -> Beginning:
-        """The first `count` tokens of what an empty row has just been fed."""
+        """A copy of the first `count` tokens of a row that was empty before its last score."""
         return Beginning(
             tokens=self._fed[row].tokens[:count],
             pages=self._pages.copy_out(row, count),
@@ -109,18 +112,18 @@ class LeanRows(PathRows):
         )
 
     def copy_in(self, row: int, begun: Beginning) -> None:
-        """As if an empty row had just been fed these tokens, with the same layers watched."""
+        """Let an empty row be as if it had just been fed these tokens; layers must be the same."""
         self._pages.share(begun.pages, row)
         self._fed[row] = Feed(begun.tokens)
         self._seen[row] = begun.states
 
     @property
     def _width(self) -> int:
-        """Of a token's states."""
+        """The size of a token's watched states: layers * hidden."""
         return len(self.layers) * int(self._weights.embedding.shape[1])
 
     def _see(self, lots: Sequence[Lot], states: Floats) -> None:
-        """Put the states of a score behind those of the tokens it built on."""
+        """Append the states of newly scored tokens to those of earlier scores of the same round."""
         begin = 0
         for lot in lots:
             seen, end = self._seen[lot.row], begin + len(lot.slots)
@@ -140,7 +143,7 @@ class LeanRows(PathRows):
         self._pages.cut(row, length)
 
     def _pass(self, plan: Plan, logits: Floats) -> Floats:
-        """Fill in logits; the hidden states of the pass's tokens, where they are watched."""
+        """Run a pass that fills in logits; returns the watched states (tokens, layers * hidden)."""
         weights, count = self._weights, len(plan.ids)
         if count > len(self._scratch.x):
             self._scratch = _scratch(weights, min(MOST_TOKENS, 2 * count))
@@ -160,10 +163,13 @@ class LeanRows(PathRows):
         return watched.states
 
     def _split_for(self, plan: Plan) -> Floats:
-        """Memory for tiles of attention that threads share, where tiles are few and texts long: the
-        rest that remains when each thread has as many whole ones as all others.  What one thread
-        leaves in its cache for another is slow to come.  Texts of different lengths are shared as a
-        whole: no thread should be left alone with the longest."""
+        """Memory (shared tiles * QUERIES, columns) for the tiles of attention that threads share.
+
+        Tiles are shared only where they are few and texts are long, because moving data from one
+        thread's cache to another's is slow.  With one text, threads take equally many whole tiles
+        and share the remainder.  With several texts all tiles are shared, so that no thread is left
+        alone with the longest.
+        """
         size = self._crew.size
         if size == 1 or len(plan.tiles) > FEW_TILES * size or max(plan.slots.tolist()) < LONG:
             return NO_SPLIT
@@ -176,6 +182,7 @@ class LeanRows(PathRows):
 
 
 def _scratch(weights: Weights, num_tokens: int) -> Scratch:
+    """Memory for the activations of passes of at most `num_tokens` tokens."""
     heads, m = weights.heads, weights.matrices
     hidden, group = weights.embedding.shape[1], heads.queries // heads.keys
     return Scratch(
@@ -187,4 +194,33 @@ def _scratch(weights: Weights, num_tokens: int) -> Scratch:
         mixed=np.empty((num_tokens, heads.queries * heads.size), np.float32),
         inner=np.empty((num_tokens, m.depth[3]), np.float32),
         limbs=make_limbs(m, num_tokens),
+    )
+
+
+class ShallowRows(LeanRows):
+    """The rows of a whole model, with its lengths and pages, scored by its first layers only.
+
+    Uncommitted scores are kept apart from those of the whole model.
+    """
+
+    def __init__(self, whole: LeanRows, num_layers: int) -> None:
+        vars(self).update(vars(whole))
+        self._weights = first_layers(whole._weights, num_layers)
+        self._fed = [Feed()] * len(self.lengths)
+        self.layers, self._history = (), None
+
+
+def first_layers(weights: Weights, num_layers: int) -> Weights:
+    """Weights of the first layers and the head, in the memory of the whole model."""
+    m = weights.matrices
+    used = [*range(PER_LAYER * num_layers), len(m.depth) - 1]  # the last is the head
+    return weights._replace(
+        matrices=m._replace(
+            depth=m.depth[used], takes_limbs=m.takes_limbs[used], output_at=m.output_at[used]
+        ),
+        norms=np.concatenate([weights.norms[: 2 * num_layers], weights.norms[-1:]]),
+        post_norms=weights.post_norms[: 2 * num_layers],
+        head_norms=weights.head_norms[:num_layers],
+        windows=weights.windows[:num_layers],
+        tables=weights.tables[:num_layers],
     )

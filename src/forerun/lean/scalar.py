@@ -1,4 +1,4 @@
-"""Functions of one token or one number that the loops of a pass are made of."""
+"""Compiled functions of one number or of one token's vector, from which passes are built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 PER_LN2 = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves no room for a fraction
+ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding it rounds to a whole number
 # Minimax polynomial of (exp(r) - 1 - r) / r**2 on |r| <= ln(2) / 2, from Cephes' expf.
 P0, P1, P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 P3, P4, P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
@@ -40,7 +40,7 @@ def exp(x: Any) -> Any:
 
 @intrinsic
 def power_of_two(context: Any, n: Any) -> Any:
-    """2**n of a whole n from -126 to 127, by writing the exponent."""
+    """2**n for a whole n from -126 to 127, by writing the exponent."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         i32 = ir.IntType(32)
@@ -52,7 +52,7 @@ def power_of_two(context: Any, n: Any) -> Any:
 
 @intrinsic
 def larger(context: Any, a: Any, b: Any) -> Any:
-    """The larger of two numbers, neither of which is NaN: Python's `max` minds, and is slow."""
+    """The larger of two numbers, neither NaN.  Numba's `max` also handles NaN and is slow."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
@@ -85,21 +85,21 @@ def floats_at(context: Any, address: Any, count: Any) -> Any:
 
 @compiled
 def copy(x: Floats, out: Floats) -> None:
-    """One vector; an array assignment would say the same but takes seconds to compile."""
+    """Copy a vector.  An array assignment would do the same but takes seconds to compile."""
     for i in range(x.size):
         out[i] = x[i]
 
 
 @compiled
 def copy_scaled(x: Floats, scale: Any, out: Floats) -> None:
-    """One vector times a number."""
+    """Write x times a number into `out`."""
     for i in range(x.size):
         out[i] = x[i] * scale
 
 
 @reordered
 def normalise(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
-    """RMS norm of one vector; `out` may be `x`."""
+    """Write the RMS norm of x, times `weight`, into `out`, which may be x."""
     total = np.float32(0)
     for i in range(x.size):
         total += x[i] * x[i]
@@ -110,7 +110,7 @@ def normalise(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
 
 @reordered
 def add_normalised(x: Floats, weight: Floats, eps: Any, out: Floats) -> None:
-    """Add the RMS norm of one vector to another."""
+    """Add the RMS norm of x, times `weight`, to `out`."""
     total = np.float32(0)
     for i in range(x.size):
         total += x[i] * x[i]

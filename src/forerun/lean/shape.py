@@ -1,4 +1,4 @@
-"""The block of sums that fits this processor's vector registers."""
+"""The size of tiles that fits this processor's vector registers, and the instructions it has."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ X86 = {
     "madd512": ("avx512f", "avx512bw"),
     "madd256": ("avx2", "fma", "f16c"),
 }
-"""What each kind of `dots` needs, the best first."""
+"""The features of an x86 processor that each kind of `dots` needs, the best kind first."""
 
 
 class Shape(NamedTuple):
-    """So many outputs by so many tokens, with registers to spare for the operands."""
+    """A tile of `lanes` outputs by `tokens` tokens, which leaves registers for the operands."""
 
     lanes: int
     tokens: int
 
 
 def is_arm() -> bool:
+    """Whether this is a 64-bit ARM processor."""
     return platform.machine() in ("aarch64", "arm64")
 
 
 def known_features() -> str:
-    """What LLVM may use of this processor; a user may have told Numba to hold back."""
+    """The features of this processor that LLVM may use; users can restrict them by Numba's
+    environment variable NUMBA_CPU_FEATURES."""
     if config.CPU_FEATURES is not None:
         return str(config.CPU_FEATURES)
     return str(get_host_cpu_features())
 
 
 def best_shape() -> Shape:
-    """16 of 32 registers of 512 bits, 12 of 16 of 256, or 24 of 32 of 128."""
+    """The tile for this processor.  Its sums take 16 of 32 registers of 512 bits, 12 of 16 of 256,
+    or 24 of 32 of 128."""
     is_wide = "+avx512f" in known_features()
     return Shape(lanes=32, tokens=8) if is_wide else Shape(lanes=16, tokens=6)
 
 
 def dot_products() -> str:
-    """Which instructions add up products of bytes (`dots`); FORERUN_DOT_PRODUCTS=0 says none."""
+    """The name of the `dots` instructions of this processor; empty if it has none, or if the
+    environment has FORERUN_DOT_PRODUCTS=0."""
     if os.environ.get("FORERUN_DOT_PRODUCTS") == "0":
         return ""
     if is_arm():
@@ -57,11 +61,11 @@ def dot_products() -> str:
 
 
 def _has_sdot() -> bool:
-    """The system is asked, because LLVM does not list this feature."""
+    """Whether an ARM processor has sdot, as the system says; LLVM does not list this feature."""
     if config.CPU_FEATURES is not None or "+dotprod" in known_features():
         return "+dotprod" in known_features()
     if platform.system() == "Darwin":
-        return True  # all of them have it
+        return True  # all of Apple's have it
     try:
         return "asimddp" in Path("/proc/cpuinfo").read_text().split()
     except OSError:
@@ -70,9 +74,9 @@ def _has_sdot() -> bool:
 
 LANES, TOKENS = best_shape()
 READS_HALVES = "+f16c" in known_features() or is_arm()
-"""Whether there is an instruction for float16; what LLVM calls instead may not be there at all."""
+"""Whether an instruction reads float16.  Without one LLVM calls a library that may be missing."""
 DOT_PRODUCTS = dot_products()
 HAS_DOT_PRODUCTS = DOT_PRODUCTS != ""
-"""Which of two kinds of products serves the block formats, in passes of every size: those of
-`limb_tile`, or those of `tile`.  They round differently, so this is no matter of speed alone.
-All instructions of `dots` give the same numbers, but want the weights in layouts of their own."""
+"""Whether block formats are multiplied by `limb_tile`, in passes of every size, or by `tile`.  The
+two round differently, so the choice changes results as well as speed.  All instructions of `dots`
+give equal numbers, but each needs its own layout of the weights."""

@@ -1,17 +1,17 @@
-"""How weights are kept: in few bits that give back every float32 exactly.
+"""Stores weights in few bits that give back every float32 exactly.
 
-Reading weights is what a pass of few tokens costs, and most float32 weights were fewer bits once:
-a checkpoint saved in 16 bits, or a file of 4-bit numbers written out.  Such a matrix is kept as
-what it was, and a weight becomes the same float32 again in a register, or is multiplied as the
-whole number and the scale that it is.  Nothing is rounded: a format is used only where every weight
-survives the way there and back.
+The cost of a pass of few tokens is that of reading weights, and most float32 weights were fewer
+bits once: a checkpoint saved in 16 bits, or a file of 4-bit numbers written out.  Such a matrix is
+kept in its original bits, and a weight becomes the same float32 again in a register, or is
+multiplied as a whole number and a scale.  Nothing is rounded: a format is used only where every
+weight survives the way there and back.
 
 The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales can be told from the
 weights of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
 least is the offset of a Q4_1, and the largest 15 scales more.  The largest is the offset of a Q4_0
 and -8 times its scale.  Matrices of several types that are used as one may have blocks of both.
 Those named K keep GGUF's Q4_K (and all before with offsets), Q6_K and Q3_K, Q5_K and Q5_1, at 6, 10
-and 10 bits a weight: `recovery` finds their scales.
+and 10 bits a weight: `packing` finds their scales.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from forerun.lean.dots import DOTS, FOUR, LIMBS_4, LIMBS_8, OFFSET, Dots
 from forerun.lean.formats import BLOCK, BLOCKS, SIGNED, Format
-from forerun.lean.packing import extremes, fits, pack4, pack8
-from forerun.lean.recovery import find_offsets, find_scales
+from forerun.lean.packing import extremes, find_offsets, find_scales, fits, pack4, pack8
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, is_arm
 
 Floats = NDArray[np.float32]
@@ -33,15 +32,16 @@ Bytes = NDArray[np.uint8]
 
 
 class Layout(NamedTuple):
-    """How a block lies.  See `limb_tile`, and `formats` for floats."""
+    """The layout of a block in memory: `limb_tile` explains it, and `formats` that for floats."""
 
     lanes: int  # outputs beside each other
     side_by_side: int  # inputs of one output beside each other
-    apart: int  # inputs between the two 4-bit numbers of a byte
-    is_offset: bool  # signed numbers are OFFSET higher
+    apart: int  # distance of the two inputs whose 4-bit numbers share a byte
+    is_offset: bool  # signed numbers are kept OFFSET higher
 
 
 def layout_for(dots: Dots) -> Layout:
+    """The layout that these instructions read."""
     return Layout(dots.sums, FOUR, BLOCK // 2, dots.is_offset)
 
 
@@ -50,9 +50,9 @@ LAYOUT_8 = layout_for(DOTS) if LIMBS_8 else FOR_FLOATS
 LAYOUT_4 = layout_for(DOTS) if LIMBS_4 else FOR_FLOATS
 
 BLOCKS_PAY = HAS_DOT_PRODUCTS or not is_arm()
-"""Whether blocks are faster than float32.  ARM without products of bytes makes floats of them more
-slowly than it reads floats: a matrix of 49,152 x 576 took one core of a Neoverse-N1 8.4 ms (8 bits)
-and 9.9 ms (4 bits) against 6.9 ms at one token, 14.5 and 16.6 ms against 7.0 ms at four."""
+"""Whether blocks are faster than float32.  ARM without products of bytes converts blocks to floats
+more slowly than it reads floats: one core of a Neoverse-N1 took 8.4 ms (8 bits) and 9.9 ms (4 bits)
+against 6.9 ms for 49,152 x 576 weights and one token, 14.5 and 16.6 ms against 7.0 ms for four."""
 
 
 def padded(count: int) -> int:
@@ -61,7 +61,7 @@ def padded(count: int) -> int:
 
 
 def to_panels(matrix: NDArray[Any], lanes: int = LANES) -> NDArray[Any]:
-    """(out, in) as panels (out / lanes, in, lanes); missing outputs are zero."""
+    """A matrix (out, in) as panels (out / lanes, in, lanes); missing outputs are zero."""
     out, depth = matrix.shape
     full = np.zeros((padded(out), depth), matrix.dtype)
     full[:out] = matrix
@@ -76,21 +76,24 @@ class Stored(NamedTuple):
 
 
 def store(matrix: Floats) -> Stored:
-    """A matrix (out, in) in the first format that keeps all of it, of those that pay here."""
+    """A matrix (out, in) in the first format that keeps every weight exactly, among those that are
+    faster than float32 on this processor."""
     if BLOCKS_PAY and matrix.shape[1] % BLOCK == 0:
         for shrink in (block4, block8, block4k, block6k, block5k):
-            # A look at a few outputs saves the work on all of a matrix that will not fit.
+            # A format that does not fit a few outputs is not tried on the whole matrix.
             if shrink(matrix[:4]) is not None and (stored := shrink(matrix)) is not None:
                 return stored
     return bfloat16(matrix) or float16(matrix) or float32(matrix)
 
 
 def float32(matrix: Floats) -> Stored:
+    """The matrix as it is, which always works."""
     panels = to_panels(matrix)
     return Stored(Format.FLOAT32, panels.reshape(len(panels), -1).view(np.uint8))
 
 
 def bfloat16(matrix: Floats) -> Stored | None:
+    """The matrix in bfloat16; None if that would round some weight."""
     bits = matrix.view(np.uint32)
     if (bits & 0xFFFF).any():
         return None
@@ -99,6 +102,7 @@ def bfloat16(matrix: Floats) -> Stored | None:
 
 
 def float16(matrix: Floats) -> Stored | None:
+    """The matrix in float16; None if that would round some weight."""
     if not np.array_equal(_half(matrix), matrix):
         return None
     panels = to_panels(matrix.astype(np.float16))
@@ -106,6 +110,7 @@ def float16(matrix: Floats) -> Stored | None:
 
 
 def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
+    """The matrix in BLOCK8, as Q8_0 and Q5_0 give it; None if some weight is no d * q."""
     low, high = _extremes(matrix)
     size = np.maximum(high, -low)
     guesses = [(_half(size / count), np.zeros_like(size)) for count in (127, 16)]
@@ -114,6 +119,7 @@ def block8(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
+    """The matrix in BLOCK4, as Q4_0 and Q4_1 give it; None if some weight is no d * q + m."""
     low, high = _extremes(matrix)
     largest = np.where(high > -low, high, low)
     guesses = [(_half((high - low) / 15), _half(low)), (_half(largest / -8), _half(largest))]
@@ -121,6 +127,7 @@ def block4(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
 
 
 def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
+    """The matrix in BLOCK6K, as Q6_K and Q3_K give it; None if some weight is no d * q."""
     d = _per_block(Format.BLOCK6K, matrix)
     if not find_scales(matrix, 32, d):
         return None
@@ -128,6 +135,7 @@ def block6k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
+    """The matrix in BLOCK5K, as Q5_K and Q5_1 give it; None if some weight is no d * q + m."""
     d, m = _per_block(Format.BLOCK5K, matrix), _per_block(Format.BLOCK5K, matrix)
     if not find_offsets(matrix, 31, d, m):
         return None
@@ -135,6 +143,7 @@ def block5k(matrix: Floats, layout: Layout = LAYOUT_8) -> Stored | None:
 
 
 def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
+    """The matrix in BLOCK4K, as Q4_K gives it; None if some weight is no d * q + m."""
     d, m = _per_block(Format.BLOCK4K, matrix), _per_block(Format.BLOCK4K, matrix)
     if not find_offsets(matrix, 15, d, m):
         return None
@@ -142,7 +151,7 @@ def block4k(matrix: Floats, layout: Layout = LAYOUT_4) -> Stored | None:
 
 
 def rounded(matrix: Floats) -> Floats:
-    """The nearest matrix that BLOCK8 keeps: another model, for those who want it smaller."""
+    """The nearest matrix that BLOCK8 can keep.  This changes weights, so it is another model."""
     blocks = matrix.reshape(len(matrix), -1, BLOCK)
     d = _half(np.abs(blocks).max(2) / 127)
     q = np.clip(np.rint(blocks / _divisor(d)), -127, 127)
@@ -153,8 +162,8 @@ def rounded(matrix: Floats) -> Floats:
 def _best(
     matrix: Floats, guesses: list[tuple[Floats, Floats]], least: int, most: int
 ) -> tuple[Floats, Floats]:
-    """For each block the first guess (d, m) that its weights are whole multiples of, or the last:
-    two arrays (out, blocks)."""
+    """For each block the first guess (d, m) with which all its weights are d * q + m, q from
+    `least` to `most`; the last guess where none fits.  Two arrays (out, blocks)."""
     (d, m), *others = guesses
     is_fit = np.empty(d.shape, np.bool_)
     for other_d, other_m in others:
@@ -172,14 +181,17 @@ def _extremes(matrix: Floats) -> tuple[Floats, Floats]:
 
 
 def _per_block(format: Format, matrix: Floats) -> Floats:
-    """Room for a number of each block (out, blocks)."""
+    """Uninitialised memory (out, blocks) for one number of each block."""
     return np.empty((len(matrix), matrix.shape[1] // BLOCKS[format].inputs), np.float32)
 
 
 def _packed(
     format: Format, matrix: Floats, numbers: Sequence[Floats], layout: Layout
 ) -> Stored | None:
-    """The matrix in blocks of a format with these d, or d and m (out, blocks), if they fit."""
+    """The matrix in blocks of a format; None if some weight does not fit.
+
+    numbers: d, or d and m, each (out, blocks).
+    """
     about, (lanes, side_by_side, apart, is_offset) = BLOCKS[format], layout
     kind = np.float16 if about.header_bytes == 2 else np.float32
     headers = [to_panels(number.astype(kind), lanes).view(np.uint8) for number in numbers]
@@ -194,15 +206,15 @@ def _packed(
     if not fits:
         return None
     if is_offset and format in SIGNED:
-        blocks[:, :, header:] ^= OFFSET  # which adds it to a byte
+        blocks[:, :, header:] ^= OFFSET  # this adds OFFSET to a signed byte
     return Stored(format, blocks.reshape(len(blocks) * lanes // LANES, -1))
 
 
 def _half(x: NDArray[Any]) -> Floats:
-    """The nearest float16: where that is not x itself, a matrix does not survive."""
+    """The float16 numbers nearest to x, as float32."""
     return x.clip(-65504, 65504).astype(np.float16).astype(np.float32)
 
 
 def _divisor(d: Floats) -> Floats:
-    """d, or 1 where a block is constant."""
+    """d with a last axis for the weights of a block; 1 in place of 0, where a block is constant."""
     return np.where(d == 0, np.float32(1), d)[..., None]

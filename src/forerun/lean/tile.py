@@ -1,9 +1,9 @@
-"""The one inner loop: a few rows times a panel, with all sums in registers.
+"""The inner loop of linear layers: a few rows times a panel, with all sums in registers.
 
     y[i, :] = sum over k of x[i, k] * w[k, :]      i < count <= TOKENS, w[k, :] is LANES wide
 
-The panel is read once, in order; each of its vectors meets every row while it is in a register.
-Linear layers are this loop; `page_tile` is its form for attention.
+The panel is read once, in order; each of its vectors is multiplied with every row while it is in a
+register.  `page_tile` is the form of this loop for attention.
 It is written as LLVM instructions, because loops over arrays leave the sums in memory.
 The sum over k is sequential, so a row's result depends neither on which rows stand beside it nor
 on how the weights are kept.
@@ -36,12 +36,13 @@ from forerun.lean.formats import (
 from forerun.lean.jit import intrinsic
 from forerun.lean.shape import LANES, TOKENS, is_arm
 
-AHEAD = 2048 if is_arm() else 16384  # bytes from what is multiplied to what is fetched: hardware
+AHEAD = 2048 if is_arm() else 16384  # bytes by which prefetching is ahead of multiplying: hardware
 # alone falls behind, the more so where weights have left the cache since the last pass
 
 
 def multiply_by(format: Format, onto: bool = False) -> Callable[..., Any]:
-    """The loop over weights of one format, for compiled code; `onto`: sums begin with y."""
+    """Make the function that multiplies rows with weights of one format; with `onto`, sums begin
+    with y."""
 
     @intrinsic
     def multiply(
@@ -90,12 +91,12 @@ multiply_block4k = multiply_by(Format.BLOCK4K)
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
-    """Of an element of an array."""
+    """The address of an element of an array.  kind: Numba's type of the array."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [offset])
 
 
 def _define(module: Any, format: Format, onto: bool) -> Any:
-    """The function itself, once per module however often it is called."""
+    """The LLVM function of this format, which a module contains once however often it is called."""
     name = f"forerun_multiply_{format.name.lower()}{'_onto' * onto}"
     if name in module.globals:
         return module.globals[name]
@@ -128,7 +129,7 @@ def _loops(
     builder: Any, format: Format, sums: list[Any], x: Any, x_stride: Any, w: Any,
     row_bytes: Any, num_blocks: Any, num_rows: Any,
 ) -> list[Any]:  # fmt: skip
-    """Blocks, and in each its rows, for a fixed number of tokens; the finished sums."""
+    """Write the loops over blocks and their rows for a fixed number of tokens; returns the sums."""
     starts = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(len(sums))]
     header_bytes = HEADER[format]
     block_bytes = builder.add(builder.mul(num_rows, row_bytes), I64(header_bytes))
@@ -161,7 +162,7 @@ def _loops(
 def repeat(
     builder: Any, times: Any, values: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """`values = body(i, values)` for i below `times`, which is at least 1."""
+    """Write the loop `values = body(i, values)` for i below `times`, which is at least 1."""
     before = builder.block
     loop = builder.append_basic_block("loop")
     after = builder.append_basic_block("after")
@@ -179,3 +180,30 @@ def repeat(
     builder.cbranch(builder.icmp_signed("<", following, times), loop, after)
     builder.position_at_end(after)
     return new
+
+
+def repeat_from(
+    builder: Any, begin: Any, end: Any, step: int, values: list[Any],
+    body: Callable[[Any, list[Any]], list[Any]],
+) -> list[Any]:  # fmt: skip
+    """Write the loop `values = body(i, values)` for i in range(begin, end, step), which may be
+    empty; the values are carried in registers."""
+    before = builder.block
+    head = builder.append_basic_block("head")
+    inside = builder.append_basic_block("inside")
+    after = builder.append_basic_block("after")
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    carried = [builder.phi(value.type) for value in values]
+    builder.cbranch(builder.icmp_signed("<", index, end), inside, after)
+    builder.position_at_end(inside)
+    new = body(index, carried)
+    index.add_incoming(begin, before)
+    index.add_incoming(builder.add(index, I64(step)), builder.block)
+    for phi, old, value in zip(carried, values, new, strict=True):
+        phi.add_incoming(old, before)
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return carried

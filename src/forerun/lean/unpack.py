@@ -1,5 +1,5 @@
-"""Write a piece of a panel out as float32, for passes of more tokens than one tile holds: tile
-after tile would otherwise make float32 of the same weights again and again."""
+"""Writes a piece of a panel out as float32, for passes of more tokens than one tile holds: each
+tile would otherwise convert the same weights again."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from forerun.lean.tile import address, repeat
 
 
 def unpack_from(format: Format) -> Callable[..., Any]:
-    """The loop over weights of one format, for compiled code."""
+    """Make the function that writes out weights of one format."""
 
     @intrinsic
     def unpack(
         context: Any,
         w: Any,
-        w_at: Any,  # of w's own elements
+        w_at: Any,  # in elements of w
         num_blocks: Any,
         num_rows: Any,  # per block
         y: Any,  # float32
     ) -> Any:
-        """The blocks that begin at `w_at` as (inputs, LANES) into y."""
+        """Write the blocks that begin at `w_at` as float32 (inputs, LANES) into y."""
         n = types.intp
         signature = types.void(w, n, n, n, y)
 
@@ -65,7 +65,7 @@ unpack_block4k = unpack_from(Format.BLOCK4K)
 
 
 def _define(module: Any, format: Format) -> Any:
-    """The function itself, once per module however often it is called."""
+    """The LLVM function of this format, which a module contains once however often it is called."""
     name = f"forerun_unpack_{format.name.lower()}"
     if name in module.globals:
         return module.globals[name]

@@ -1,4 +1,4 @@
-"""Take the weights out of a transformers model, or say why this pass is not its own."""
+"""Takes the weights out of a transformers model, or says why the lean pass cannot compute it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import numpy as np
 import torch
 
 from forerun.base.errors import UnsupportedError, explain
-from forerun.lean.architecture import (
-    embedding_scale,
-    gate,
-    norm_eps,
-    norm_weight,
-    norms,
-    post_norms,
-    windows,
-)
-from forerun.lean.attention import HeadShape
+from forerun.lean.attention import UNLIMITED, HeadShape
 from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
-from forerun.lean.linear import Floats, Matrices, alternate, join
-from forerun.lean.packed import Facts, Packed
-from forerun.lean.rotary import rotary_of, tables
+from forerun.lean.linear import GELU_TANH, SILU, Floats, Gate, Matrices, alternate, join
+from forerun.lean.packed import Facts, Packed, rotary_of, tables
+from forerun.lean.plan import Ints
 from forerun.lean.shape import LANES
 from forerun.lean.storage import padded, rounded
+from forerun.models.attention import layer_kinds
 from forerun.models.base import endings_of, generation_defaults
-from forerun.models.llama_family import linear_layers, why_other_shape
+from forerun.models.llama_family import activation, is_gemma, linear_layers, why_other_shape
+
+GATES = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def pack(model: Any, int8: bool = False) -> Packed:
-    """All that the pass needs of a transformers model."""
+    """The weights and facts of a transformers model, as the lean pass runs it.
+
+    int8: round linear weights to 8 bits.  Raises if `unfit` has a reason against the model.
+    """
     weights, config = take(model, int8), model.config
     return Packed(
         weights=weights,
@@ -52,7 +49,7 @@ def pack(model: Any, int8: bool = False) -> Packed:
 
 
 def take(model: Any, int8: bool = False) -> Weights:
-    """The weights, copied into panels; rounded to 8 bits and a scale per block if asked."""
+    """The weights, copied into panels; with `int8`, rounded to 8 bits and a scale per block."""
     if reason := unfit(model, int8):
         raise UnsupportedError(
             explain(
@@ -93,7 +90,7 @@ def take(model: Any, int8: bool = False) -> Weights:
 
 
 def unfit(model: Any, int8: bool = False) -> str:
-    """Why the pass would not compute what this model computes; empty if it would."""
+    """The reason why the lean pass cannot compute this model; empty if it can."""
     if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
         return 'its weights are not all 32 or 16 bits on the CPU (dtype="float32" makes them so)'
     if reason := why_other_shape(model):
@@ -104,7 +101,7 @@ def unfit(model: Any, int8: bool = False) -> str:
 
 
 def _matrices(model: Any, int8: bool) -> Matrices:
-    """All matrices in the order a pass uses them."""
+    """All matrices, in the order in which a pass uses them."""
     parts = [part for layer in model.model.layers for part in _layer_matrices(layer)]
     parts.append(((model.lm_head,), False))
     return join(_together(*part, int8) for part in parts)
@@ -113,7 +110,10 @@ def _matrices(model: Any, int8: bool) -> Matrices:
 def _together(
     modules: tuple[Any, ...], takes_turns: bool, int8: bool
 ) -> tuple[list[Floats], Floats]:
-    """Several linear layers with one input as one matrix, in pieces, and its biases."""
+    """Several linear layers with a common input as one matrix, in pieces, and its biases.
+
+    takes_turns: panels of the two layers alternate.
+    """
     both = alternate if takes_turns else _stack
     pieces = [as_array(module.weight) for module in modules]
     if takes_turns or any(len(piece) % LANES for piece in pieces[:-1]):
@@ -124,7 +124,7 @@ def _together(
 
 
 def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
-    """The modules that are one matrix, and whether their panels take turns."""
+    """For each matrix of a layer the modules it consists of, and whether their panels alternate."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
         ((attention.q_proj, attention.k_proj, attention.v_proj), False),
@@ -147,3 +147,49 @@ def _bias(module: Any) -> Floats:
 def as_array(tensor: Any) -> Floats:
     """A tensor as float32, which holds every 16-bit number exactly."""
     return np.ascontiguousarray(tensor.detach().float().numpy())
+
+
+def gate(model: Any) -> Gate:
+    """The activation of the MLPs of a transformers model."""
+    return GATES[activation(model.config)]
+
+
+def norm_weight(norm: Any) -> Floats:
+    """The weight (size,) of a norm.  Gemma stores it minus one."""
+    weight = norm.weight.detach().float()
+    return np.ascontiguousarray((1.0 + weight if is_gemma(norm) else weight).numpy())
+
+
+def norm_eps(norm: Any) -> Any:
+    """The epsilon of a norm, as float32."""
+    return np.float32(norm.eps if is_gemma(norm) else norm.variance_epsilon)
+
+
+def norms(model: Any) -> Floats:
+    """Weights (2 * layers + 1, hidden) of the norms before attention and before the MLP of each
+    layer, and of the last norm."""
+    before_mlp = "pre_feedforward_layernorm" if is_gemma(model) else "post_attention_layernorm"
+    pairs = [(layer.input_layernorm, getattr(layer, before_mlp)) for layer in model.model.layers]
+    return np.stack([norm_weight(norm) for norm in (*sum(pairs, ()), model.model.norm)])
+
+
+def post_norms(model: Any) -> Floats:
+    """Weights (2 * layers, hidden) of the norms after attention and after the MLP of each layer;
+    (0, hidden) for models without such norms."""
+    if not is_gemma(model):
+        return np.empty((0, model.config.hidden_size), np.float32)
+    layers = model.model.layers
+    pairs = [(layer.post_attention_layernorm, layer.post_feedforward_layernorm) for layer in layers]
+    return np.stack([norm_weight(norm) for norm in sum(pairs, ())])
+
+
+def embedding_scale(model: Any) -> Any:
+    """The factor of embeddings, as float32."""
+    return np.float32(float(getattr(model.model.embed_tokens, "embed_scale", 1.0)))
+
+
+def windows(model: Any) -> Ints:
+    """How many tokens a token sees in each layer (layers,), itself included."""
+    kinds = layer_kinds(model)
+    assert kinds is not None, "refused by why_other_shape"
+    return np.array([kind.window or UNLIMITED for kind in kinds])

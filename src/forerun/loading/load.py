@@ -27,9 +27,8 @@ from forerun.loading.folders import at_home, check_folder, check_name, is_large,
 from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.loading.packed_models import Kept, can_keep, keep, recall
-from forerun.models.adapter import NEEDED, huggingface_model, missing
+from forerun.models.adapter import NEEDED, huggingface_model, missing, register
 from forerun.models.base import CpuPass, LanguageModel
-from forerun.models.conversion import register
 from forerun.models.function import FunctionModel
 from forerun.models.no_warnings import no_loading_bar
 from forerun.models.trial_results import findings_of

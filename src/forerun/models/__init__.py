@@ -32,5 +32,5 @@ def __getattr__(name: str) -> type[HuggingFaceModel]:
 
 
 def __dir__() -> list[str]:
-    """The names that are meant for others."""
+    """The public names of this package."""
     return __all__

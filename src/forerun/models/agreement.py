@@ -1,9 +1,9 @@
 """Checks that a strategy reproduces a fresh pass on the given model.
 
 A list of architecture names would be incomplete and soon outdated. So a few tiny passes test the
-model itself: two rows of different length are filled, continued by one
-token, by a draft that is partly refused, and by several tokens, and every score is compared with
-the model run from scratch. Trees are tested in the same way, if they are needed.
+model itself: two rows of different length are filled, continued by one token, by a draft that is
+partly refused, and by several tokens, and every score is compared with the model run from scratch.
+Trees are tested in the same way, if they are needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from forerun.models.forward import Forward
 from forerun.trees.tree import Tree
 
-# Per round and row: how many tokens of the text are fed, then how many wrong ones that are refused.
+# Per round and row: the number of tokens of the text to feed, then of wrong ones to be refused.
 ROUNDS = (((3, 0), (2, 0)), ((1, 0), (1, 0)), ((2, 2), (1, 2)), ((3, 0), (3, 0)))
 TEXT_LENGTH = 9
-# Per row: tokens of the text before a tree, and the tree, whose last path is how the text goes on.
+# Per row: tokens of the text before a tree, and the tree, whose last path continues the text.
 TREES = ((4, Tree((-1, -1, 1, 0, 2))), (3, Tree((-1, -1, -1, 2, 2))))
 # Share of the logits' spread by which two evaluations of one text may differ. Wrong positions,
 # masks or states move logits by about their whole spread; rounding stays far below these. Float64
@@ -59,8 +59,8 @@ class Probe:
         return True
 
     def agrees_on_trees_with(self, rows: Any) -> bool:
-        """Whether two empty `rows` score the nodes of trees like their paths run alone, and the
-        text after a path that was kept like the text from scratch."""
+        """Whether two empty `rows` score every node of a tree like its path run alone, and the text
+        after a kept path like the text from scratch."""
         rows.score([0, 1], [text[:2] for text in self.texts], [1, 1])
         rows.commit([0, 1], [2, 2])
         tokens, kept = [], []
@@ -92,14 +92,15 @@ class Probe:
         )
 
     def _from_scratch(self, text: list[int]) -> Any:
+        """Logits (N, V) after each token of a text, without a cache."""
         return self.forward(self.forward.tokens(text), len(text), use_cache=False).logits[0]
 
 
 def _agree(ours: Any, fresh: Any, forward: Forward) -> bool:
-    """Compare (N, V) position by position; a NaN on either side is a disagreement.
+    """Whether two arrays of logits (N, V) agree within the tolerance; NaN never agrees.
 
-    In low precision the median position decides, because there a mixture of experts may send one
-    token elsewhere on a near-tie.
+    The largest error of all positions decides.  In low precision it is the median, because there a
+    mixture of experts may route one token differently on a near-tie.
     """
     ours, fresh = torch.as_tensor(ours).double(), fresh.double()
     error = (ours - fresh).pow(2).mean(-1).sqrt() / fresh.std(-1)  # (N,)

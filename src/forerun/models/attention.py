@@ -1,7 +1,7 @@
-"""Which keys a token may attend to: the layer kinds of a model and their masks.
+"""Determines which keys a token may attend to: the layer kinds of a model and their masks.
 
-The mask is the only place that knows a sliding window, so that every layer can store all of its
-keys and be cropped. It is also the only place that knows a tree from a chain.
+Only the mask depends on sliding windows, so every layer can store all of its keys and be cropped.
+Only the mask distinguishes trees from chains.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Branches:
-    """The trees of a pass. Their nodes lie in consecutive slots, but stand where their depth
-    says, and only their descendants see them."""
+    """The trees of a pass.  Nodes lie in consecutive slots, but their positions follow from their
+    depth, and a node is seen only by itself and its descendants."""
 
     first: Any  # (R, 1): the slot of each row's first node; past all keys for a chain
-    positions: Any  # (R, M): where the nodes stand
-    is_seen: Any  # (R, N, M): whether a scored token is a node or follows it
+    positions: Any  # (R, M): positions of the nodes in the text
+    is_seen: Any  # (R, N, M): whether a scored token is the node or a descendant of it
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 ONE_MASK = ("mistral",)
-"""Models that mask all layers alike, whatever a configuration says of each."""
+"""Architectures whose code masks all layers alike, even if a configuration has a kind per layer."""
 
 
 def layer_kinds(model: Any) -> list[LayerKind] | None:
     """One kind per cached layer, or None if some layer keeps more than keys and values.
 
-    The answer is read off the cache that transformers itself would build, because that is what
-    the layers will write to; configurations name things less consistently.  They may name a window
-    that a model's code knows nothing of: such a model sees all of its text.
+    The kinds are taken from the cache that transformers itself would build, because configurations
+    name things less consistently.  A configuration may name a window that the model's code does
+    not implement; such a model sees its whole text.
     """
     config, knows_windows = model.config, _knows_windows(model)
     try:
@@ -74,12 +74,13 @@ def layer_kinds(model: Any) -> list[LayerKind] | None:
 
 
 def _knows_windows(model: Any) -> bool:
-    """Whether the code of a model says anything of windows; true where it cannot be looked at."""
+    """Whether the source code of a model mentions windows; true where it cannot be read."""
     return any(map(_mentions_windows, {type(module).__module__ for module in model.modules()}))
 
 
 @cache
 def _mentions_windows(module: str) -> bool:
+    """Whether the source code of a module mentions windows; true where it cannot be read."""
     if module.startswith("torch."):
         return False
     try:
@@ -90,22 +91,22 @@ def _mentions_windows(module: str) -> bool:
 
 def attention_mask(
     kinds: list[LayerKind],  # the distinct ones
-    positions: Any,  # (R, N): where each scored token stands in its row
-    earliest: int,  # the smallest of them
+    positions: Any,  # (R, N): the position of each scored token in its row
+    earliest: int,  # the smallest position
     end: int,  # one past the last key that is read
     dtype: Any,
     branches: Branches | None = None,
 ) -> Any:
-    """The additive mask (R, 1, N, keys) of a pass: a dict by kind if the model has several.
+    """The additive mask (R, 1, N, keys) of a pass; a dict by kind if the model has several kinds.
 
-    Additive rather than boolean because eager attention needs it so, and fused attention would
-    otherwise convert it again in every layer.
+    Eager attention needs an additive mask, and fused attention would convert a boolean one again
+    in every layer.
     """
     masks = {}
     at = positions[:, :, None]  # (R, N, 1)
     for kind in kinds:
         slots = torch.arange(kind.first_visible(earliest), end, device=positions.device)  # (keys,)
-        keys, is_hidden = slots, slots > at  # where the keys stand; (R, N, keys)
+        keys, is_hidden = slots, slots > at  # positions of the keys; (R, N, keys)
         if branches is not None:
             keys, is_hidden = _among_branches(slots, is_hidden, branches)
         if kind.window is not None:
@@ -117,8 +118,9 @@ def attention_mask(
 
 
 def _among_branches(slots: Any, is_hidden: Any, branches: Branches) -> tuple[Any, Any]:
-    """Where keys stand (R, 1, keys), and whom they are hidden from (R, N, keys), given trees."""
-    node = slots - branches.first  # (R, keys): which node lies there, negative for text
+    """The positions of keys (R, 1, keys), and whether each is hidden from each scored token
+    (R, N, keys), where trees are among them."""
+    node = slots - branches.first  # (R, keys): the node in each slot, negative for text
     in_tree = node >= 0
     most = branches.positions.shape[1]
     index = node.clamp(0, most - 1)

@@ -1,9 +1,9 @@
-"""What the engine needs from a model: rows that are scored, then committed.
+"""The interface of models: rows of tokens that the engine scores, then commits.
 
 A batch is a set of rows. Each row stores a prefix of one request's text and has a length of its
-own; requests enter and leave rows between rounds. A round changes a row by `score`, then `commit`,
-so rolling back is committing less. Between rounds, a row can be released, cut short, or filled with
-the beginning of another row (`Prefixes`).
+own; requests enter and leave rows between rounds. A round changes a row by `score`, then `commit`;
+to roll back is to commit less. Between rounds, a row can be released, cut short, or filled with the
+beginning of another row (`Prefixes`).
 
 A model may store fewer tokens than were committed. The engine reads `state.lengths` and feeds
 `text[length:]`, the *pending* tokens, in front of the next draft. That one rule covers all three
@@ -33,8 +33,8 @@ class LanguageModel(Protocol):
     """Any model that can score the continuation of several texts at once.
 
     A model whose attribute `scores_trees` is true can score several continuations of each text.
-    The engine passes `parents` and paths to such models only.  One with a method `row_race` samples
-    its laws itself under the rule `match`, with the noise of `forerun.noise.race`.
+    The engine passes `parents` and paths to such models only.  A model with a method `row_race`
+    samples tokens itself under the rule `match`, with the noise of `forerun.noise.race`.
     """
 
     name: str
@@ -84,8 +84,8 @@ class LanguageModel(Protocol):
 
 
 def identity(model: LanguageModel) -> Any:
-    """What stays the same between wrappers of one model; what is learned about it is kept with
-    this.  It is the model itself unless that has an attribute `identity`."""
+    """The object under which facts about a model are kept: its attribute `identity`, which wrappers
+    of one model share, or the model itself if it has none."""
     return getattr(model, "identity", model)
 
 
@@ -95,14 +95,14 @@ GENERATION_FIELDS = (
 
 
 def generation_defaults(model: Any) -> dict[str, float]:
-    """The sampling options that a transformers model's `generation_config` states."""
+    """The sampling options in the `generation_config` of a transformers model, by name."""
     config = getattr(model, "generation_config", None)
     values = {name: getattr(config, name, None) for name in GENERATION_FIELDS}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def endings_of(model: Any) -> Sequence[int]:
-    """The ids with which a transformers model ends a text."""
+    """The ids of the tokens with which a transformers model ends a text; may be empty."""
     for config in (getattr(model, "generation_config", None), getattr(model, "config", None)):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
@@ -179,7 +179,7 @@ def check_score(
     num_logits: Sequence[int],
     vocab_size: int,
 ) -> None:
-    """Refuse invalid arguments on the host, because a device would report them badly."""
+    """Raise InputError for invalid arguments of `score`; a device would report them badly."""
     if not 0 < len(rows) == len(tokens) == len(num_logits):
         raise InputError(
             explain(
@@ -216,10 +216,11 @@ def check_score(
 
 
 def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept]) -> list[int]:
-    """The number of leading tokens that each row keeps.
+    """The number of leading tokens that each row keeps, for models without trees.
 
-    Refuses tokens that were never scored, which would silently extend a row with garbage.  Refuses
-    a path that is not a prefix, which only a model that scores trees can keep.
+    scored: the number of tokens scored in each row.  Raises InputError for tokens that were never
+    scored, which would extend a row with garbage, and for a path that is not a prefix, which only a
+    model that scores trees can keep.
     """
     counts = []
     for row, most, keeps in zip(rows, scored, kept, strict=True):
@@ -245,7 +246,7 @@ def check_commit(rows: Sequence[int], scored: Sequence[int], kept: Sequence[Kept
 
 
 def check_truncate(lengths: Sequence[int], row: int, length: int) -> None:
-    """Refuse a row that does not exist, or a negative length."""
+    """Raise InputError for a row that does not exist, or a negative length."""
     if not 0 <= row < len(lengths):
         wrong = f"There is no such row among the {len(lengths)} rows of this state."
         raise InputError(explain(wrong, row, f"Use 0 to {len(lengths) - 1}."))
@@ -255,7 +256,7 @@ def check_truncate(lengths: Sequence[int], row: int, length: int) -> None:
 
 
 def check_copy(lengths: Sequence[int], source: int, row: int, length: int) -> None:
-    """Refuse rows that do not exist, and a row that stores something already."""
+    """Raise InputError for rows that do not exist, or a target row that is not empty."""
     check_truncate(lengths, source, length)
     check_truncate(lengths, row, length)
     if lengths[row] > 0 or row == source:
@@ -265,29 +266,29 @@ def check_copy(lengths: Sequence[int], source: int, row: int, length: int) -> No
 
 
 def check_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Refuse layers that a model does not have, or none at all."""
+    """Raise InputError for layers that a model does not have, or for an empty list."""
     if not layers or not all(0 <= layer <= num_layers for layer in layers):
         wrong = f"The layers to watch must lie in 0 .. {num_layers}."
         raise InputError(explain(wrong, list(layers), "Name at least one; 0 is the embedding."))
 
 
 def check_watched(is_watched: bool, row: int) -> None:
-    """Refuse to show hidden states that nobody asked to keep."""
+    """Raise InputError if hidden states are asked for but `watch` was never called."""
     if not is_watched:
         cure = "Call `watch` with the layers wanted before the row is scored."
         raise InputError(explain("No hidden states were kept.", f"row {row}", cure))
 
 
 def room(stored: int, needed: int, hint: int) -> int:
-    """How much to allocate: at least what is needed and twice what there is, but not more than the
-    hint as long as the hint is enough."""
+    """The size to allocate: at least `needed`, and twice `stored` so that copies are rare, but not
+    more than `hint` as long as that is enough."""
     return max(needed, 2 * stored if needed > hint else min(2 * stored, hint))
 
 
 def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:
-    """How many leading tokens two sequences share, counting at most `most`.
+    """The number of leading tokens that two sequences share, at most `most`.
 
-    By bisection: comparing slices is much faster than comparing tokens one by one.
+    It is found by bisection, because comparing slices is much faster than comparing tokens.
     """
     low, high = 0, min(most, len(old), len(new))
     if list(old[:high]) == list(new[:high]):
@@ -299,3 +300,11 @@ def shared_prefix(old: Sequence[int], new: Sequence[int], most: int) -> int:
         else:
             high = middle
     return low
+
+
+def size_name(num_parameters: int) -> str:
+    """A number of parameters in words: 135000000 gives "135M parameters"."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if num_parameters >= size:
+            return f"{num_parameters / size:.3g}{unit} parameters"
+    return f"{num_parameters} parameters"

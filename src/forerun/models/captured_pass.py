@@ -1,9 +1,9 @@
 """Short passes of a transformers model as CUDA graphs: one launch instead of a thousand.
 
-A graph holds addresses and sizes, so a pass is padded to a whole number of blocks of keys, and what
-it reads (tokens, positions, slots, the mask of a tree) is copied to fixed places first.  The mask
-of a chain is made within the graph.  Only the passes of rounds are captured: prompts are long
-enough to keep the device busy.
+A graph holds addresses and sizes, so a pass is padded to a whole number of blocks of keys, and its
+inputs (tokens, positions, slots, the mask of a tree) are copied to fixed places first.  The mask of
+a chain is made within the graph.  Only the passes of rounds are captured: prompts are long enough
+to keep the device busy.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from forerun.models.fused_norms import Norm, fused_norms, taken
 from forerun.models.grouped_attention import grouped_attention
 from forerun.models.ragged_cache import Placement, RaggedCache
 
-MOST_TOKENS = 32  # of a row in a captured pass
+MOST_TOKENS = 32  # per row in a captured pass
 KEYS = 256  # the unit by which the keys of a captured pass grow
 MOST_GRAPHS = 16
 WARM_UP = 2  # passes of a size before it is captured
 
 
 class CapturedPasses:
-    """The passes of one cache that were captured, by size.
+    """The captured passes of one cache, by size.
 
-    capture: without it the same passes run uncaptured, as on a device without graphs.
+    capture: whether to capture; if false, passes run as they would on a device without graphs.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class CapturedPasses:
         self._cache = cache
         self._kinds = kinds
         self._made: dict[Any, _CapturedPass] = {}
-        self._norms: dict[Any, Norm] | None = None  # of the model, fused; None: not looked for yet
-        self._storage: Any = None  # the keys of the first layer when these were captured
+        self._norms: dict[Any, Norm] | None = None  # fused norms; None: not looked for yet
+        self._storage: Any = None  # the keys of the first layer at the time of capture
 
     def run(self, ids: Any, positions: Any, place: Placement, trees: Any) -> Any:
-        """Logits (R, N, V) of a pass; they are overwritten by the next one of that size.
+        """Logits (R, N, V) of a pass; the next pass of equal size overwrites them.
 
-        ids, positions: (R, N); place: with rows and slots as tensors.
+        ids, positions: (R, N).  place: its rows and slots are tensors.  trees: None for chains.
         """
         end = -(-place.end // KEYS) * KEYS
         self._grow(replace(place, end=end))
@@ -85,7 +85,7 @@ class CapturedPasses:
     def _capture(self, made: _CapturedPass) -> None:
         try:
             made.capture()
-        except Exception as error:  # of a model that reads a number back, or allocates
+        except Exception as error:  # the model reads a number back to the host, or allocates
             self.why_not = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             self._made.clear()
             warn(f"Passes are not captured as CUDA graphs: {self.why_not}. The text is the same.")
@@ -104,19 +104,20 @@ class CapturedPasses:
 
 
 class _CapturedPass:
-    """One size of pass, with inputs at fixed places."""
+    """A pass of one size, with its inputs at fixed addresses."""
 
     def __init__(
         self, call: Callable[..., Any], ids: Any, positions: Any, place: Placement, mask: Any
     ) -> None:
         self._call = call
         self._ids, self._positions, self._place = ids, positions, place
-        self._mask = mask  # None for chains
+        self._mask = mask  # of trees; None for chains
         self._logits: Any = None
         self.graph: Any = None
         self.num_runs = 0
 
     def fill(self, ids: Any, positions: Any, place: Placement, mask: Any) -> None:
+        """Copy the inputs of a pass to the fixed addresses."""
         self._ids.copy_(ids)
         self._positions.copy_(positions)
         for name in ("rows", "row_index", "slots"):
@@ -127,6 +128,7 @@ class _CapturedPass:
             part.copy_(_parts(mask)[kind])
 
     def run(self) -> Any:
+        """Logits (R, N, V) of the inputs that `fill` copied."""
         self.num_runs += 1
         if self.graph is None:
             return self._call(self._ids, self._positions, self._place, self._mask)
@@ -134,12 +136,13 @@ class _CapturedPass:
         return self._logits
 
     def capture(self) -> None:
+        """Capture the pass as a graph."""
         inputs = self._ids, self._positions, self._place, self._mask
         self.graph, self._logits = captured(lambda: self._call(*inputs), self._ids.device)
 
 
 def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Copies of a pass's inputs, whose addresses stay."""
+    """Copies of a pass's inputs, whose addresses never change."""
     tensors = {
         name: value.clone()
         for name in ("rows", "row_index", "slots")
@@ -151,7 +154,7 @@ def _still(ids: Any, positions: Any, place: Placement, mask: Any) -> tuple[Any, 
 
 
 def _parts(mask: Any) -> dict[str, Any]:
-    """The mask of each kind of layer; none of a chain."""
+    """The masks by kind of layer; empty for a chain."""
     if mask is None:
         return {}
     return mask if isinstance(mask, dict) else {"": mask}

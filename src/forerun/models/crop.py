@@ -21,16 +21,19 @@ from forerun.models.captured_pass import MOST_TOKENS as MOST_CAPTURED
 from forerun.models.captured_pass import CapturedPasses
 from forerun.models.feed import Feed, feeds
 from forerun.models.forward import Forward
+from forerun.models.hidden_states import History
 from forerun.models.padded_pass import FeedPart, branches, columns, plan
 from forerun.models.ragged_cache import Placement, RaggedCache
-from forerun.models.watching import Watch
 
-MOST_TOKENS = 1024  # of one row in one pass: bounds the mask and the activations of a long prompt
-MOST_PADDED = 4096  # of all rows in one pass, padding included
+MOST_TOKENS = 1024  # per row in one pass: bounds the mask and the activations of a long prompt
+MOST_PADDED = 4096  # in all rows of one pass, padding included
 
 
 class CropRows:
-    """Rows of an attention-only model."""
+    """Rows of a model whose layers store nothing but keys and values.
+
+    kinds: the kind of each layer.  capacity: a hint, the number of tokens of the longest row.
+    """
 
     def __init__(
         self, forward: Forward, kinds: list[LayerKind], num_rows: int, capacity: int
@@ -94,7 +97,7 @@ class CropRows:
         return self._set_prefix(row, row, min(length, self.lengths[row]))
 
     def seen_by(self, forward: Forward) -> CropRows:
-        """The same lengths and keys under another pass, with scores of its own."""
+        """These rows, with the same lengths and keys, for another pass that has its own scores."""
         other = copy(self)
         other.watch, other._fed, other._forward = None, [Feed()] * len(self.lengths), forward
         if self.captured is not None:
@@ -107,8 +110,7 @@ class CropRows:
         self._fed = [Feed()] * len(self.lengths)
 
     def forget(self, row: int, known: int = 0) -> None:
-        """Nothing scored since the last commit may be built on, less the first `known` tokens
-        of the score that is about to follow."""
+        """Forget all but the first `known` tokens that were scored since the last commit."""
         self._fed[row] = Feed()
         if self.watch is not None:
             self.watch.forget(row, known)
@@ -120,7 +122,7 @@ class CropRows:
             self.watch.release(row)
 
     def _set_prefix(self, source: int, row: int, length: int) -> int:
-        """The cache of `row` holds the first `length` tokens of `source`; forget the rest."""
+        """Record that `row` stores the first `length` tokens of `source` and nothing else."""
         self.lengths[row] = length
         self._fed[row] = Feed()
         if self.watch is not None:
@@ -128,7 +130,7 @@ class CropRows:
         return length
 
     def _score_groups(self, parts: Sequence[FeedPart]) -> Any:
-        """Passes of similar rows, put back together as (R, max N, V)."""
+        """Score groups of rows of similar length; logits (R, max N, V) in the order of `parts`."""
         groups = group_rows([len(part) for part in parts])
         if len(groups) == 1:
             return self._score_group(parts)
@@ -142,7 +144,7 @@ class CropRows:
         return logits
 
     def _score_group(self, parts: Sequence[FeedPart]) -> Any:
-        """One pass for all rows, or several for a single long one; logits (R, max N, V)."""
+        """Score a group in one pass, or a single long row in several; logits (R, max N, V)."""
         if len(parts) > 1:
             return self._pass(parts)
         whole, scored = parts[0], []
@@ -181,8 +183,8 @@ class CropRows:
             if not (is_even and is_run):
                 chosen = run if is_run else indices[:, 0].contiguous()
                 place = Placement(chosen, earliest, start, end, indices[:, :1], at)
-        # Transformers builds the right mask itself when rows agree and there is either nothing
-        # stored or one new token; for full attention that mask is no mask, which is faster.
+        # Transformers builds the right mask itself if all rows have one length and either nothing
+        # is stored or there is one new token.  With full attention it needs none, which is faster.
         mask = None
         if trees is not None or not (is_even and (width == 1 or start == 0)):
             mask = attention_mask(self._kinds, positions, place.earliest, end, self._dtype, trees)
@@ -221,7 +223,8 @@ class CropRows:
 
 
 def _picked(logits: Any, index: list[list[int]] | None) -> Any:
-    """The columns (R, max N) of logits (R, C, V) that each row asked for; None: all of them."""
+    """Logits (R, max N, V): from logits (R, C, V) the columns `index` (R, max N) of each row; None
+    takes all columns."""
     if index is None:
         return logits
     gather = torch.tensor(index, device=logits.device)
@@ -229,8 +232,9 @@ def _picked(logits: Any, index: list[list[int]] | None) -> Any:
 
 
 def group_rows(counts: Sequence[int]) -> list[list[int]]:
-    """Split rows into passes so that little is padded: decoding rows together, prompts apart.
+    """Divide rows into groups for one pass each, so that little is padded; returns row numbers.
 
+    counts: the number of tokens of each row.
     A row joins a pass while it has at most about twice the tokens of its shortest row, so less
     than half of a large pass is padding; small passes cost the same whatever is in them.
     """
@@ -244,3 +248,55 @@ def group_rows(counts: Sequence[int]) -> list[list[int]]:
         else:
             groups.append([index])
     return [sorted(group) for group in groups]
+
+
+class Watch:
+    """Hidden states of scored tokens per row, kept until a commit says which tokens stay.
+
+    States have the shape (N, layers * hidden size).
+    """
+
+    def __init__(self, layers: Sequence[int], lengths: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._scored: list[list[Any]] = [[] for _ in lengths]  # in parts, since the last commit
+        self._kept: list[Any] = [None] * len(lengths)
+        self._history = History(lengths, torch.cat)
+
+    def forget(self, row: int, known: int = 0) -> None:
+        """Forget all but the first `known` tokens that were scored since the last commit."""
+        self._scored[row] = [torch.cat(self._scored[row])[:known]] if known else []
+
+    def see(self, parts: Sequence[FeedPart], hidden_states: Sequence[Any]) -> None:
+        """Append the states of a pass.
+
+        hidden_states: (R, N, hidden size) for the embedding and after each layer.
+        """
+        device = hidden_states[0].device
+        chosen = [hidden_states[layer].to(device) for layer in self.layers]
+        states = torch.cat(chosen, dim=-1)  # (R, N, layers * hidden size)
+        for index, part in enumerate(parts):
+            self._scored[part.row].append(states[index, : len(part)])
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Commit: keep the states of a path of scored tokens, and forget the others."""
+        if self._scored[row]:
+            states = torch.cat(self._scored[row])
+            if not isinstance(path, range):
+                states = states[list(path)]
+            elif len(path) < len(states):
+                states = states[: len(path)].clone()  # frees the states of rejected tokens
+            self._kept[row] = self._history.add(row, states)
+        self._scored[row] = []
+
+    def kept(self, row: int) -> Any:
+        """The states that the last commit kept."""
+        return self._kept[row]
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Let `row` have the states of the first `length` tokens of `source`."""
+        self._scored[row], self._kept[row] = [], None
+        self._history.copy(source, row, length)
+
+    def release(self, row: int) -> None:
+        self._scored[row], self._kept[row] = [], None
+        self._history.release(row)

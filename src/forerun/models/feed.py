@@ -1,6 +1,6 @@
-"""The tokens a row is fed between two commits: text, then optionally a tree of guesses.
+"""The tokens that a row is fed between two commits: text, then optionally a tree of guesses.
 
-A chain counts as text, so rows with and without trees share the same code.
+A chain is treated as text, so rows with and without trees share their code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_TREE = Tree(())
 
 @dataclass(frozen=True)
 class Feed:
-    """Tokens after what a row stores; the last `len(tree)` of them are the nodes of `tree`."""
+    """Tokens that follow the stored text of a row; the last `len(tree)` are the nodes of `tree`."""
 
     tokens: Sequence[int] = ()
     tree: Tree = NO_TREE
@@ -40,7 +40,7 @@ class Feed:
 
     @property
     def trunk(self) -> int:
-        """Tokens before the tree."""
+        """The number of tokens before the tree."""
         return len(self.tokens) - len(self.tree)
 
     def follows(self, index: int) -> int:
@@ -49,7 +49,8 @@ class Feed:
         return index - 1 if index < trunk else trunk + self.tree.parents[index - trunk]
 
     def shared(self, new: Feed, most: int) -> int:
-        """Leading tokens of `new`, up to `most`, that have the same token and parent here."""
+        """The number of leading tokens, at most `most`, in which this feed and `new` agree: the
+        token and its parent are the same."""
         count = shared_prefix(self.tokens, new.tokens, most)
         for index in range(min(self.trunk, new.trunk), count):
             if self.follows(index) != new.follows(index):
@@ -66,7 +67,8 @@ class Feed:
         return places
 
     def path(self, row: int, kept: Kept) -> Sequence[int]:
-        """Indices of the tokens to keep; each must directly follow the one before it."""
+        """The indices of the tokens to keep.  row: for the error, which is an InputError if some
+        token is not the parent of the next."""
         if isinstance(kept, int):
             check_commit([row], [len(self.tokens)], [kept])
             indices: Sequence[int] = range(kept)

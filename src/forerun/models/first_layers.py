@@ -34,7 +34,10 @@ class SharedRows(State, Protocol):
 
 
 class FirstLayers:
-    """A `LanguageModel` on the rows of another model; only commits of that model extend them."""
+    """The first layers of a model as a `LanguageModel`, on the rows of the whole model.
+
+    Its commits only forget scores: the rows grow when the whole model commits.
+    """
 
     def __init__(
         self, whole: Any, num_layers: int, rows_of_whole: SharedRows, own_rows: SharedRows
@@ -49,7 +52,7 @@ class FirstLayers:
 
     @property
     def scores_trees(self) -> bool:
-        """The answer of the whole model, which is asked only if there is a tree."""
+        """Whether the whole model scores trees; it may need a trial, so it is asked only on use."""
         return bool(self._whole.scores_trees)
 
     def start(self, num_rows: int, capacity: int = 0) -> SharedRows:
@@ -78,14 +81,14 @@ class FirstLayers:
 
 
 def check_depth(name: str, total: int, num_layers: int) -> None:
-    """Refuse more layers than the model has."""
+    """Raise InputError unless 1 <= num_layers <= total."""
     if not 1 <= num_layers <= total:
         received = f"the first {num_layers}"
         raise InputError(explain(f"{name} has {total} layers.", received, f"Use 1 to {total}."))
 
 
 def truncated(model: Any, num_layers: int) -> Any:
-    """The same modules and weights, with a shorter list of layers."""
+    """A transformers model that shares modules and weights but has only its first layers."""
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [
         name.split(".")
@@ -100,6 +103,7 @@ def truncated(model: Any, num_layers: int) -> Any:
 
 
 def _shortened(module: Any, path: list[str], num_layers: int) -> Any:
+    """A copy of a module in which the list of layers at `path` is cut to the first ones."""
     if not path:
         return module[:num_layers]
     if "forward" in vars(module):  # bound to the whole model, which would run instead

@@ -1,10 +1,11 @@
 """RMS norms of a transformers model in two to four kernels instead of eight to ten.
 
 In a captured pass of a few tokens most kernels take two microseconds whatever they do, and
-transformers writes a norm as single operations.  Here the largest part of it is torch's fused norm.
-The formula is taken whose results are those of the module, rounding included; a module that none
-reproduces is left alone.  So is every norm in float64: transformers computes those in float32, and
-another order of the sum then shows in the ninth digit where the rest of the model has sixteen.
+transformers computes a norm as single operations.  Here torch's fused norm replaces most of them.
+Of several formulas the one is taken whose results equal those of the module, rounding included; a
+module that none reproduces is left alone.  So is every norm in float64: transformers computes those
+in float32, and another order of the sum changes the ninth digit, where the rest of the model has
+sixteen.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in which norms may be fused
-NUM_ROWS = 8  # that are compared
-SIZES = (-4, 2)  # of these rows, as powers of ten: the smallest show where epsilon is added
-MOST_ULPS = 4  # by which a float32 number may differ, the order of a sum being another
-MOST_NARROW_ULPS = 2  # by which a 16-bit number may: one rounding that went the other way
-EQUAL = 0.98  # share of 16-bit numbers that must not differ at all
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes in which norms may be fused
+NUM_ROWS = 8  # rows of input for which results are compared
+SIZES = (-4, 2)  # magnitudes of these rows as powers of ten: the smallest show where epsilon is
+MOST_ULPS = 4  # the largest difference of a float32 number, as the order of the sum is different
+MOST_NARROW_ULPS = 2  # the largest difference of a 16-bit number: one rounding the other way
+EQUAL = 0.98  # the share of 16-bit numbers that must be equal
 
 Norm = Callable[[Any], Any]
 
 
 def _rounded_first(norm: Any, eps: float) -> Norm:
-    """Llama, Mistral, Qwen, Phi: the weight multiplies what was rounded."""
+    """The norm of Llama, Mistral, Qwen and Phi: rounded before the weight multiplies it."""
     return lambda x: norm.weight * rms_norm(x, norm.weight.shape, None, eps)
 
 
 def _rounded_last(norm: Any, eps: float) -> Norm:
-    """OLMo 2."""
+    """The norm of OLMo 2: rounded after the weight has multiplied it."""
     return lambda x: (norm.weight * rms_norm(x.float(), norm.weight.shape, None, eps)).to(x.dtype)
 
 
 def _around_one(norm: Any, eps: float) -> Norm:
-    """Gemma: the weight is stored less 1."""
+    """The norm of Gemma: the weight is stored minus 1, and rounding comes last."""
 
     def fused(x: Any) -> Any:
         result = rms_norm(x.float(), norm.weight.shape, None, eps)
@@ -51,7 +52,7 @@ FORMULAS = (_rounded_first, _rounded_last, _around_one)
 
 
 def fused_norms(model: Any) -> dict[Any, Norm]:
-    """The norms of a model that a formula reproduces, each with what computes it."""
+    """For each norm of a model that a formula reproduces, the function that computes it."""
     norms = [
         module
         for module in model.modules()
@@ -64,7 +65,7 @@ def fused_norms(model: Any) -> dict[Any, Norm]:
 
 @contextmanager
 def taken(norms: dict[Any, Norm]) -> Iterator[None]:
-    """Compute these norms so for now."""
+    """Within the context, compute the given norms by their fused functions."""
     for module, fused in norms.items():
         module.forward = fused
     try:
@@ -75,6 +76,7 @@ def taken(norms: dict[Any, Norm]) -> Iterator[None]:
 
 
 def _fused(norm: Any) -> Norm | None:
+    """The first formula that reproduces a norm on random rows; None if none does."""
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     weight = getattr(norm, "weight", None)
     if not isinstance(eps, float) or weight is None or weight.dim() != 1:
@@ -92,12 +94,14 @@ def _fused(norm: Any) -> Norm | None:
 
 
 def _for_its_dtype(norm: Any, fused: Norm) -> Norm:
-    """Rows of another dtype than the weight, on which nothing was compared, go to the module."""
+    """A function that uses `fused` for rows of the weight's dtype, for which results were compared,
+    and the module itself for others."""
     usual = norm.forward
     return lambda x: fused(x) if x.dtype == norm.weight.dtype else usual(x)
 
 
 def _agree(got: Any, expected: Any) -> bool:
+    """Whether two results are equal up to the differences that are allowed for their dtype."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return False
     limits = torch.finfo(expected.dtype)

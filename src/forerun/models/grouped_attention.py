@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "forerun_grouped"
-USUAL = "sdpa"  # what transformers calls the attention that this replaces
+USUAL = "sdpa"  # the name in transformers of the attention that this replaces
 EXTRAS = ("softcap", "position_bias", "cache", "s_aux")  # arguments that change a result
 
 
@@ -57,7 +57,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def grouped_attention(model: Any) -> Iterator[None]:
-    """Let a model that attends by torch's fused attention attend so for now."""
+    """Within the context, a model that uses torch's fused attention uses `attend` instead."""
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     if before == USUAL:

@@ -1,8 +1,8 @@
-"""What one engine has learned about a target, kept for the next one.
+"""Hands objects that one engine has made for a target, such as measurements, to the next engine.
 
-Two engines may be at work on one target at once, in two threads or in two streams that are read
-in turn.  So what is on a shelf belongs to whoever takes it, until it is put back: nothing that is
-being written to is shared, and one engine's experience never gets mixed into another's.
+Two engines may work on one target at once, in two threads or in two streams that are read in turn.
+So an engine takes an item off the shelf and puts it back at the end: objects that are being written
+to are never shared, and measurements of two engines never get mixed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from forerun.models.base import LanguageModel, identity
 Item = TypeVar("Item")
 
 MOST_ITEMS = 16
-"""Per target; beyond them the oldest go."""
+"""The most items per target; the oldest are dropped."""
 
 
 class Shelf(Generic[Item]):
-    """Items by target and key; they go when their target does."""
+    """Items by target and key; they are freed with their target."""
 
     def __init__(self) -> None:
         self._items: WeakKeyDictionary[Any, dict[Hashable, Item]] = WeakKeyDictionary()
         self._lock = Lock()
 
     def take(self, target: LanguageModel, key: Hashable = None) -> Item | None:
-        """The item, which is no longer on the shelf; None if nobody has put one there."""
+        """Remove and return an item; None if there is none."""
         with self._lock:
             try:
                 return self._items.get(identity(target), {}).pop(key, None)
-            except TypeError:  # not hashable, or cannot be referred to weakly
+            except TypeError:  # the target is not hashable or allows no weak references
                 return None
 
     def put(self, item: Item, target: LanguageModel, key: Hashable = None) -> None:
-        """Leave an item for whoever comes next, in place of what is there."""
+        """Put an item on the shelf, in place of one with the same key."""
         with self._lock:
             try:
                 items = self._items.setdefault(identity(target), {})

@@ -24,18 +24,20 @@ from forerun.models.base import (
     check_score,
     check_truncate,
     check_watched,
+    size_name,
 )
-from forerun.models.can_serve import max_context, refuse_attention, refuse_unfit
 from forerun.models.crop import CropRows
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
 from forerun.models.forward import Forward
-from forerun.models.naming import size_name
 from forerun.models.pickling import NotPickled
-from forerun.models.recompute import RecomputeRows
 from forerun.models.rounded import Bits, rounded_copy
-from forerun.models.snapshot import SnapshotRows
+from forerun.models.snapshot import RecomputeRows, SnapshotRows
 from forerun.models.trial_results import LOCK, Findings
 from forerun.rules.on_device import can_decide
+
+# Rotary tables that are rebuilt when a text outgrows the original context: past it, the scores of
+# a text depend on what shares the pass with it.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 Strategy = Literal["crop", "snapshot", "recompute"]
 Rows = CropRows | SnapshotRows | RecomputeRows
@@ -44,7 +46,7 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_nu
 
 
 class Candidate(NamedTuple):
-    """A strategy, and the warning for the user if it is chosen."""
+    """A strategy, how it makes rows, and the warning for the user if it is chosen."""
 
     strategy: Strategy
     start: Callable[[Forward, int, int], Rows]  # (forward, num_rows, capacity)
@@ -54,13 +56,13 @@ class Candidate(NamedTuple):
 class HuggingFaceModel(NotPickled):
     """Rows over a transformers causal language model, on its own device and in its own dtype.
 
-    The strategy is tried out in a few tiny passes the first time rows are made: `"auto"` takes
-    the fastest that holds, and one asked for by name is refused if it does not. The logits are
-    inference-mode tensors: use them under `torch.inference_mode()`, or clone them.
+    The strategy is tested in a few tiny passes the first time rows are made: `"auto"` takes the
+    fastest that agrees with a fresh pass, and one given by name is refused if it does not. The
+    logits are inference-mode tensors: use them under `torch.inference_mode()`, or clone them.
 
-    why_not_lean: the reason why the lean CPU pass was not taken.
-    source: where the weights come from, if the name does not tell.
-    findings: what trying the model out has told; `forerun.wrap` lets wrappers of a model share it.
+    why_not_lean: the reason why the lean CPU pass is not used.
+    source: where the weights come from, if the name does not say so.
+    findings: results of trial passes; `forerun.wrap` lets wrappers of a model share them.
     """
 
     why_not_lean = "only `load` takes it: the weights are copied"
@@ -77,7 +79,7 @@ class HuggingFaceModel(NotPickled):
         self.name: str = model.config.name_or_path or type(model).__name__
         self.vocab_size: int = config.vocab_size
         self.max_context = max_context(config)
-        self.hidden_size: int = getattr(config, "hidden_size", 0)  # 0: no such single size
+        self.hidden_size: int = getattr(config, "hidden_size", 0)  # 0: layers differ in size
         self.num_layers: int = getattr(config, "num_hidden_layers", 0)
         self._forward = Forward(model)
         self._asked = strategy
@@ -90,14 +92,14 @@ class HuggingFaceModel(NotPickled):
         return f"{type(self).__name__}({self.name!r}, {size}, {self.pass_name})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """With weights of its own, which transformers can copy."""
+        """A copy with weights of its own; transformers models, unlike ours, can be copied."""
         other = copy(self)
         vars(other).update(deepcopy(vars(self), memo))
         return other
 
     @property
     def pass_name(self) -> str:
-        """Which pass runs, for people to read."""
+        """The library, dtype and device of the pass in words."""
         dtype = str(self._forward.dtype).removeprefix("torch.")
         weights = [f"weights {self.source}"] if self.source else []
         return ", ".join(["transformers", dtype, str(self._forward.device), *weights])
@@ -109,23 +111,24 @@ class HuggingFaceModel(NotPickled):
 
     @property
     def decides_on_device(self) -> bool:
-        """Whether its logits can be judged where they are, which kernels do on a GPU."""
+        """Whether kernels can judge its logits on the GPU that has computed them."""
         is_double = self._forward.dtype is torch.float64
         return not is_double and can_decide(self.model, self.vocab_size)
 
     @property
     def identity(self) -> Findings:
-        """The key of what is learned about the model; equal for wrappers of one model."""
+        """The key under which facts about the model are kept; wrappers of one model share it."""
         return self.findings
 
     @property
     def strategy(self) -> Strategy:
-        """How rows are kept: "crop", "snapshot" or "recompute"."""
+        """The way to keep rows: "crop", "snapshot" or "recompute"; may run the trial."""
         return self._choice().strategy
 
     @property
     def scores_trees(self) -> bool:
-        """Whether a tree scores like its paths run alone; a few tiny passes decide."""
+        """Whether the nodes of a tree get the scores of their paths run alone; tested in a few tiny
+        passes on first use."""
         with LOCK:
             if self.findings.scores_trees is None:
                 chosen, forward = self._choice(), self._tried()
@@ -161,7 +164,7 @@ class HuggingFaceModel(NotPickled):
             state.commit(rows, kept)
 
     def watch(self, state: Rows, layers: Sequence[int]) -> None:
-        """Keep the hidden states of all tokens scored from now on.
+        """Keep the hidden states after these layers of all tokens scored from now on.
 
         0 is the embedding; `num_layers` is after the final norm, which is what the head reads.
         """
@@ -174,12 +177,13 @@ class HuggingFaceModel(NotPickled):
         state.watch_layers(layers)
 
     def watched(self, state: Rows, row: int) -> Any:
+        """Hidden states (N, layers * hidden) of the tokens that the last commit added to a row."""
         watch = state.watch if isinstance(state, CropRows) else None
         check_watched(watch is not None, row)
         return watch and watch.kept(row)
 
     def first_layers(self, state: Rows, num_layers: int) -> FirstLayers:
-        """The first layers with the model's own head, scoring on the given rows."""
+        """A model of the first layers and the same head, which scores on the given rows."""
         if not isinstance(state, CropRows):
             wrong = "Only rows kept by the crop strategy can be shared with the first layers."
             received = f"{type(self.model).__name__} with strategy {self.strategy!r}"
@@ -191,8 +195,8 @@ class HuggingFaceModel(NotPickled):
     def rounded(self, bits: Bits) -> HuggingFaceModel:
         """A copy with linear weights of 8 or 4 bits, which shares everything else.
 
-        The strategy is tried on the exact weights while they exist. Rounding does not change which
-        strategy is right, but it can magnify rounding errors of a pass and fail the trial.
+        The trial uses the exact weights while they exist. Rounding weights does not change which
+        strategy is right, but it can magnify the rounding errors of a pass, and the trial fails.
         """
         other = copy(self)
         other.findings = copy(self.findings)
@@ -206,25 +210,32 @@ class HuggingFaceModel(NotPickled):
         state.release(row)
 
     def copy_prefix(self, state: Rows, source: int, row: int, length: int) -> int:
-        """Snapshot rows of recurrent models take over a whole state or nothing."""
+        """Copy the first tokens of `source` to an empty row; returns the length that was copied.
+
+        Snapshot rows of recurrent models copy their whole state or nothing.
+        """
         check_copy(state.lengths, source, row, length)
         with torch.inference_mode():
             return state.copy_prefix(source, row, length)
 
     def truncate(self, state: Rows, row: int, length: int) -> int:
-        """Snapshot rows of recurrent models keep all or nothing."""
+        """Keep the first `length` tokens of a row; returns the length that was kept.
+
+        Snapshot rows of recurrent models keep all or nothing.
+        """
         check_truncate(state.lengths, row, length)
         with torch.inference_mode():
             return state.truncate(row, length)
 
     def fresh(self, text: Sequence[int]) -> Any:
-        """Logits (V,) after a text, as transformers has them from scratch and without a cache."""
+        """Logits (V,) after a text, computed by transformers from scratch without a cache."""
         with torch.inference_mode():
             return self._forward(self._forward.tokens(text), 1, use_cache=False).logits[0, -1]
 
     @property
     def compute_dtype(self) -> str:
-        """The coarsest arithmetic in a pass; products that read rounded weights use bfloat16."""
+        """The coarsest dtype of arithmetic in a pass; products with rounded weights use bfloat16 on
+        a CPU."""
         rounds = self._has_rounded_weights and self._forward.device.type == "cpu"
         return "bfloat16" if rounds else self._forward.compute_dtype
 
@@ -293,7 +304,7 @@ class HuggingFaceModel(NotPickled):
         return candidates
 
     def _choice(self) -> Candidate:
-        """The first candidate that reproduces a fresh pass; tried once per model."""
+        """The first candidate that reproduces a fresh pass; the trial runs once per model."""
         with LOCK:
             chosen: Candidate | None = self.findings.candidate
             if chosen is None:
@@ -320,7 +331,7 @@ class HuggingFaceModel(NotPickled):
         return chosen
 
     def _tried(self) -> Forward:
-        """The model to try: for a rounded copy, the exact model while it exists."""
+        """The model to run trials on: for a rounded copy, the exact model while it exists."""
         exact = None if self.findings.model is None else self.findings.model()
         return self._forward if exact is None or exact is self.model else Forward(exact)
 
@@ -332,3 +343,59 @@ def _holds(test: Callable[[Any], bool], candidate: Candidate, forward: Forward) 
         raise
     except Exception:  # models reject a foreign cache or mask with any exception
         return False
+
+
+def refuse_unfit(model: Any) -> None:
+    """Raise an error that names the reason, if a model is not a decoder-only language model that is
+    ready for inference."""
+    kind = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            explain(
+                "Encoder-decoder models are not supported: only decoder-only causal ones are.",
+                kind,
+                "Load a causal model, for example with AutoModelForCausalLM.",
+            )
+        )
+    if getattr(model, "can_generate", lambda: True)() is False:
+        raise UnsupportedError(
+            explain(
+                "The model has no language-model head, so it returns no logits.",
+                kind,
+                "Load it with AutoModelForCausalLM.",
+            )
+        )
+    if getattr(model, "training", False):
+        raise InputError(
+            explain(
+                "The model is in training mode: dropout changes its output at every pass.",
+                kind,
+                "Call model.eval() first.",
+            )
+        )
+
+
+def refuse_attention(model: Any) -> None:
+    """Raise UnsupportedError for an attention implementation that ignores masks: rows of different
+    length need their own."""
+    implementation = model.config.get_text_config(decoder=True)._attn_implementation
+    if implementation not in ("sdpa", "eager", None):
+        raise UnsupportedError(
+            explain(
+                "Rows of different length need an attention that takes a prepared mask.",
+                f"attn_implementation {implementation!r} in {type(model).__name__}",
+                'Call model.set_attn_implementation("sdpa"), or pass strategy="snapshot" to '
+                "score rows one by one.",
+            )
+        )
+
+
+def max_context(config: Any) -> int | None:
+    """The longest text, in tokens, whose scores can be trusted; None if there is no limit."""
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for table in (rope, *rope.values()):  # one table, or one for each kind of layer
+        if isinstance(table, dict) and table.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            original = getattr(config, "original_max_position_embeddings", None)
+            return table.get("original_max_position_embeddings") or original or longest
+    return longest

@@ -1,7 +1,7 @@
-"""Which transformers models have the shape that the lean passes compute, and how they are built.
+"""Finds out whether a transformers model has the architecture that our own passes compute.
 
-Only what these passes compute exactly is taken: a class is listed by name, and every part that
-could make it something else (another activation, adapters, a cap on logits) is looked at.
+Only models that these passes compute exactly are accepted: the class must be listed by name, and
+every part that could change the results (another activation, adapters, a cap on logits) is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def why_no_llama(model: Any) -> str:
-    """Why a model is no Llama that sees its whole text; empty if it is."""
+    """The reason why a model is not a Llama that sees its whole text; empty if it is one."""
     if reason := why_other_shape(model, LLAMAS):
         return reason
     if activation(model.config) != "silu":
@@ -33,7 +33,7 @@ def why_no_llama(model: Any) -> str:
 
 
 def why_other_shape(model: Any, family: tuple[str, ...] = FAMILY) -> str:
-    """Why a model is not of this family; empty if it is."""
+    """The reason why a model does not belong to this family; empty if it does."""
     kind, config = type(model), model.config
     if kind.__name__ not in family or not kind.__module__.startswith("transformers."):
         return f"it is not one of {', '.join(family)}"
@@ -52,7 +52,7 @@ def why_other_shape(model: Any, family: tuple[str, ...] = FAMILY) -> str:
 
 
 def _why_changed(model: Any) -> str:
-    """Why the modules of a model are not those its class is made of; empty if they are."""
+    """The reason why modules of a model are not those of its class; empty if they all are."""
     modules = list(model.modules())
     linear = linear_layers(model)
     is_whole = len(linear) == 7 * len(model.model.layers) + 1
@@ -66,7 +66,7 @@ def _why_changed(model: Any) -> str:
 
 
 def _why_uneven(model: Any) -> str:
-    """Why its layers are not all as its configuration says; empty if they are."""
+    """The reason why layers are not all as the configuration says; empty if they are."""
     attentions = [layer.self_attn for layer in model.model.layers]
     if len({attention.scaling for attention in attentions}) > 1:
         return "its layers scale their attention differently"
@@ -88,12 +88,13 @@ def is_gemma(module: Any) -> bool:
 
 
 def activation(config: Any) -> str:
-    """What transformers calls the activation of the MLPs."""
+    """The name in transformers of the activation of the MLPs."""
     name: str = getattr(config, "hidden_activation", None) or config.hidden_act
     return name
 
 
 def linear_layers(model: Any) -> list[Any]:
+    """All linear layers of a model."""
     return [module for module in model.modules() if hasattr(module, "out_features")]
 
 
@@ -103,7 +104,10 @@ def _rope_types(model: Any) -> list[str]:
 
 
 def without_lean(plain: Any, reason: str) -> Any:
-    """The `HuggingFaceModel` itself, with the reason; users of Llama-family models are warned."""
+    """Note on a `HuggingFaceModel` why the lean pass is not used, and return it.
+
+    Warns the user if the model is of the Llama family.
+    """
     plain.why_not_lean = reason
     if type(plain.model).__name__ in FAMILY:
         warn(f"{plain.name} runs on transformers, not on the faster lean CPU pass: {reason}.")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_loading_bar() -> Iterator[None]:
-    """No bar while weights are read, which takes a second; downloads, which take long, keep theirs.
+    """Show no progress bar while weights are read, which takes a second; downloads keep theirs.
 
     transformers switches off both bars, so the hub's bar is switched on again.
     """
@@ -30,7 +30,7 @@ def no_loading_bar() -> Iterator[None]:
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """No warnings of transformers; without it there are none, and it is not imported for that."""
+    """Silence the warnings of transformers, if it is imported."""
     if "transformers" not in sys.modules:
         yield
         return
@@ -45,9 +45,10 @@ def no_warnings() -> Iterator[None]:
 
 
 def no_onednn_traces() -> None:
-    """No stack trace of PyTorch's first bfloat16 product on a CPU that has no instructions for it.
+    """Silence the stack trace of PyTorch's first bfloat16 product on a CPU without instructions for
+    it.
 
-    oneDNN refuses such a product on ARM, PyTorch takes another way and gets the same result.  It
-    does so once per process, inside whichever model comes first, so this holds for good.
+    oneDNN refuses such a product on ARM, and PyTorch computes the same result another way.  This
+    happens once per process, in whichever model is first, so the filter stays.
     """
     warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS", UserWarning)

@@ -30,20 +30,22 @@ class FeedPart:
 
     @property
     def slot(self) -> int:
-        """The slot of the first token."""
+        """The slot in the row of the first token."""
         return self.stored + self.begin
 
     @property
     def tokens(self) -> Sequence[int]:
+        """The ids of the tokens."""
         return self.feed.tokens[self.begin : self.end]
 
     @property
     def positions(self) -> NDArray[np.int64]:
+        """The positions of the tokens in the row's text."""
         return self.stored + self.feed.offsets(self.begin, self.end)
 
 
 def plan(parts: Sequence[FeedPart], width: int) -> NDArray[np.int64]:
-    """Ids, positions, slots and rows as one array (4, R, N), so one copy reaches the device.
+    """Ids, positions, slots and rows as one array (4, R, N), which takes one copy to the device.
 
     Padding repeats the position of the row's last token, so it is valid for a learned position
     table.  It is written to the slots after that token.
@@ -60,7 +62,7 @@ def plan(parts: Sequence[FeedPart], width: int) -> NDArray[np.int64]:
 
 
 def branches(parts: Sequence[FeedPart], width: int, end: int, device: Any) -> Branches | None:
-    """The trees of a pass whose keys end at `end`; None where all rows are chains."""
+    """The trees of a pass whose keys end at slot `end`; None if all rows are chains."""
     most = max(len(part.feed.tree) for part in parts)
     if most == 0:
         return None
@@ -73,16 +75,17 @@ def branches(parts: Sequence[FeedPart], width: int, end: int, device: Any) -> Br
             first[index] = part.stored + trunk
             positions[index, : len(tree)] = part.stored + trunk + np.array(tree.depths)
             nodes = np.minimum(np.arange(part.begin, part.begin + width), part.end - 1) - trunk
-            in_tree = nodes >= 0  # padding repeats what the last token sees
+            in_tree = nodes >= 0  # padding sees what the last token sees
             is_seen[index, in_tree, : len(tree)] = tree.ancestors[nodes[in_tree]]
     return Branches(*(torch.from_numpy(x).to(device) for x in (first, positions, is_seen)))
 
 
 def columns(parts: Sequence[FeedPart]) -> tuple[int | list[int], list[list[int]] | None]:
-    """Which columns of a padded pass to project, and where each row's logits are among them.
+    """The columns of a padded pass to compute logits for, and the places of each row's among them.
 
-    Only columns some row asked for are projected: the vocabulary is the widest axis by far. The
-    second result (R, max N) is None if every row needs exactly the projected columns.
+    Only columns that some row needs are computed, because the vocabulary is the widest axis by far.
+    The first result is a number of last columns or a list.  The second (R, max N) is None if every
+    row needs exactly the computed columns.
     """
     counts = [len(part) for part in parts]
     num_logits = [part.num_logits for part in parts]

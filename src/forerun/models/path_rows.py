@@ -1,7 +1,7 @@
-"""What the rows of the lean passes have in common, whatever they store keys and values in.
+"""The base of the rows of our own passes, independent of how keys and values are stored.
 
-Nodes of a tree are stored one after the other like text; a commit moves those of the path that is
-kept to where the text goes on.
+Nodes of a tree are stored one after the other like text; a commit moves the nodes of the kept path
+to the end of the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forerun.models.hidden_states import History
 
 
 class PathRows(ABC):
-    """Rows that keep a path of what was scored, or the beginning of another row.
+    """Rows that can keep any path of scored tokens, and the beginning of another row.
 
     lengths: tokens stored per row.  kept: hidden states of the last commit, by row.
     """
@@ -32,7 +32,7 @@ class PathRows(ABC):
 
     @abstractmethod
     def forget(self, row: int, known: int = 0) -> None:
-        """Of what was scored since the last commit, only the first `known` tokens still count."""
+        """Forget all but the first `known` tokens that were scored since the last commit."""
 
     @abstractmethod
     def _move(self, row: int, sources: Any, targets: Any) -> None:
@@ -40,7 +40,7 @@ class PathRows(ABC):
 
     @abstractmethod
     def _cut(self, row: int, length: int) -> None:
-        """Nothing past the first `length` tokens of a row is needed any more."""
+        """Free the storage of a row past its first `length` tokens."""
 
     def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
         paths = [self._fed[row].path(row, keeps) for row, keeps in zip(rows, kept, strict=True)]
@@ -53,7 +53,7 @@ class PathRows(ABC):
             self.lengths[row] += len(path)
 
     def _states(self, row: int, path: Sequence[int]) -> Any:
-        """The hidden states of a path, in memory of their own."""
+        """A copy of the hidden states of a path."""
         return self._seen[row][list(path)]
 
     def release(self, row: int) -> None:
@@ -70,7 +70,8 @@ class PathRows(ABC):
         return self._set_prefix(row, row, length)
 
     def _set_prefix(self, source: int, row: int, length: int) -> int:
-        """`row` stores the first `length` tokens of `source`; forget the rest."""
+        """Record that `row` stores the first `length` tokens of `source` and nothing else; returns
+        the length."""
         self.lengths[row] = length
         self.kept[row] = None
         if self._history is not None:

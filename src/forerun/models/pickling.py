@@ -8,9 +8,9 @@ from forerun.base.errors import UnsupportedError, explain
 
 
 class NotPickled:
-    """A model that says what to do instead, where somebody pickles it or copies all it holds.
+    """The base of models that refuse to be pickled or deeply copied, with a cure in the error.
 
-    Its weights lie in the memory of a process or a device, and its code was compiled for them.
+    Their weights lie in the memory of a process or a device, and their code is compiled for them.
     """
 
     name: str
@@ -23,7 +23,7 @@ class NotPickled:
         raise self._refusal("deeply copied", "Pass it on as it is: engines and threads share it.")
 
     def __copy__(self) -> Self:
-        """The same weights again; without this, `copy` would ask for what `pickle` asks for."""
+        """A model with the same weights; without this method, `copy` would call `__reduce_ex__`."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other

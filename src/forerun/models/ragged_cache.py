@@ -1,8 +1,8 @@
 """Keys and values of rows that differ in length, behind the cache interface of transformers.
 
 Each layer holds one tensor for all rows. A pass writes every row at its own offset, and a row's
-length is a number kept outside, so committing and rolling back a chain move no data: what lies
-past the length is masked until it is overwritten. Only the path of a tree is moved together.
+length is a number kept outside, so committing and rolling back a chain move no data: slots past the
+length are masked until they are overwritten. Only the path of a tree is moved together.
 
 The tensor has room for the rows that were used so far and for the longest text among them.
 """
@@ -22,14 +22,14 @@ BLOCK = 64  # tokens: the unit of allocation
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one pass reads and writes; the same for every layer."""
+    """The slots that one pass reads and writes, in every layer."""
 
     rows: Any  # a slice of consecutive rows, or their indices (R,)
     earliest: int  # the smallest position of a token in this pass
     start: int  # the first slot that is written in the longest row
     end: int  # one past the last slot that is written
     row_index: Any = None  # (R, 1) with slots (R, N), or None when all rows write
-    slots: Any = None  # the same slots, start to end
+    slots: Any = None  # the slots from start to end, for rows that do not all write
 
 
 class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -48,7 +48,8 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Write (R, heads, N, head size) and return all that the rows may attend to."""
+        """Write keys and values (R, heads, N, head size); return those that the rows may attend to,
+        (R, heads, keys, head size) each."""
         at = self.cache.placement
         if not self._has_room(at.end):
             self.lazy_initialization(key_states, value_states)
@@ -65,9 +66,10 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         return visible[0], visible[1]
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Allocate, or reallocate with room for more tokens or rows.
+        """Allocate memory, or more of it for more tokens or rows.
 
-        Zeros, because a masked slot still multiplies its value by a weight of zero.
+        It is filled with zeros, because the value of a masked slot is still multiplied by a weight
+        of zero, and NaN times zero would be NaN.
         """
         old = (self.keys, self.values) if self.is_initialized else (None, None)
         num_rows, slots = (0, 0) if old[0] is None else (old[0].shape[0], old[0].shape[2])
@@ -92,7 +94,8 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
             stored[row, :, :length] = stored[source, :, :length]
 
     def move(self, rows: Any, sources: Any, targets: Any) -> None:
-        """Copy slots (M,) of rows (M,) elsewhere; all are read before any is written."""
+        """Copy slots `sources` (M,) of rows (M,) to slots `targets` (M,); all reads come before the
+        first write."""
         for stored in (self.keys, self.values):
             at = [index.to(stored.device) for index in (rows, sources, targets)]
             stored[at[0], :, at[2]] = stored[at[0], :, at[1]]
@@ -101,7 +104,8 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.cache.placement.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys are returned and which is the first: asked when no mask is passed."""
+        """The number of keys that `update` returns, and the first of them; transformers calls this
+        when no mask is passed."""
         at = self.cache.placement
         first = self.kind.first_visible(at.earliest)
         return at.end - first, first
@@ -109,7 +113,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # what earlier transformers 5 call it
+    get_max_cache_shape = get_max_length  # its name in earlier versions of transformers 5
 
     def _has_room(self, slots: int) -> bool:
         is_made = self.is_initialized and self.keys.shape[2] >= slots
@@ -117,18 +121,18 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class RaggedCache(Cache):  # type: ignore[misc]
-    """All layers, and the placement of the pass under way."""
+    """The layers, and the placement of the pass that is running."""
 
     placement: Placement
 
     def __init__(self, kinds: list[LayerKind], most_rows: int, capacity: int) -> None:
         super().__init__(layers=[RaggedLayer(self, kind) for kind in kinds])
-        self.num_rows = 0  # that layers have room for after their next pass
+        self.num_rows = 0  # rows for which layers have room after their next pass
         self.most_rows = most_rows
         self.capacity = capacity  # a hint
 
     def reserve_rows(self, num_rows: int) -> None:
-        """Make room for so many rows with the next pass or copy."""
+        """Let layers make room for `num_rows` rows in their next pass or copy."""
         if num_rows > self.num_rows:
             self.num_rows = room(self.num_rows, num_rows, self.most_rows)
 

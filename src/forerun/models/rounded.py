@@ -20,7 +20,7 @@ from forerun.base.errors import InputError, UnsupportedError, explain
 Bits = Literal["int8", "int4"]
 BLOCK = 32  # weights that share a scale at 4 bits; at 8 bits a row of outputs does
 SMALLEST = 1e-30  # lower bound of scales, for weights that are all equal
-FEW = 16  # tokens up to which a product that reads rounded weights is the faster one
+FEW = 16  # for up to this number of tokens, products that read rounded weights are faster
 
 
 class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
@@ -38,11 +38,11 @@ class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
     @property
     @abstractmethod
     def weight(self) -> Any:
-        """What is stored, (out, in), for models that read it themselves."""
+        """The rounded weight (out, in) as floats, for models that read it themselves."""
 
     @abstractmethod
     def product(self, x: Any) -> Any:
-        """(N, in) to (N, out)."""
+        """The product (N, out) of inputs (N, in) with the weight."""
 
     def forward(self, x: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
@@ -51,7 +51,7 @@ class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
 
 
 class Int8Linear(RoundedLinear):
-    """Codes (out, in) of one byte, and a scale (out,)."""
+    """A layer with 8-bit codes (out, in), and a scale (out,) per output."""
 
     def keep(self, weight: Any) -> None:
         exact = weight.contiguous().float()
@@ -72,7 +72,8 @@ class Int8Linear(RoundedLinear):
 
 
 class Int4Linear(RoundedLinear):
-    """Two codes to the byte (out, in / 2), and per block a scale and what code 8 stands for."""
+    """A layer with two 4-bit codes per byte (out, in / 2), and for each block a scale and a middle,
+    which is the weight of code 8."""
 
     def keep(self, weight: Any) -> None:
         codes, scales, middles = _blocks(weight)
@@ -92,10 +93,11 @@ class Int4Linear(RoundedLinear):
 
 
 class Int4LinearOnCpu(RoundedLinear):
-    """The same in the order that PyTorch's product for a CPU reads."""
+    """A layer of 4-bit codes in the order that PyTorch's product for a CPU reads."""
 
     @staticmethod
     def fits(weight: Any) -> bool:
+        """Whether PyTorch has this product for a weight (out, in)."""
         return weight.device.type == "cpu" and len(weight) % 16 == 0
 
     def keep(self, weight: Any) -> None:
@@ -118,7 +120,8 @@ class Int4LinearOnCpu(RoundedLinear):
 
 
 def rounded_copy(model: Any, bits: Bits) -> Any:
-    """The model with rounded linear layers; layers that do not divide into blocks stay exact."""
+    """A copy of a model with rounded linear layers; layers that do not divide into blocks stay
+    exact.  All other modules are shared."""
     if bits not in get_args(Bits):
         works = " and ".join(map(repr, get_args(Bits)))
         raise InputError(explain("Unknown rounding of the weights.", repr(bits), f"{works} work."))
@@ -135,7 +138,7 @@ def rounded_copy(model: Any, bits: Bits) -> Any:
 def _rounded(module: Any, bits: Bits, done: dict[int, Any]) -> Any:
     if id(module) in done:
         return done[id(module)]
-    if "forward" in vars(module):  # bound to the original, whose weights it would use
+    if "forward" in vars(module):  # it is bound to the original and would use its weights
         wrong = "The forward of a module was replaced, as accelerate does to spread a model out."
         cure = "Load the model onto one device, or use another drafter."
         raise UnsupportedError(explain(wrong, type(module).__name__, cure))
@@ -166,7 +169,8 @@ def _in_blocks(weight: Any) -> bool:
 
 
 def _blocks(weight: Any) -> tuple[Any, Any, Any]:
-    """Codes 0 .. 15 (out, blocks, BLOCK), scales and middles (out, blocks, 1)."""
+    """The 4-bit form of a weight: codes 0 .. 15 (out, blocks, BLOCK), and scales and middles, both
+    (out, blocks, 1)."""
     parts = weight.float().reshape(len(weight), -1, BLOCK)
     least, most = parts.aminmax(dim=2, keepdim=True)
     scales = ((most - least) / 15).clamp(min=SMALLEST)

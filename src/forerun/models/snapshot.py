@@ -1,4 +1,4 @@
-"""The snapshot strategy: recurrent and hybrid models, whose state cannot be cropped.
+"""The snapshot strategy, for recurrent and hybrid models, whose state cannot be cropped.
 
 Each row has a cache of its own, made and updated by the model itself. The state is saved before
 every pass; if some of a draft is refused it goes back to the last save that saw nothing refused,
@@ -35,7 +35,10 @@ class _Row:
 
 
 class SnapshotRows:
-    """Rows of any model that returns a cache."""
+    """Rows of any model that returns a cache.
+
+    token_by_token: feed one token per call, for models that continue correctly only so.
+    """
 
     def __init__(self, forward: Forward, num_rows: int, token_by_token: bool = False) -> None:
         self.lengths = [0] * num_rows
@@ -58,13 +61,14 @@ class SnapshotRows:
             self._commit_row(row, count)
 
     def copy_prefix(self, source: int, row: int, length: int) -> int:
-        """Copy the state of `source`; one that cannot be cropped is taken whole or not at all."""
+        """Copy the state of `source`; a state that cannot be cropped is copied whole or not at
+        all."""
         mine = self._rows[source]
         length = min(length, self.lengths[source])
         if length == 0 or (length < self.lengths[source] and not is_croppable(mine.cache)):
             self.release(row)
             return 0
-        cache, saves = deepcopy((mine.cache, mine.saves[:1]))  # the first is of the last commit
+        cache, saves = deepcopy((mine.cache, mine.saves[:1]))  # the first save is the last commit
         self._rows[row] = _Row(cache, list(mine.fed), saves)
         self.lengths[row] = self.lengths[source]
         return self.truncate(row, length)
@@ -87,9 +91,9 @@ class SnapshotRows:
     def _score_row(self, row: int, tokens: Sequence[int], num_logits: int) -> Any:
         """Logits (1, num_logits, V).
 
-        All but the last `num_logits - 1` tokens are committed text. Fed together with the draft,
-        they would be replayed after every rejection and accumulate. So more than MOST_REPLAYED of
-        them get a separate pass, with a save after it.
+        All but the last `num_logits - 1` tokens are committed text. If they were fed together with
+        the draft, they would be replayed after every rejection and accumulate. So more than
+        MOST_REPLAYED of them get a separate pass, with a save after it.
         """
         mine = self._rows[row]
         known = len(mine.fed)
@@ -106,7 +110,7 @@ class SnapshotRows:
         """Advance a row's cache; logits (1, num_logits, V)."""
         mine = self._rows[row]
         ids = self._forward.tokens(tokens)  # (1, N)
-        # Always passed: without positions, some models count from 0 in every pass.
+        # Positions are always passed: without them, some models count from 0 in every pass.
         start = self.lengths[row] + len(mine.fed)
         positions = torch.arange(start, start + len(tokens), device=ids.device)[None]
         step = 1 if self._token_by_token and mine.cache is not None else len(tokens)
@@ -123,6 +127,7 @@ class SnapshotRows:
         return parts[0] if len(parts) == 1 else torch.cat(parts[-num_logits:], dim=1)
 
     def _commit_row(self, row: int, kept: int) -> None:
+        """Keep the first `kept` scored tokens of a row, or as many as the last usable save saw."""
         mine = self._rows[row]
         if kept < len(mine.fed) and is_croppable(mine.cache):
             crop(mine.cache, self.lengths[row] + kept)
@@ -145,26 +150,26 @@ def join_rows(logits: Sequence[Any]) -> Any:
 
 
 def is_croppable(cache: Any) -> bool:
-    """Whether the cache is keys and values of every token and nothing else."""
+    """Whether a cache contains the keys and values of every token and nothing else."""
     return type(cache) is DynamicCache and all(type(x) is DynamicLayer for x in cache.layers)
 
 
 def crop(cache: Any, length: int) -> None:
-    """Forget all but the first `length` tokens; views, so nothing is copied."""
+    """Forget all but the first `length` tokens of a cache, by taking views."""
     for layer in cache.layers:
         if layer.is_initialized:
             layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
 
 
 def save(cache: Any) -> Any:
-    """A copy of the state that survives the next pass."""
+    """A copy of the state of a cache, which later passes do not change."""
     if type(cache) is not DynamicCache:
         return deepcopy(cache)
     return [] if is_croppable(cache) else [_save_layer(layer) for layer in cache.layers]
 
 
 def restore(cache: Any, saved: Any) -> Any:
-    """The cache as it was when `saved` was taken; `saved` must not be used again."""
+    """A cache in the state of `saved`, which must not be used again."""
     if type(cache) is not DynamicCache or saved is None:
         return saved
     for layer, attributes in zip(cache.layers, saved, strict=True):
@@ -173,8 +178,9 @@ def restore(cache: Any, saved: Any) -> Any:
 
 
 def _save_layer(layer: Any) -> dict[str, Any]:
-    """Recurrent and convolution states are updated in place and copied; keys and values of
-    dynamic layers are replaced by longer ones, so holding on to the old ones is enough."""
+    """The state of one layer.  Recurrent and convolution states are updated in place, so they are
+    copied; keys and values of dynamic layers are replaced by longer ones, so references are enough.
+    """
     is_appended = isinstance(layer, DynamicLayer)
     return {
         name: value if is_appended and name in ("keys", "values") else _copy(value)
@@ -189,3 +195,41 @@ def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return value if isinstance(value, int | str | torch.dtype | torch.device) else deepcopy(value)
+
+
+class RecomputeRows:
+    """The recompute strategy: rows without a cache, for models without a reliable one.
+
+    Lengths stay zero, so the engine feeds the whole text of each row to every score.
+    """
+
+    def __init__(self, forward: Forward, num_rows: int) -> None:
+        self.lengths = [0] * num_rows
+        self._scored = [0] * num_rows
+        self._forward = forward
+
+    def score(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], num_logits: Sequence[int]
+    ) -> Any:
+        logits = []
+        for row, row_tokens, count in zip(rows, tokens, num_logits, strict=True):
+            ids = self._forward.tokens(row_tokens)
+            logits.append(self._forward(ids, count, use_cache=False).logits)
+            self._scored[row] = len(row_tokens)
+        return join_rows(logits)
+
+    def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        check_commit(rows, [self._scored[row] for row in rows], kept)
+        for row in rows:
+            self._scored[row] = 0
+
+    def copy_prefix(self, source: int, row: int, length: int) -> int:
+        return self.truncate(row, length)
+
+    def truncate(self, row: int, length: int) -> int:
+        """Forget uncommitted scores; nothing is stored, so the length stays 0."""
+        self._scored[row] = 0
+        return 0
+
+    def release(self, row: int) -> None:
+        self._scored[row] = 0

@@ -1,7 +1,7 @@
-"""A model given by a table: one law per context.
+"""A model given by a table of laws, one for each context.
 
-Proofs and tests need a target whose law is known exactly and whose every prefix says something
-different, so that a rule looking one position too far or too near is caught.
+Proofs and tests need a target whose law is known exactly and differs after every prefix, so that a
+rule that looks one position too far or too near is caught.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.base.errors import InputError, explain
-from forerun.models.stateless import Floats, StatelessModel, log_probs
+from forerun.models.function import Floats, StatelessModel, log_probs
 
 Context = tuple[int, ...]
 
 
 class TableModel(StatelessModel):
-    """The next token depends on the last `order` tokens, through `table[context] -> (V,)`.
+    """A model whose next token depends on the last `order` tokens: its law is `table[context]`.
 
     Texts shorter than `order` are contexts too, from the empty one on.
     """
@@ -36,7 +36,7 @@ class TableModel(StatelessModel):
 
     @classmethod
     def random(cls, vocab_size: int, order: int, seed: int, zeros: float = 0.0) -> TableModel:
-        """A table with its own law in each context, a share `zeros` of tokens impossible."""
+        """A random table; in each law about a share `zeros` of the tokens is impossible."""
         generator = np.random.default_rng(seed)
         table: dict[Context, Floats] = {}
         for context in _contexts(vocab_size, order):
@@ -69,7 +69,7 @@ def _contexts(vocab_size: int, order: int) -> list[Context]:
 def _law(
     context: Context, table: Mapping[Context, Sequence[float] | Floats], vocab_size: int
 ) -> Floats:
-    """The checked row of one context."""
+    """The law (V,) of one context; InputError if it is missing or no distribution."""
     if context not in table:
         raise InputError(
             explain(

@@ -1,8 +1,8 @@
-"""Results of trial passes on a transformers model, kept as long as the model lives.
+"""Keeps the results of trial passes on a transformers model as long as the model lives.
 
 `generate(model)` wraps the model again at every call, and the trial that chooses a strategy takes
-several passes.  A cached wrapper would keep its model alive; findings hold no reference to the
-model, so it is freed when its owner drops it.
+several passes.  A cached wrapper would keep its model alive; findings hold only a weak reference,
+so a model is freed when its owner drops it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 LOCK = RLock()
-"""Held during trial passes: a second thread waits for the findings of the first."""
+"""Held during trial passes, so that a second thread waits for the findings of the first."""
 
 
 @dataclass(eq=False)
 class Findings:
-    """Results so far; None means not tried yet."""
+    """Results so far; None where there has been no trial yet."""
 
-    model: ReferenceType[Any] | None  # the one to be tried out
-    candidate: Any = None  # the way to keep rows
+    model: ReferenceType[Any] | None  # the model to run trials on
+    candidate: Any = None  # the chosen strategy
     scores_trees: bool | None = None
     shows_states: bool | None = None
-    device_pass: Any = None  # what the lean GPU pass made of the weights, and its storage
+    device_pass: Any = None  # our GPU pass made from the weights, with its storage
 
 
 _known: WeakKeyDictionary[Any, tuple[Hashable, Findings]] = WeakKeyDictionary()
 
 
 def findings_of(model: Any) -> Findings:
-    """The findings of earlier wrappers of this model, if its fingerprint is unchanged."""
+    """The findings of earlier wrappers of this model if its fingerprint is unchanged, else new
+    ones."""
     try:
         with LOCK:
             shape = _fingerprint(model)
@@ -46,7 +47,8 @@ def findings_of(model: Any) -> Findings:
 
 
 def _fingerprint(model: Any) -> Hashable:
-    """Everything that determines how a model runs, except the values of its weights."""
+    """A value that changes with everything that determines how a model runs, except the values of
+    its weights."""
     weights = list(model.parameters())
     modules = list(model.modules())
     forward = model.forward

@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 
 from forerun.lean import storage
 from forerun.lean.formats import BLOCKS, Format
-from forerun.lean.recovery import find_offsets, find_scales
+from forerun.lean.packing import find_offsets, find_scales
 from forerun.lean.shape import LANES
 from forerun.lean.storage import FOR_FLOATS
 
