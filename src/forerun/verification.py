@@ -28,8 +28,7 @@ from forerun.base.signatures import shown_by
 from forerun.noise.philox import check_seeds
 from forerun.noise.race import folds, seed_key
 from forerun.rules import refusals
-from forerun.rules.base import Rule, Trial
-from forerun.rules.noise import CounterNoise
+from forerun.rules.base import CounterNoise, Rule, Trial
 from forerun.rules.on_device import covers
 from forerun.rules.rows import Dense, Logits, Points, Rows, SparseRows
 from forerun.rules.types import Draft, Drawn, Sparse, Verdict

@@ -19,7 +19,7 @@ from forerun import Sampling
 from forerun.drafters import Model, forks
 from forerun.models import TableModel
 from forerun.proof.broken_addresses import BlockAtOneAddress
-from forerun.rules import noise as counter_noise
+from forerun.rules import base as counter_noise
 from libraries import largest_bias
 
 LENGTH, CELLS = 3, 2**3

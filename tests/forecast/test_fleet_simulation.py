@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from forerun.base.errors import InputError
-from forerun.forecast.fleet_model import Autoscale, Fleet
 from forerun.forecast.fleet_report import Shared, Size, limits, render
-from forerun.forecast.fleet_simulation import simulate_fleet
+from forerun.forecast.fleet_simulation import Autoscale, Fleet, simulate_fleet
 
 RUNS = 20
 ERRORS = 4.5

@@ -11,8 +11,7 @@ import pytest
 from forerun import theory
 from forerun.base.errors import InputError
 from forerun.forecast import CostModel, MeasuredCosts, Roofline, replay, scan, simulate
-from forerun.forecast.curve import draw_curve
-from forerun.forecast.report import as_dict, render
+from forerun.forecast.report import as_dict, draw_curve, render
 from forerun.forecast.simulator import Z_95, Estimate, mean_interval
 
 RECORDED = [3, 0, 4, 4, 1, 2, 4, 0, 0, 3]

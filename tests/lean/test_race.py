@@ -12,8 +12,8 @@ from tiny_models import Architecture
 import forerun as fr
 from cases import for_all
 from forerun.noise import race as noise
-from forerun.noise.race_one_row import race_row
-from forerun.sampling.scores import Law
+from forerun.noise.race import race_row
+from forerun.sampling.options import Law
 from libraries import load
 
 numba = pytest.importorskip("numba")

@@ -18,8 +18,7 @@ from cases import for_all
 from forerun.base.arrays import BLOCK, to_numpy
 from forerun.base.errors import InputError
 from forerun.noise import race as noise
-from forerun.noise.race import Purpose
-from forerun.noise.race_one_row import race_row
+from forerun.noise.race import Purpose, race_row
 from libraries import Library, largest_bias, largest_distance, load
 
 NUMPY = load("numpy")

@@ -15,7 +15,7 @@ from forerun.noise import race as noise
 from forerun.noise.race import Purpose
 from forerun.proof.cases import contextual, mixed
 from forerun.proof.law import Model, expected_accepted
-from forerun.rules.noise import CounterNoise
+from forerun.rules.base import CounterNoise
 from forerun.verification import prepare
 from libraries import Library, largest_bias
 

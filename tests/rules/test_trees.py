@@ -15,8 +15,7 @@ from forerun.noise import race as noise
 from forerun.proof import Case, tree_cases
 from forerun.proof.cases import certain, contextual, mixed, once, restricted
 from forerun.proof.law import Model, Prefix, expected_accepted, joint, rule_step, target_law
-from forerun.rules.base import Trial
-from forerun.rules.noise import CounterNoise
+from forerun.rules.base import CounterNoise, Trial
 from forerun.rules.rows import Dense
 from forerun.trees.sibling_laws import Children
 from forerun.trees.tree import Tree

@@ -9,9 +9,8 @@ from typing import Any
 
 from forerun.base.errors import InputError, explain
 from forerun.cli.lists import counts
-from forerun.forecast.fleet_model import Autoscale, Fleet
 from forerun.forecast.fleet_report import Shared, Size, as_dict, render
-from forerun.forecast.fleet_simulation import simulate_fleet
+from forerun.forecast.fleet_simulation import Autoscale, Fleet, simulate_fleet
 
 FLAGS: dict[str, tuple[str, Any, str]] = {
     "load": (

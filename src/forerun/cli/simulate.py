@@ -18,7 +18,7 @@ from forerun.cli.lists import counts, numbers
 from forerun.cli.paint import wants_colour
 from forerun.forecast.costs import CostModel, Roofline
 from forerun.forecast.report import as_dict, in_colour, plain_text, render
-from forerun.forecast.scan import scan
+from forerun.forecast.simulator import scan
 from forerun.theory.arguments import as_cost
 
 EXAMPLES = """examples:

@@ -21,7 +21,7 @@ from forerun.base.arrays import HostArray
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.rules.types import Drawn
-from forerun.sampling.scores import Law
+from forerun.sampling.options import Law
 
 
 class MadeRows(ABC):

@@ -16,10 +16,9 @@ import numpy as np
 from forerun.base.arrays import HostArray
 from forerun.engine.laws import TargetLaws
 from forerun.engine.proposal import Proposal
-from forerun.noise.race import block_minima
-from forerun.noise.race_one_row import race_row
-from forerun.rules.noise import CounterNoise
-from forerun.sampling.scores import Law
+from forerun.noise.race import block_minima, race_row
+from forerun.rules.base import CounterNoise
+from forerun.sampling.options import Law
 
 AHEAD = 16
 """Positions whose noise is drawn at once: a call costs hardly more than for one."""

@@ -16,8 +16,7 @@ from forerun.base.arrays import HostArray
 from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.engine.token_bytes import token_text
-from forerun.sampling.options import Bans, Sampling, law
-from forerun.sampling.scores import Law
+from forerun.sampling.options import Bans, Law, Sampling, law
 
 
 class Status(Enum):

@@ -1,8 +1,15 @@
 """Forecasts without models: costs of passes, simulated rounds, and the best draft length."""
 
 from forerun.forecast.costs import CostModel, MeasuredCosts, PassCost, Roofline
-from forerun.forecast.scan import Scan, scan
-from forerun.forecast.simulator import Estimate, Simulation, draw_accepted, replay, simulate
+from forerun.forecast.simulator import (
+    Estimate,
+    Scan,
+    Simulation,
+    draw_accepted,
+    replay,
+    scan,
+    simulate,
+)
 
 __all__ = [
     "CostModel",

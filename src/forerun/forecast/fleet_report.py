@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.forecast.fleet_model import Fleet, Outcome
+from forerun.forecast.fleet_simulation import Fleet, Outcome
 
 DAY = 86_400.0
 

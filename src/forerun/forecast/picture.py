@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.drawing import BLUE, GREY, VERMILION, canvas, save, ticker
-from forerun.forecast.scan import Scan
+from forerun.forecast.simulator import Scan
 
 
 def save_picture(scan: Scan, path: Path, *, in_seconds: bool) -> None:

@@ -10,7 +10,7 @@ draws, cut to K.  So curves over K are smooth, and noise does not choose the bes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -183,3 +183,43 @@ def mean_interval(
         variance += 2 * (1 - lag / (lags + 1)) * float(centred[lag:] @ centred[:-lag])
     half = Z_95 * math.sqrt(max(variance, 0.0) / (n - 1) / n)
     return Estimate(mean, max(mean - half, smallest), min(mean + half, largest))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Simulations by batch, then by draft length, both ascending."""
+
+    by_batch: dict[int, tuple[Simulation, ...]]
+
+    def best(self, batch: int) -> Simulation:
+        """The fastest at this batch, the shorter draft on a tie; draft length 0 is plain."""
+        return max(self.by_batch[batch], key=lambda run: (run.speedup.mean, -run.draft_length))
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(self.by_batch)
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        return tuple(run.draft_length for run in next(iter(self.by_batch.values())))
+
+
+def scan(
+    acceptance: Any,
+    costs: CostModel,
+    *,
+    draft_lengths: Iterable[int],
+    batches: Iterable[int] = (1,),
+    rounds: int = 20_000,
+    seed: int = 0,
+    spread: float = 0.0,
+) -> Scan:
+    """Simulate the grid.  Draft length 0, plain decoding, is always included."""
+    lengths = sorted({0, *(as_count("draft_length", k) for k in draft_lengths)})
+    sizes = sorted({as_count("batch", b, minimum=1) for b in batches})
+    if not sizes:
+        raise InputError(explain("There is no batch size to try.", "none", "Pass batches=(1,)."))
+    accepted = draw_accepted(acceptance, lengths[-1], rounds=rounds, seed=seed, spread=spread)
+    return Scan(
+        {b: tuple(price(accepted, costs, draft_length=k, batch=b) for k in lengths) for b in sizes}
+    )

@@ -27,7 +27,7 @@ from forerun.models.base import (
     size_name,
 )
 from forerun.models.pickling import NotPickled
-from forerun.sampling.scores import Law
+from forerun.sampling.options import Law
 
 if TYPE_CHECKING:
     from forerun.models.first_layers import FirstLayers

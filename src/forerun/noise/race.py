@@ -19,7 +19,7 @@ a row of 128,256 tokens needs 501 numbers and a few opened blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import array_api_compat as compat
@@ -28,6 +28,7 @@ import numpy as np
 from forerun.base.arrays import (
     BLOCK,
     Array,
+    HostArray,
     Namespace,
     argmax_blocks,
     as_indices,
@@ -49,6 +50,8 @@ from forerun.noise.philox import (
     round_keys,
     word_dtype,
 )
+
+NUMPY = compat.array_namespace(np.empty(0))
 
 Key = Array
 """Philox keys, (rounds, 2, R): one per row."""
@@ -323,3 +326,47 @@ def _to_unit(xp: Namespace, words: Array) -> Array:
     dtype = widest_float(xp, compat.device(words))
     unit = (xp.astype(words, dtype) + 0.5) * 2.0**-32
     return unit if dtype == xp.float64 else xp.minimum(unit, 1 - 2.0**-24)
+
+
+def race_row(
+    scores: HostArray,
+    weigh: Callable[[HostArray], HostArray],
+    key: Key,
+    position: int,
+    minimum: HostArray,
+    lane: HostArray,
+) -> int:
+    """The winner of a single race where the block minima are known: a NumPy twin of `race`.
+
+    scores: (V,), of which `weigh` makes weights, larger ones of larger scores; of most tokens that
+    is never done.  key: (rounds, 2, 1); minimum and lane: (num_blocks,).
+    """
+    size, starts = len(scores), np.arange(0, len(scores), BLOCK)
+    num_whole = size // BLOCK
+    largest = scores[: num_whole * BLOCK].reshape(-1, BLOCK).max(axis=1)
+    if num_whole < len(starts):
+        largest = np.append(largest, scores[num_whole * BLOCK :].max())
+    top = int(largest.argmax())
+    likeliest = int(scores[top * BLOCK : (top + 1) * BLOCK].argmax())
+    largest = weigh(largest)
+    fastest = starts + lane
+    fastest_scores = scores.take(fastest, mode="clip")
+    fastest_scores[fastest >= size] = -np.inf
+    best = arrival(NUMPY, minimum, weigh(fastest_scores)).min()
+    time = minimum[top]
+    if likeliest != lane[top]:
+        seed = (int(key[0, 0, 0]), int(key[0, 1, 0]))
+        unit = uniform_one(seed, position, top * BLOCK + likeliest, Purpose.TARGET)
+        time = time - math.log1p(-unit)
+    best = min(best, time / float(largest[top]))
+    needed = np.maximum(minimum * (SLACK / best), smallest_weight(NUMPY, minimum.dtype))
+    opened = np.flatnonzero(largest >= needed)
+    token = starts[opened, None] + np.arange(BLOCK)
+    weights = weigh(scores.take(token, mode="clip"))
+    row, column = np.nonzero((weights >= needed[opened, None]) & (token < size))
+    if len(row) == 1:
+        return int(token[row[0], column[0]])
+    block, token, weights = opened[row], token[row, column], weights[row, column]
+    at = np.full_like(token, position)
+    noise = lane_noise(NUMPY, key, at, token, minimum[block], lane[block])
+    return int(token[arrival(NUMPY, noise, weights).argmin()])

@@ -97,8 +97,7 @@ class Follower:
         return False
 
     def _do(self, verb: str, number: int, arguments: Sequence[Any]) -> None:
-        from forerun.ranks.digest import digest
-        from forerun.ranks.model import start, whole_embedding
+        from forerun.ranks.model import digest, start, whole_embedding
 
         if verb == "start":
             self._states[number] = start(self._shard, *arguments)

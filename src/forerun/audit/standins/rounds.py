@@ -18,8 +18,7 @@ from forerun.proof.broken import block, owed, sample
 from forerun.proof.broken_addresses import drafts_by_position
 from forerun.proof.drawing import draw_plainly
 from forerun.proof.rounds import Drawer, Verifier
-from forerun.rules.base import Rule
-from forerun.rules.noise import CounterNoise
+from forerun.rules.base import CounterNoise, Rule
 from forerun.rules.types import Draft
 from forerun.verification import prepare
 
