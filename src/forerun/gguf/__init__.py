@@ -1,1 +1,1 @@
-"""GGUF files: their header, their tensors, their tokenizer, and the same model in another form."""
+"""GGUF files: reading their header, tensors and tokenizer, and converting them for transformers."""

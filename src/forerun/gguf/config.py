@@ -1,4 +1,4 @@
-"""The transformers configuration of a GGUF file, for the architectures that are served."""
+"""Makes the transformers configuration of a GGUF file, for the architectures that are served."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from forerun.gguf.file import LAYER, GgufFile
 
 SERVED = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral and SmolLM call themselves llama
 REQUIRED = object()
-# Llama 3 stretches slow rotations.  A file has the stretch of each rotation and not these three
-# numbers, which all models so far have in common.
+# Llama 3 stretches slow rotations.  A file contains the stretch of each rotation but not these
+# three numbers, which are the same in all models so far.
 LOW_FREQUENCY, HIGH_FREQUENCY, OLD_CONTEXT = 1.0, 4.0, 8192
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
-LARGEST_GEMMA = 62  # layers; its queries are scaled by hidden / heads and not by the head size
+LARGEST_GEMMA = 62  # layers; this model scales queries by hidden / heads, not by the head size
 
 
 def config_of(file: GgufFile) -> Any:
-    """What transformers needs to know before it reads weights."""
+    """The transformers configuration of a file.
+
+    Raises UnsupportedError for another architecture, InputError for fields that make no sense.
+    """
     kind = architecture(file)
     for name in ("attention.head_count", "attention.head_count_kv"):
         if isinstance(_field(file, name, None), np.ndarray):
@@ -70,7 +73,7 @@ def config_of(file: GgufFile) -> Any:
 
 
 def architecture(file: GgufFile) -> str:
-    """The family of a file, if it is served."""
+    """The architecture of a file, one of SERVED; UnsupportedError for any other."""
     kind = file.fields.get("general.architecture")
     if kind not in SERVED or "token_embd.weight" not in file.tensors:
         wrong = f"GGUF files of these architectures are served: {', '.join(SERVED)}."
@@ -80,13 +83,14 @@ def architecture(file: GgufFile) -> str:
 
 
 def _gemma3(file: GgufFile, shared: dict[str, Any]) -> Any:
+    """The configuration of a Gemma 3.  shared: the fields that all architectures have."""
     layers, hidden = shared["num_hidden_layers"], shared["hidden_size"]
     scale = shared["head_dim"]
     if layers == LARGEST_GEMMA:
         scale = hidden // shared["num_attention_heads"]
     local = {"rope_type": "default", "rope_theta": _positive(file, "rope.freq_base_swa", 10000.0)}
     pattern = _field(file, "attention.sliding_window_pattern", 6)
-    if isinstance(pattern, np.ndarray):  # whether each layer slides
+    if isinstance(pattern, np.ndarray):  # for each layer whether it has a sliding window
         slides = [bool(slide) for slide in pattern[:layers]]
     else:
         slides = [(layer + 1) % pattern != 0 for layer in range(layers)]
@@ -103,7 +107,7 @@ def _gemma3(file: GgufFile, shared: dict[str, Any]) -> Any:
 
 
 def _rope(file: GgufFile, usual_base: float = 10000.0) -> dict[str, Any]:
-    """The rotary table, as transformers describes it."""
+    """The rotary table in the form that transformers reads."""
     base = _positive(file, "rope.freq_base", usual_base)
     if _field(file, "rope.scaling.attn_factor", 1) != 1:
         raise _unsupported(file, "This rotary table is not served.", "rope.scaling.attn_factor")
@@ -119,12 +123,12 @@ def _rope(file: GgufFile, usual_base: float = 10000.0) -> dict[str, Any]:
 
 
 def _stretch(file: GgufFile) -> float:
-    """What positions are divided by.  Where the file says no more than a number, llama.cpp takes
-    it for this one, and zero for none."""
+    """The factor by which positions are divided.  llama.cpp takes a number without further fields
+    for this factor, and zero for no factor."""
     kind = _field(file, "rope.scaling.type", "linear")
     name = "rope.scaling.factor"
     if _field(file, name, None) is None:
-        name = "rope.scale_linear"  # what it was called once
+        name = "rope.scale_linear"  # the name in old files
     if kind == "none" or _field(file, name, 0) in (0, 1):
         return 1.0
     if kind != "linear":
@@ -133,11 +137,11 @@ def _stretch(file: GgufFile) -> float:
 
 
 def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
-    """Llama 3's table, from the stretch of each rotation."""
+    """The rotary table of Llama 3, from the stretch of each rotation in the file."""
     stretches = file.tensors["rope_freqs.weight"].values()
     factor = round(float(stretches.max()), 3)
     periods = 2 * math.pi * base ** (np.arange(len(stretches)) / len(stretches))
-    turns = OLD_CONTEXT / periods  # within the old context
+    turns = OLD_CONTEXT / periods  # number of turns within the old context
     share = np.clip((turns - LOW_FREQUENCY) / (HIGH_FREQUENCY - LOW_FREQUENCY), 0, 1)
     if not np.allclose(stretches, 1 / ((1 - share) / factor + share), rtol=1e-4):
         raise _unsupported(file, "This rotary table is not Llama 3's.", "rope_freqs.weight")
@@ -152,15 +156,15 @@ def _llama3(file: GgufFile, base: float) -> dict[str, Any]:
 
 
 def _endings(file: GgufFile) -> int | list[int] | None:
-    """The tokens that end a text, or a turn of a conversation."""
+    """The id or ids of the tokens that end a text or a turn of a conversation; None for none."""
     ids = [file.token_id(role) for role in ("eos", "eot")]
     endings = list(dict.fromkeys(token for token in ids if token is not None))
     return endings if len(endings) > 1 else endings[0] if endings else None
 
 
 def _num_layers(file: GgufFile) -> int:
-    """How many there are, if fields and tensors agree; building those of a wrong number may take
-    forever."""
+    """The number of layers.  Raises InputError if fields and tensors disagree, because building a
+    wrong number of layers may take forever."""
     told = _count(file, "block_count")
     found = len({layer[1] for name in file.tensors if (layer := LAYER.fullmatch(name))})
     if told != found:
@@ -169,6 +173,7 @@ def _num_layers(file: GgufFile) -> int:
 
 
 def _count(file: GgufFile, name: str, default: Any = REQUIRED) -> int:
+    """A field that must be a whole number from 1 on."""
     value = _field(file, name, default)
     if type(value) is not int or value < 1:
         raise file.damaged(f"{name} {value!r:.40}")
@@ -176,7 +181,7 @@ def _count(file: GgufFile, name: str, default: Any = REQUIRED) -> int:
 
 
 def _positive(file: GgufFile, name: str, default: Any = REQUIRED) -> float:
-    """A number that float32 has too."""
+    """A field that must be a positive number in the range of float32."""
     value = _field(file, name, default)
     if type(value) not in (int, float) or not 0 < value <= LARGEST_NUMBER:
         raise file.damaged(f"{name} {value!r:.40}")
@@ -184,7 +189,7 @@ def _positive(file: GgufFile, name: str, default: Any = REQUIRED) -> float:
 
 
 def _field(file: GgufFile, name: str, default: Any = REQUIRED) -> Any:
-    """A field of the file's own architecture."""
+    """A field of the file's architecture; UnsupportedError if it is missing without a default."""
     value = file.fields.get(f"{architecture(file)}.{name}", default)
     if value is REQUIRED:
         raise _unsupported(file, "The GGUF file lacks a field.", f"no {name}")

@@ -1,8 +1,8 @@
-"""A GGUF file, rewritten as a folder that transformers loads in a moment.
+"""Converts a GGUF file to a folder that transformers loads in a moment.
 
-transformers can read some of these files itself, but takes half a minute every time, wants
-accelerate, and splits numbers unlike the models' own tokenizers.  De-quantising to float32 loses
-nothing.
+transformers can read some of these files itself, but takes half a minute every time, needs
+accelerate, and splits numbers unlike the models' own tokenizers.  Converting weights to float32
+loses nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forerun.gguf.file import LAYER, GgufFile, Tensor, read_gguf
 from forerun.gguf.tokenizer import tokenizer_of
 
 BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}<{remaining}"
-SHARD = 2 << 30  # bytes that are held in memory and written at once
+SHARD = 2 << 30  # bytes of weights that are in memory at a time
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -47,18 +47,22 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""What llama.cpp calls the parts of a model, and what transformers calls them."""
+"""The names of a model's parts in llama.cpp, and in transformers."""
 GEMMA_NAMES = {
     **NAMES,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-TABLES = ("rope_freqs.weight",)  # read with the configuration
+TABLES = ("rope_freqs.weight",)  # tensors that the configuration has read already
 
 
 def convert(source: Path, folder: Path, title: str) -> None:
-    """Write the configuration, tokenizer and weights of `source` into `folder`."""
+    """Write the configuration, tokenizer and weights of `source` into `folder`.
+
+    title: the text of the progress bar.  Raises InputError or UnsupportedError for a file that is
+    damaged or of another architecture.
+    """
     file = read_gguf(source)
     with _explaining(file):
         config = config_of(file)
@@ -68,7 +72,7 @@ def convert(source: Path, folder: Path, title: str) -> None:
     needed = sum(map(_num_bytes, tensors.values()))
     if (free := shutil.disk_usage(folder).free) < needed:
         raise OSError(f"it needs {needed >> 20:,} MB, and {free >> 20:,} MB are free")
-    if not sys.stderr.isatty():  # where no bar is shown
+    if not sys.stderr.isatty():  # no bar is shown
         notice(f"converting {title}, once")
     config.save_pretrained(folder)
     if tokenizer is not None:
@@ -91,10 +95,11 @@ def convert(source: Path, folder: Path, title: str) -> None:
 
 @contextmanager
 def _explaining(file: GgufFile) -> Iterator[None]:
-    """What a header makes transformers or tokenizers say, as an error about the file."""
+    """Turn errors that transformers or tokenizers raise inside into an InputError about the
+    file."""
     try:
         yield
-    except (ForerunError, ImportError, OSError, MemoryError):  # which are not about the file
+    except (ForerunError, ImportError, OSError, MemoryError):  # these are not about the header
         raise
     except BaseException as error:  # tokenizers raises nothing more special than an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -104,7 +109,7 @@ def _explaining(file: GgufFile) -> Iterator[None]:
 
 
 def _shards(tensors: dict[str, Tensor]) -> Iterator[list[str]]:
-    """The names of tensors, in lots of SHARD bytes or one tensor."""
+    """Lists of tensor names: each list has at most SHARD bytes, or one larger tensor."""
     names: list[str] = []
     size = 0
     for name, tensor in tensors.items():
@@ -117,12 +122,12 @@ def _shards(tensors: dict[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """As float32."""
+    """The size of a tensor in float32."""
     return 4 * math.prod(tensor.shape)
 
 
 def _renamed(file: GgufFile) -> dict[str, Tensor]:
-    """The tensors by their names in transformers."""
+    """The tensors of a file by their names in transformers."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in file.tensors.items():
         if name in TABLES:
@@ -134,9 +139,10 @@ def _renamed(file: GgufFile) -> dict[str, Tensor]:
 
 
 def _name(file: GgufFile, name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight
+    """A tensor's name in transformers: blk.3.attn_q.weight becomes
+    model.layers.3.self_attn.q_proj.weight.
 
-    A name that is not known stays as it is, and is refused with the shapes.
+    An unknown name stays as it is; `_check` refuses it.
     """
     names = GEMMA_NAMES if architecture(file) == "gemma3" else NAMES
     place, rest = "", name
@@ -147,7 +153,7 @@ def _name(file: GgufFile, name: str) -> str:
 
 
 def _check(file: GgufFile, config: Any, tensors: dict[str, Tensor]) -> None:
-    """Refuse a file whose tensors are not those of its architecture."""
+    """Raise InputError if names or shapes of tensors are not those of the architecture."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -170,14 +176,14 @@ def _check(file: GgufFile, config: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def _values(file: GgufFile, config: Any, tensor: Tensor) -> HostArray:
-    """A tensor as transformers wants it."""
+    """The values of a tensor in the order and form of transformers."""
     values, kind = tensor.values(), architecture(file)
     if not np.isfinite(values).all():
         wrong = "The weights of the GGUF file are damaged: some are not finite."
         cure = "Download the file again, or convert the model anew."
         raise InputError(explain(wrong, f"{tensor.name} in {str(file.path)!r}", cure))
     if kind == "gemma3" and "_norm." in tensor.name:
-        return values - np.float32(1)  # transformers adds it
+        return values - np.float32(1)  # transformers adds 1
     if kind == "llama" and ".attn_q." in tensor.name:
         return _halved(values, config.num_attention_heads)
     if kind == "llama" and ".attn_k." in tensor.name:
@@ -186,6 +192,7 @@ def _values(file: GgufFile, config: Any, tensor: Tensor) -> HostArray:
 
 
 def _halved(weight: HostArray, num_heads: int) -> HostArray:
-    """Rows of each head from rotary pairs side by side, llama.cpp's order, to two halves."""
+    """Reorder the rows of each head from llama.cpp's order, in which the two numbers of a rotary
+    pair are neighbours, to that of transformers, in which they lie in two halves."""
     pairs = weight.reshape(num_heads, len(weight) // num_heads // 2, 2, -1)
     return pairs.swapaxes(1, 2).reshape(weight.shape)

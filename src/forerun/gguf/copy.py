@@ -1,7 +1,7 @@
-"""The list of files that is kept with a converted copy, by which damage to the copy is found.
+"""Finds damage to a converted copy of a model, by a list of its files that is kept with it.
 
-A file that was not touched since it was listed is not read again: half a gigabyte takes most of a
-second.
+A file whose size and times are those of the list is not read again, because reading half a gigabyte
+takes most of a second.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 LIST = "files.list"
 Listed = dict[str, tuple[list[int], str]]
-"""Stamp and digest of each file."""
+"""The stamp and the digest of each file, by name."""
 
 
 def write_list(folder: Path) -> None:
-    """List what is in a folder that has just been made."""
+    """Write the list of the files in a folder that has just been made."""
     _write(folder, {file.name: (_stamp(file), _digest(file)) for file in _files(folder)})
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all files are there, no others, and with the contents that they were listed with."""
+    """Whether a folder has exactly the files of its list, with unchanged contents."""
     try:
         listed: Listed = json.loads((folder / LIST).read_text(encoding="utf-8"))
         files = _files(folder)
         if {file.name for file in files} != listed.keys():
             return False
         touched = {file: _stamp(file) for file in files if _stamp(file) != listed[file.name][0]}
-        for file, stamp in touched.items():  # perhaps only copied or restored
+        for file, stamp in touched.items():  # files that may only have been copied or restored
             (size, *_), digest = listed[file.name]
             if stamp[0] != size or _digest(file) != digest:
                 return False
@@ -38,13 +38,13 @@ def is_whole(folder: Path) -> bool:
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
     if touched:
-        with suppress(OSError):  # it is read again next time
+        with suppress(OSError):  # without the new list, the files are read again next time
             _write(folder, listed)
     return True
 
 
 def is_unlisted(folder: Path) -> bool:
-    """Whether it is a copy that a version made which wrote no list."""
+    """Whether a folder is a copy made by an earlier version, which wrote no list."""
     try:
         return (folder / "config.json").is_file() and not (folder / LIST).exists()
     except OSError:
@@ -52,7 +52,8 @@ def is_unlisted(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of the model; hidden ones are the system's, or a list that is being written."""
+    """The files of the model in a folder.  Hidden ones are left out: they belong to the system, or
+    are a list that is being written."""
     return [
         file for file in folder.iterdir() if file.name != LIST and not file.name.startswith(".")
     ]
@@ -65,6 +66,7 @@ def _write(folder: Path, listed: Listed) -> None:
 
 
 def _stamp(file: Path) -> list[int]:
+    """The size, times and inode of a file, which change when it is written to."""
     seen = file.stat()
     return [seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino]
 

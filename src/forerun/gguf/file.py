@@ -1,7 +1,7 @@
-"""Reads GGUF files: the fields of the header, and where the tensors lie.
+"""Reads GGUF files: the fields of the header, and the places of the tensors.
 
-A vocabulary is hundreds of thousands of strings and numbers.  The gguf package makes arrays of
-every one of them and takes half a minute; this takes a second.
+A vocabulary is hundreds of thousands of strings and numbers.  The gguf package makes an array of
+each of them and takes half a minute; this reader takes a second.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7
            11: "<i8", 12: "<f8"}  # fmt: skip
 STRING, ARRAY = 8, 9
 MOST_AXES = 4
-SMALLEST_FIELD, SMALLEST_TENSOR = 14, 25  # bytes in the header, with a name of one letter
-NO_TOKEN = (None, -1, 0xFFFFFFFF)  # -1 is llama.cpp's, which some write as it is without a sign
+SMALLEST_FIELD, SMALLEST_TENSOR = 14, 25  # bytes in the header, for a name of one letter
+NO_TOKEN = (None, -1, 0xFFFFFFFF)  # llama.cpp's -1, which some programs write without a sign
 LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
 """The name of a tensor in a layer: the layer's number, and the rest."""
 SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
           "Q5_K", "Q6_K")  # fmt: skip
-"""Types of tensors, all of which become float32 exactly."""
+"""The types of tensors that are served.  All convert to float32 exactly."""
 
 
 class Tensor(NamedTuple):
-    """A tensor as it lies in the file."""
+    """A tensor in its quantised form, as it is in the file."""
 
     name: str
-    shape: tuple[int, ...]  # outermost first, as everybody but GGUF writes it
+    shape: tuple[int, ...]  # the outermost axis first, as in NumPy and unlike GGUF
     kind: GGMLQuantizationType
     data: HostArray  # (bytes,)
 
     def values(self) -> HostArray:
-        """The numbers as float32, of this tensor's shape."""
+        """The values as float32, in the shape of the tensor."""
         rows = self.data.reshape(*self.shape[:-1], -1)
         return np.asarray(dequantize(rows, self.kind), np.float32).reshape(self.shape)
 
 
 class GgufFile(NamedTuple):
-    """Fields by name, and tensors by name."""
+    """The header of a GGUF file: its fields and tensors by name."""
 
     path: Path
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
 
     def numbers(self, name: str, count: int) -> list[Any]:
-        """A field that must be a list of so many numbers."""
+        """A field that must be a list of `count` numbers; InputError if it is not."""
         value = self._list(name)
         if len(value) != count:
             raise self.damaged(f"{len(value):,} numbers in {name} where {count:,} belong")
@@ -70,7 +70,7 @@ class GgufFile(NamedTuple):
         return found
 
     def strings(self, name: str) -> list[str]:
-        """A field that must be a list of strings."""
+        """A field that must be a list of strings; InputError if it is not."""
         value = self._list(name)
         if not all(isinstance(item, str) for item in value):
             raise self.damaged(f"{name} with {np.asarray(value[:3]).tolist()!r:.60}")
@@ -86,7 +86,7 @@ class GgufFile(NamedTuple):
         count = self.tensors["token_embd.weight"].shape[0] if tokens is None else len(tokens)
         if type(index) is int and 0 <= index < count:
             return index
-        if role == "padding":  # which no text has: some files were made without the token
+        if role == "padding":  # some files name a token they do not have, but no text needs it
             return None
         raise self.damaged(f"{role}_token_id {index!r:.40} for {count:,} tokens")
 
@@ -102,7 +102,11 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file; the tensors are read when they are asked for."""
+    """Read the header of a file; tensors are read when they are used.
+
+    Raises InputError for a damaged file or one of another kind, UnsupportedError for tensor types
+    that are not served.
+    """
     if not begins_as_gguf(path):
         raise _not_gguf(path)
     reader = _Reader(path)
@@ -136,7 +140,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies, in bytes from the first one."""
+    """The shape, type and place of a tensor; offsets are in bytes from the first tensor."""
 
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
@@ -149,7 +153,7 @@ class _Place(NamedTuple):
 
 
 def _check_places(file: GgufFile, places: dict[str, _Place], alignment: int) -> None:
-    """Refuse tensors that share bytes: one of them has the numbers of another."""
+    """Raise InputError if tensors overlap: one of them would have the numbers of another."""
     for name, place in places.items():
         if place.offset % alignment:
             raise file.damaged(f"{name!r:.80} at {place.offset:,}, no multiple of {alignment}")
@@ -166,7 +170,7 @@ def _damaged(path: Path, received: str) -> InputError:
 
 
 def _not_gguf(path: Path) -> InputError:
-    """The error for a file of another kind, with what it is if that is known."""
+    """The error for a file of another kind, which names that kind if it is known."""
     with path.open("rb") as file:
         beginning = file.read(len(LFS_POINTER))
     received = f"{str(path)!r}, {path.stat().st_size:,} bytes"
@@ -183,7 +187,7 @@ def _not_gguf(path: Path) -> InputError:
 
 
 def _kind(name: str, number: int, path: Path) -> GGMLQuantizationType:
-    """The type of a tensor, if it is served."""
+    """The type of a tensor; UnsupportedError if it is not served."""
     known = {kind.value: kind for kind in GGMLQuantizationType}
     kind = known[number].name if number in known else f"number {number}"
     if kind not in SERVED:
@@ -194,7 +198,7 @@ def _kind(name: str, number: int, path: Path) -> GGMLQuantizationType:
 
 
 class _Reader:
-    """Goes through the bytes of a file in order, and says so where they end too early."""
+    """Reads a file from the beginning to the end; raises InputError where it ends too early."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,17 +207,21 @@ class _Reader:
         self.at = len(GGUF_MAGIC)
 
     def bytes(self, count: int) -> HostArray:
+        """The next `count` bytes."""
         begin, self.at = self.at, self.at + count
         self.need(self.at)
         return np.asarray(self._memory[begin : self.at])
 
     def number(self, kind: str) -> Any:
+        """The next number, of a NumPy dtype."""
         return self.bytes(np.dtype(kind).itemsize).view(kind)[0].item()
 
     def string(self) -> str:
+        """The next string."""
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
+        """The next `count` strings."""
         found, at, memory = [], self.at, self._bytes
         unpack, most = struct.Struct("<Q").unpack_from, len(memory)
         for _ in range(count):
@@ -227,7 +235,8 @@ class _Reader:
         return found
 
     def value(self, kind: int) -> Any:
-        """A field of any type; arrays of numbers stay in the file until they are used."""
+        """The next field, of type `kind`; arrays of numbers stay in the file until they are
+        used."""
         if kind == STRING:
             return self.string()
         if kind != ARRAY:
@@ -240,14 +249,14 @@ class _Reader:
         return self.bytes(count * numbers.itemsize).view(numbers)
 
     def new_name(self, known: Container[str]) -> str:
-        """A name that there is not yet."""
+        """The next string, which must be a name that is not in `known` yet."""
         name = self.string()
         if not name or name in known:
             raise _damaged(self._path, f"the name {name!r:.80} {'twice' if name else ''}".strip())
         return name
 
     def place(self, name: str) -> _Place:
-        """The rest of what is said of a tensor."""
+        """The rest of a tensor's entry, after its name."""
         num_axes = self.number("<u4")
         if num_axes > MOST_AXES:
             raise _damaged(self._path, f"{num_axes:,} axes of {name!r:.80}")
@@ -263,7 +272,7 @@ class _Reader:
         return NUMBERS[kind]
 
     def need(self, count: int) -> None:
-        """Refuse a file of fewer bytes."""
+        """Raise InputError if the file has fewer than `count` bytes."""
         if count > len(self._memory):
             wrong = f"The GGUF file is cut off: it should have at least {count:,} bytes."
             received = f"{len(self._memory):,} bytes in {str(self._path)!r}"

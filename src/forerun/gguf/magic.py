@@ -1,20 +1,21 @@
-"""Whether a file is a GGUF file."""
+"""Tells GGUF files from others, without the gguf package."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-GGUF_MAGIC = b"GGUF"  # what such a file begins with
+GGUF_MAGIC = b"GGUF"  # the first bytes of such a file
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is to be read as a GGUF file: by its name, there or not, or its beginning."""
+    """Whether a path is that of a GGUF file: by its suffix, even if no such file exists, or by its
+    first bytes."""
     return not path.is_dir() and (path.suffix.lower() == ".gguf" or begins_as_gguf(path))
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether it is a file with the first letters of one."""
-    if not path.is_file():  # reading from a pipe would wait, and take what it gives
+    """Whether there is a file at a path that begins with GGUF_MAGIC."""
+    if not path.is_file():  # reading from a pipe would block and consume its bytes
         return False
     try:
         with path.open("rb") as file:

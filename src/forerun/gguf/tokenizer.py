@@ -1,6 +1,6 @@
-"""The tokenizer of a GGUF file, for transformers.
+"""Makes a transformers tokenizer from a GGUF file.
 
-transformers can make one itself, but splits numbers unlike the models' own tokenizers.
+transformers can make one itself, but that one splits numbers unlike the models' own tokenizers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forerun.base.errors import UnsupportedError, explain
 from forerun.gguf.file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
-SPACE = "▁"  # what SentencePiece writes for it
+SPACE = "▁"  # SentencePiece's letter for a space
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -34,14 +34,17 @@ WORDS = {
     "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-"""What is a word: merges stay within one.  The names are GGUF's."""
+"""Patterns of words, by GGUF's name of the pre-tokenizer.  Merges stay within a word."""
 ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "codeshell")
-WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not put together by merges
+WHOLE_WORDS = ("llama-bpe", "tekken")  # pre-tokenizers under which a word that is a token is one
 
 
 def tokenizer_of(file: GgufFile, max_length: int) -> Any:
-    """A fast tokenizer, or None if the file has no vocabulary."""
+    """A fast tokenizer; None if the file has no vocabulary.
+
+    max_length: the longest text of the model, in tokens.
+    """
     fields = dict(file.fields)
     kind = fields.get("tokenizer.ggml.model", "none")
     if kind in ("none", "no_vocab") or "tokenizer.ggml.tokens" not in fields:
@@ -69,9 +72,10 @@ def tokenizer_of(file: GgufFile, max_length: int) -> Any:
 
 
 def _tokens(file: GgufFile) -> list[str]:
-    """All tokens; llama.cpp too wants each once, and one for each row of the embedding."""
+    """All tokens in the order of their ids.  Raises InputError if they are not distinct or not as
+    many as rows of the embedding; llama.cpp requires that too."""
     listed = file.strings("tokenizer.ggml.tokens")
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(listed)]  # its name for it
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(listed)]  # as llama.cpp
     num_rows = file.tensors["token_embd.weight"].shape[0]
     if len(tokens) != num_rows:
         raise file.damaged(f"{len(tokens):,} tokens for {num_rows:,} rows of the embedding")
@@ -82,14 +86,14 @@ def _tokens(file: GgufFile) -> list[str]:
 
 
 def _verbatim(file: GgufFile, *kinds: int) -> list[AddedToken]:
-    """Tokens of these types, which are looked for before anything is split."""
+    """Tokens of these types, which are recognised before a text is split into words."""
     tokens = file.fields["tokenizer.ggml.tokens"]
     pairs = zip(tokens, file.numbers("tokenizer.ggml.token_type", len(tokens)), strict=True)
     return [AddedToken(token, normalized=False) for token, kind in pairs if kind in kinds]
 
 
 def _byte_pairs(file: GgufFile) -> Any:
-    """Merges of bytes within words."""
+    """A byte-pair tokenizer: merges of bytes within words."""
     fields = file.fields
     name = fields.get("tokenizer.ggml.pre", "default")
     name = ALIASES.get(name, name)
@@ -117,7 +121,8 @@ def _byte_pairs(file: GgufFile) -> Any:
 
 
 def _sentence_pieces(file: GgufFile) -> Any:
-    """Merges of characters, the best piece first; what is no piece is spelt in bytes."""
+    """A SentencePiece tokenizer: merges of characters, the piece with the highest score first;
+    characters that are no piece become bytes."""
     fields = file.fields
     tokens = file.fields["tokenizer.ggml.tokens"]
     scores = file.numbers("tokenizer.ggml.scores", len(tokens))
@@ -150,7 +155,7 @@ def _sentence_pieces(file: GgufFile) -> Any:
 
 
 def _merges(pieces: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a third, the one with the highest score first."""
+    """All pairs of pieces that make another piece, the one with the highest score first."""
     found = []
     for piece, score in pieces.items():
         for at in range(1, len(piece)):
@@ -162,7 +167,7 @@ def _merges(pieces: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[
 
 
 def _frame(core: Any, file: GgufFile) -> None:
-    """Tokens that a text begins and ends with."""
+    """Let a tokenizer add the tokens that texts begin and end with."""
     fields = file.fields
     is_piece_model = fields["tokenizer.ggml.model"] == "llama"
     pre = fields.get("tokenizer.ggml.pre", "")
@@ -184,7 +189,7 @@ def _frame(core: Any, file: GgufFile) -> None:
 
 
 def _token(file: GgufFile, role: str) -> str | None:
-    """The token of a role, if the file names one."""
+    """The token of a role such as "bos"; None if the file names none."""
     index = file.token_id(role)
     tokens: list[str] = file.fields["tokenizer.ggml.tokens"]
     return None if index is None else tokens[index]

@@ -1,9 +1,10 @@
-"""Philox-4x32-10: a counter in, four random 32-bit words out, the same bits on every library.
+"""Philox-4x32-10: a counter in, four random 32-bit words out, with equal bits in every library.
 
-A counter-based generator has no state, so a random number is addressed instead of consumed:
-nothing that happened before (rejections, other requests, another K) can shift it.
-Both halves of the round function are carried in one stacked array, which halves the number of
-array operations; words live in the widest integer the library multiplies without loss.
+A counter-based generator has no state: a random number is looked up at an address instead of taken
+from a stream, so earlier events (rejections, other requests, another K) cannot shift it.
+
+Both halves of the round function are in one stacked array, which halves the number of array
+operations.  Words are in the widest integers that the library multiplies without loss.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NUM_ROUNDS = 10
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse what is no seed."""
+    """Raise InputError unless all seeds are whole numbers from 0 to 2**64 - 1."""
     for seed in seeds:
         if not 0 <= seed < 1 << 64:
             cure = "Use a whole number from 0 to 2**64 - 1."
@@ -32,7 +33,8 @@ def check_seeds(seeds: Sequence[int]) -> None:
 
 
 def word_dtype(xp: Namespace) -> Any:
-    """Integers that hold words: JAX has no 64-bit ones by default, Torch no unsigned ones."""
+    """The integer type for words.  JAX has no 64-bit integers by default, Torch no unsigned
+    ones."""
     if compat.is_jax_namespace(xp):
         return xp.uint32
     return xp.int64 if compat.is_torch_namespace(xp) else xp.uint64
@@ -51,7 +53,7 @@ def philox(xp: Namespace, counter: tuple[Array, ...], keys: Array) -> tuple[Arra
 
 @cache
 def _compiled(xp: Namespace) -> Callable[..., tuple[Array, ...]]:
-    """The rounds as one JAX program, which would otherwise dispatch each operation alone."""
+    """`_rounds` compiled as one JAX program; otherwise JAX would dispatch each operation alone."""
     import jax
 
     program: Callable[..., tuple[Array, ...]] = jax.jit(partial(_rounds, xp))
@@ -59,6 +61,7 @@ def _compiled(xp: Namespace) -> Callable[..., tuple[Array, ...]]:
 
 
 def _rounds(xp: Namespace, counter: tuple[Array, ...], keys: Array) -> tuple[Array, ...]:
+    """The ten rounds of `philox`, operation by operation."""
     c0, c1, c2, c3 = xp.broadcast_arrays(*counter)
     multiply = _multiplier(xp)
     flipped = xp.stack([c0, c2])  # the two words that are multiplied
@@ -75,7 +78,8 @@ def _rounds(xp: Namespace, counter: tuple[Array, ...], keys: Array) -> tuple[Arr
 
 
 def philox_one(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    """The four words of one counter in plain integers: a few of them cost less than one array."""
+    """The four words of one counter in Python integers; for a few counters this is faster than an
+    array."""
     c0, c1, c2, c3 = counter
     first, second = key
     for _ in range(NUM_ROUNDS):
@@ -86,7 +90,7 @@ def philox_one(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...
 
 
 def round_keys(xp: Namespace, low: Array, high: Array) -> Array:
-    """The key of every round, (rounds, 2, *T), from the low and high words of keys (T)."""
+    """The keys of all rounds, (rounds, 2, *T), from the low and high words of keys (T)."""
     counts = xp.arange(NUM_ROUNDS, dtype=low.dtype, device=compat.device(low))
     counts = xp.reshape(counts, (-1,) + (1,) * low.ndim)
     first, second, mask = (as_words(xp, word, low) for word in (*KEY_STEPS, MASK))
@@ -99,12 +103,12 @@ def as_words(xp: Namespace, values: int | tuple[int, ...], like: Array) -> Array
 
 
 def _swap(xp: Namespace, pair: Array) -> Array:
-    """The two halves exchanged; a view where the library has reversed views."""
+    """The two halves of a pair exchanged; a view in libraries that have reversed views."""
     return pair[::-1, ...] if compat.is_numpy_namespace(xp) else xp.flip(pair, axis=0)
 
 
 def _multiplier(xp: Namespace) -> Callable[[Array, Array, Array], tuple[Array, Array]]:
-    """The function that gives high and low half of a 64-bit product in this library."""
+    """The function that computes the high and the low half of 64-bit products in this library."""
     if compat.is_jax_namespace(xp):
         return _multiply_narrow
     return _multiply_signed if compat.is_torch_namespace(xp) else _multiply_unsigned
@@ -118,13 +122,15 @@ def _multiply_unsigned(constant: Array, words: Array, mask: Array) -> tuple[Arra
 
 
 def _multiply_signed(constant: Array, words: Array, mask: Array) -> tuple[Array, Array]:
-    """A signed product wraps to the same bits; only its shift drags the sign along."""
+    """High and low half of products in signed 64-bit integers.  They wrap to the bits of unsigned
+    products; only the shift extends the sign, which the mask removes."""
     product = constant * words
     return (product >> 32) & mask, product & mask
 
 
 def _multiply_narrow(constant: Array, words: Array, mask: Array) -> tuple[Array, Array]:
-    """The same from 16-bit limbs, where 32 bits is all there is and a product drops the rest."""
+    """High and low half of products in 32-bit integers, whose products drop the high bits; computed
+    from 16-bit halves of the factors."""
     a_high, a_low = constant >> 16, constant & 0xFFFF
     b_high, b_low = words >> 16, words & 0xFFFF
     low = a_low * b_low

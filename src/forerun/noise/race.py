@@ -1,19 +1,23 @@
 """Randomness as a function: uniform(seed, position, token, purpose), never a stream.
 
-The token chosen at a position is a function of that position's law and of noise that
-depends on nothing else: not on the batch, on K, on the drafter, or on what was rejected.
-That is what "same seed, same text" rests on.
+The token chosen at a position is a function of that position's law and of noise that depends on
+seed and position alone: not on the batch, on K, on the drafter, or on rejections.  This makes
+"same seed, same text" true.
 
 Plain sampling is an exponential race: token i arrives at time E_i / p_i with E_i ~ Exp(1), and
 the first to arrive is the sample (the Gumbel-max trick without the logarithms).  A drafter that
 races its own law against the *same* E tends to pick the same winner.
 
-A race over a whole vocabulary would need one random number per token.  It does not: the noise
-has two levels.  Each block of 256 tokens draws the *minimum* of its exponentials (an Exp(256))
-and which lane attains it; the other lanes are that minimum plus a fresh Exp(1), which by the
-lack of memory are again independent Exp(1).  So a block whose minimum, divided by its largest
-probability, is later than a time already seen cannot hold the winner and draws nothing more:
-a row of 128,256 tokens needs 501 numbers and a few opened blocks.
+A plain race over a vocabulary needs one random number per token.  Noise of two levels avoids that.
+Each block of 256 tokens draws the *minimum* of its exponentials, an Exp(256), and the lane that has
+it; the exponential of another lane is that minimum plus a fresh Exp(1).  As exponentials have no
+memory, these are independent Exp(1) again.  A block whose minimum, divided by its largest
+probability, is later than a time already seen cannot contain the winner and draws nothing more: a
+row of 128,256 tokens needs 501 numbers and a few opened blocks.
+
+A single row on the host is raced by `race_row`, which does not even compute most weights.  A weight
+is an exponential of a score, and larger scores have larger weights, so the largest of a block is
+found among scores, and only tokens that may still win are weighed: some hundreds of 50,000.
 """
 
 from __future__ import annotations
@@ -56,14 +60,14 @@ NUMPY = compat.array_namespace(np.empty(0))
 Key = Array
 """Philox keys, (rounds, 2, R): one per row."""
 Words = Sequence[Array]
-"""What Philox gives: four arrays of one shape."""
+"""The output of Philox: four arrays of words, of one shape."""
 
 SLACK = 1 - 1e-6
 """Widens the set of tokens that could still win, so that rounding cannot leave out the winner."""
 
 
 FEW = 16
-"""So many numbers are drawn faster one by one than as an array."""
+"""Up to this number of values are drawn faster one by one than as an array."""
 
 
 def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
@@ -78,7 +82,10 @@ def seed_key(xp: Namespace, seeds: Sequence[int], device: Any) -> Key:
 def uniform(
     seed: int, position: Any, token: Any, purpose: Purpose, *, xp: Namespace = None
 ) -> Array:
-    """The number in (0, 1) at this address, to 32 bits; position and token broadcast."""
+    """The number in (0, 1) at an address, with 32 random bits; position and token broadcast.
+
+    xp: the array library of the result; NumPy if None.
+    """
     xp = xp or compat.array_namespace(np.empty(0))
     position, token = xp.broadcast_arrays(*(as_indices(xp, x, None) for x in (position, token)))
     key = seed_key(xp, [seed], compat.device(token))
@@ -87,7 +94,8 @@ def uniform(
 
 
 def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> Array:
-    """uniform(seed, position, 0..num_tokens - 1, purpose) in NumPy, all words used."""
+    """The numbers `uniform` gives for tokens 0 .. num_tokens - 1, as a NumPy array; faster, as it
+    uses all four words of each counter."""
     xp = compat.array_namespace(np.empty(0))
     quads = xp.arange(-(-num_tokens // 4), dtype=word_dtype(xp))
     words = _words(xp, seed_key(xp, [seed], None), xp.asarray([position]), quads, purpose)
@@ -95,7 +103,8 @@ def uniform_row(seed: int, position: int, num_tokens: int, purpose: Purpose) -> 
 
 
 def fold(seed: int, index: int) -> int:
-    """A seed for the index-th of several independent things that share one; index 0 keeps it."""
+    """The seed of the index-th of several independent things that share a seed; index 0 has the
+    seed itself."""
     if index == 0:
         return seed
     words = philox_one((index, 0, 0, int(Purpose.FOLD)), (seed & MASK, seed >> 32))
@@ -103,7 +112,7 @@ def fold(seed: int, index: int) -> int:
 
 
 def folds(seed: int, count: int) -> list[int]:
-    """`fold` of the indices 0 .. count - 1."""
+    """The results of `fold` for indices 0 .. count - 1."""
     if count <= FEW:
         return [fold(seed, index) for index in range(count)]
     xp = compat.array_namespace(np.empty(0))
@@ -119,7 +128,7 @@ def exponentials(xp: Namespace, key: Key, positions: Array, tokens: Array) -> Ar
         xp.full((count,), int(purpose), dtype=tokens.dtype, device=device)
         for purpose in (Purpose.TARGET_BLOCK, Purpose.TARGET)
     ]
-    index = xp.concat([tokens // BLOCK, tokens >> 2], axis=1)  # of both in one go
+    index = xp.concat([tokens // BLOCK, tokens >> 2], axis=1)  # both levels in one call
     words = _words(xp, key[:, :, :, None], positions[:, None], index, xp.concat(purposes))
     minimum, lane = _minimum(xp, [word[:, :count] for word in words], tokens.dtype)
     rest = _exponential(xp, _pick(xp, [word[:, count:] for word in words], tokens))
@@ -133,13 +142,13 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
     No token can arrive before its block's minimum allows, so the best of those times rules out
     nearly all the others, and only what is left draws noise.
     """
-    if compat.is_jax_namespace(xp):  # would compile anew for every number of tokens left
+    if compat.is_jax_namespace(xp):  # JAX would compile again for every number of tokens left
         return _whole_race(xp, weights, key, positions)
     likeliest, largest = argmax_blocks(xp, weights)  # both (R, num_blocks)
     minimum, lane = block_minima(xp, key, positions, weights.shape[1])
 
     def arrivals(row: Array, block: Array, token: Array) -> Array:
-        """When tokens (C,) of the given rows and blocks, each (C,), arrive."""
+        """The arrival times of tokens (C,) in the given rows and blocks, each (C,)."""
         noise = lane_noise(
             xp,
             xp.take(key, row, axis=2),
@@ -165,25 +174,25 @@ def race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
 
 
 def block_minima(xp: Namespace, key: Key, positions: Array, num_tokens: int) -> tuple[Array, Array]:
-    """The smallest exponential of every block at positions (R,), and the lane that has it, both
-    (R, num_blocks)."""
+    """The smallest exponential of every block at positions (R,), and the lane that has it: two
+    arrays (R, num_blocks)."""
     device = compat.device(positions)
     blocks = xp.arange(-(-num_tokens // BLOCK), dtype=positions.dtype, device=device)
     return _block_minima(xp, key[:, :, :, None], positions[:, None], blocks[None, :])
 
 
 def _whole_race(xp: Namespace, weights: Array, key: Key, positions: Array) -> Array:
-    """The same winners from noise for every token."""
+    """The winners of `race`, computed from noise for every token."""
     tokens = xp.arange(weights.shape[1], dtype=positions.dtype, device=compat.device(weights))
     noise = exponentials(xp, key, positions, xp.broadcast_to(tokens, weights.shape))
     return xp.argmin(arrival(xp, noise, weights), axis=1)
 
 
 def draw(xp: Namespace, weights: Array, unit: Array) -> Array:
-    """Inverse-CDF sample of weights (R, V) from one number each, unit (R,), in two levels.
+    """Samples (R,) of weights (R, V) by inverse CDF, from one number each, unit (R,).
 
-    Blocks first, then lanes: exact where the sums of blocks are, and free of the drift that a
-    running float32 sum over a large vocabulary has.
+    A block is drawn first, then a lane in it.  So the draw is as exact as the sums of blocks, and
+    free of the drift of a running float32 sum over a large vocabulary.
     """
     dtype = widest_float(xp, compat.device(weights))
     sums = xp.astype(sum_blocks(xp, weights), dtype)  # (R, num_blocks)
@@ -205,14 +214,15 @@ def coin(
     purpose: Purpose,
     addressing: Addressing = by_round,
 ) -> Array:
-    """Uniforms (R, len(slots)) of slots in the rounds that start at positions (R,)."""
+    """The uniform numbers (R, len(slots)) of slots in the rounds that start at positions (R,)."""
     slots = as_indices(xp, slots, compat.device(positions))
     place, index = addressing(purpose, positions[:, None], slots[None, :])
     return _uniform(xp, key[:, :, :, None], place, index, purpose)
 
 
 def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
-    """The weight of the token with each block's minimum; 0 if that is past the vocabulary."""
+    """The weight of the token that has each block's minimum, (R, num_blocks); 0 for a token past
+    the vocabulary."""
     width = weights.shape[1]
     tokens = in_blocks(xp, lane)
     if width % BLOCK == 0:
@@ -222,7 +232,8 @@ def _fastest_weights(xp: Namespace, weights: Array, lane: Array) -> Array:
 
 
 def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Array:
-    """Where in times (C,) each row has its smallest; row (C,) says whose each is, in order."""
+    """The index in times (C,) of the smallest time of each row; row (C,), ascending, says to which
+    row a time belongs."""
     if num_rows == 1:
         return xp.argmin(times, keepdims=True)
     edges = xp.arange(num_rows + 1, dtype=row.dtype, device=compat.device(row))
@@ -235,9 +246,9 @@ def _first_of_rows(xp: Namespace, times: Array, row: Array, num_rows: int) -> Ar
 
 
 def _search(xp: Namespace, running: Array, aim: Array) -> Array:
-    """First column whose running sum (R, N) passes aim (R,), or the last one that adds to it.
+    """The first column whose running sum (R, N) exceeds aim (R,), or the last with a weight.
 
-    Rounding may carry the aim past the end; a weight of 0 is not chosen even then.
+    Rounding may carry the aim past the last sum; a column of weight 0 is not chosen even then.
     """
     passed = xp.count_nonzero(running <= aim[:, None], axis=1)
     last = xp.count_nonzero(running < running[:, -1:], axis=1)
@@ -247,39 +258,41 @@ def _search(xp: Namespace, running: Array, aim: Array) -> Array:
 def lane_noise(
     xp: Namespace, key: Key, positions: Array, tokens: Array, minimum: Array, lane: Array
 ) -> Array:
-    """A token's exponential: its block's minimum, plus a fresh Exp(1) in all lanes but one."""
+    """The exponentials of tokens: their block's minimum, plus a fresh Exp(1) in all lanes but
+    one."""
     rest = _exponential(xp, _uniform(xp, key, positions, tokens, Purpose.TARGET))
     return xp.where(tokens % BLOCK == lane, minimum, minimum + rest)
 
 
 def arrival(xp: Namespace, noise: Array, weights: Array) -> Array:
-    """noise / weights: when a token arrives.  Weight 0 arrives after everything else."""
+    """Arrival times noise / weights; a token of weight 0 arrives after all others."""
     weights = xp.astype(weights, noise.dtype, copy=False)
     return noise / xp.maximum(weights, smallest_weight(xp, noise.dtype))
 
 
 def smallest_weight(xp: Namespace, dtype: Any) -> float:
-    """A weight that loses to any real one, yet divides without overflow."""
+    """A weight that loses against any real one, yet divides without overflow."""
     return float(xp.finfo(dtype).smallest_normal * 16)
 
 
 def _block_minima(xp: Namespace, key: Key, position: Array, block: Array) -> tuple[Array, Array]:
-    """Each block's smallest exponential and the lane that has it; all arguments broadcast."""
+    """The smallest exponential of each block and the lane that has it; all arguments broadcast."""
     return _minimum(xp, _words(xp, key, position, block, Purpose.TARGET_BLOCK), block.dtype)
 
 
 def _minimum(xp: Namespace, words: Words, dtype: Any) -> tuple[Array, Array]:
-    """An Exp(BLOCK) out of the first of four words, and a lane out of the second."""
+    """An Exp(BLOCK) made from the first of four words, and a lane from the second."""
     minimum = _exponential(xp, _to_unit(xp, words[0])) / BLOCK
     return minimum, xp.astype(words[1] & (BLOCK - 1), dtype)
 
 
 def _exponential(xp: Namespace, unit: Array) -> Array:
-    """-log(1 - u): fine-grained where it matters, at small times, and never 0."""
+    """-log(1 - u): precise at small times, where it matters, and never 0."""
     return -xp.log1p(-unit)
 
 
 def _uniform(xp: Namespace, key: Key, position: Array, token: Array, purpose: Purpose) -> Array:
+    """The numbers in (0, 1) at addresses; all arguments broadcast."""
     position, token = xp.broadcast_arrays(position, token)
     if math.prod(token.shape) <= FEW and on_host(xp, compat.device(token)):
         return _uniform_few(xp, key, position, token, purpose)
@@ -287,7 +300,7 @@ def _uniform(xp: Namespace, key: Key, position: Array, token: Array, purpose: Pu
 
 
 def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose: int) -> Array:
-    """The same numbers one by one in plain integers."""
+    """The numbers of `_uniform`, computed one by one in Python integers."""
     seeds = xp.broadcast_to(key[0, ...], (2, *token.shape))
     columns = (seeds[0, ...], seeds[1, ...], position, token)
     addresses = zip(*(xp.reshape(column, (-1,)).tolist() for column in columns), strict=True)
@@ -296,12 +309,13 @@ def _uniform_few(xp: Namespace, key: Key, position: Array, token: Array, purpose
 
 
 def uniform_one(seed: tuple[int, int], position: int, token: int, purpose: int) -> float:
+    """The number in (0, 1) at one address.  seed: its low and high word."""
     words = philox_one((token >> 2, position & MASK, position >> 32, int(purpose)), seed)
     return (words[token & 3] + 0.5) / 2**32
 
 
 def _pick(xp: Namespace, words: Words, token: Array) -> Array:
-    """The number in (0, 1) out of the one of four words that is the token's own."""
+    """The numbers in (0, 1) of tokens: each token takes one of the four words."""
     odd, late = token % 2 == 1, token % 4 >= 2
     return _to_unit(
         xp, xp.where(late, xp.where(odd, words[3], words[2]), xp.where(odd, words[1], words[0]))
@@ -322,7 +336,7 @@ def _words(xp: Namespace, key: Key, position: Array, index: Array, purpose: int 
 
 
 def _to_unit(xp: Namespace, words: Array) -> Array:
-    """(k + 1/2) / 2**32: in (0, 1), and kept below 1 where float32 would round up to it."""
+    """(k + 1/2) / 2**32 of words k: in (0, 1), and kept below 1 where float32 would round up."""
     dtype = widest_float(xp, compat.device(words))
     unit = (xp.astype(words, dtype) + 0.5) * 2.0**-32
     return unit if dtype == xp.float64 else xp.minimum(unit, 1 - 2.0**-24)
@@ -336,10 +350,10 @@ def race_row(
     minimum: HostArray,
     lane: HostArray,
 ) -> int:
-    """The winner of a single race where the block minima are known: a NumPy twin of `race`.
+    """The winner of one row's race on the host, with known block minima: a NumPy twin of `race`.
 
-    scores: (V,), of which `weigh` makes weights, larger ones of larger scores; of most tokens that
-    is never done.  key: (rounds, 2, 1); minimum and lane: (num_blocks,).
+    scores: (V,).  weigh: turns scores into weights, which must rise with the score; most scores are
+    never weighed.  key: (rounds, 2, 1).  minimum, lane: (num_blocks,), from `block_minima`.
     """
     size, starts = len(scores), np.arange(0, len(scores), BLOCK)
     num_whole = size // BLOCK

@@ -37,7 +37,10 @@ def names(*, lossless: bool | None = None) -> list[str]:
 
 
 def get(rule: str | Rule, **settings: Any) -> Rule:
-    """A rule by name, with its settings, or the rule itself."""
+    """A rule by its name, with its settings; a rule object stays itself.
+
+    Raises InputError for an unknown name, and for an object that is no rule.
+    """
     if not isinstance(rule, str):
         return _checked(rule)
     if rule not in RULES:
@@ -55,7 +58,7 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
 
 
 def _checked(rule: Rule) -> Rule:
-    """The rule, if it has what every rule has."""
+    """The rule; InputError if it lacks a member that every rule has."""
     if isinstance(rule, type):
         wrong, cure = "That is a class and not yet a rule.", f"Write {rule.__name__}()."
         raise InputError(explain(wrong, f"the class {rule.__name__}", cure))
@@ -86,5 +89,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The names that are meant for others."""
+    """The public names of this package."""
     return __all__

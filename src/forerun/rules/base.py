@@ -1,8 +1,8 @@
-"""What every acceptance rule is: a pure function of a draft, the target's law, and noise.
+"""The interface of acceptance rules: pure functions of a draft, the target's law, and noise.
 
-Noise is asked for through three verbs (`coins`, `draw`, `race`), never as raw numbers.  In
-production they read Philox; `fr.law` passes an object that follows *every* outcome instead
-and so integrates the coins out of this very code.
+Rules use noise through three methods (`coins`, `draw`, `race`), never as raw numbers.  In
+production these read Philox (`CounterNoise`); `fr.law` passes an object that follows *every*
+outcome instead and so computes the law of the very code that runs in production.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from forerun.rules.rows import Rows
 from forerun.trees.tree import ROOT, Tree
 
 NOWHERE = ROOT - 1
-"""The parent of a slot that holds no token."""
+"""The parent of a slot without a token."""
 
 
 class Noise(Protocol):
@@ -41,21 +41,21 @@ class Noise(Protocol):
         ...
 
     def draw(self, weights: Residual | Array) -> Array:
-        """The extra token of each row, (B,), from weights (B, V) that need no normaliser."""
+        """The extra token of each row, (B,), drawn from weights (B, V), which need not sum to 1."""
         ...
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
-        """The target's own sample, (R,), of weights (R, V) at the given slots (R,) of rows (R,)."""
+        """The target's own samples (R,) of weights (R, V) at slots (R,) of rows (R,)."""
         ...
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a rule judges: tokens (B, K) of which lengths (B,) count, and both laws.
+    """The input of a rule: drafted tokens, how many of each row count, and both laws.
 
     A draft of K tokens is a tree of K nodes, and a chain unless `trees` says otherwise.  Row 0 of
     the target is its law after the text, row i + 1 its law after node i; row i of the draft is
-    the law that node i was drawn from, its earlier siblings given.
+    the law that node i was drawn from, given its earlier siblings.
     """
 
     xp: Namespace
@@ -63,8 +63,8 @@ class Trial:
     lengths: Array  # (B,)
     target: Rows  # (B, K + 1, V)
     draft: Rows | None  # (B, K, V)
-    at_a_time: int | None = None  # rows to compute with at once; None for all of them
-    trees: Sequence[Tree] | None = None  # (B,), tree r with lengths[r] nodes; None: all are chains
+    at_a_time: int | None = None  # rows to compute at once; None for all of them
+    trees: Sequence[Tree] | None = None  # (B,), tree r has lengths[r] nodes; None: all are chains
 
     @cached_property
     def used(self) -> Array:
@@ -83,7 +83,7 @@ class Trial:
 
     @cached_property
     def draft_at(self) -> Array:
-        """The probability the drafter gave each of its tokens, (B, K); 0 in slots without one."""
+        """The probabilities (B, K) that the drafter gave its tokens; 0 in slots without a token."""
         assert self.draft is not None, "law-only rules are never reached without a draft law"
         return self.draft.at(self.tokens, self.used)
 
@@ -94,12 +94,12 @@ class Trial:
 
     @cached_property
     def kinds(self) -> Sequence[Tree]:
-        """The different trees among them."""
+        """The distinct trees among `shapes`."""
         return tuple(dict.fromkeys(self.shapes))
 
     @cached_property
     def parents(self) -> Array:
-        """Which node each node follows, (B, K), or (1, K) if one answer does for all rows."""
+        """The parent of each node, (B, K), or (1, K) if all rows have one tree."""
         if self.trees is None:
             return self.by_row([Tree.chain(self.tokens.shape[1]).parents], NOWHERE)
         trees = self.kinds if len(self.kinds) == 1 else self.shapes
@@ -107,20 +107,20 @@ class Trial:
 
     @cached_property
     def height(self) -> int:
-        """Tokens on the longest path of any row."""
+        """The number of tokens on the longest path of any row."""
         if self.trees is None:
             return int(self.tokens.shape[1])
         return max(tree.height for tree in self.kinds)
 
     def by_row(self, values: Sequence[Sequence[int]], padding: int, more: int = 0) -> Array:
-        """Numbers for the slots of each row as an array (len(values), K + more)."""
+        """Lists of numbers, one per row, padded to an array (len(values), K + more)."""
         width = self.tokens.shape[1] + more
         padded = [[*row, *[padding] * (width - len(row))] for row in values]
         indices = as_indices(self.xp, padded, compat.device(self.tokens))
         return self.xp.reshape(indices, (len(values), width))
 
     def path(self, row: int, reached: int) -> tuple[int, ...]:
-        """The accepted nodes, in order, of a row whose extra token follows target row `reached`."""
+        """The accepted nodes of a row, in order; the extra token follows target row `reached`."""
         return tuple(range(reached)) if self.trees is None else self.trees[row].path(reached - 1)
 
 
@@ -142,20 +142,21 @@ class Rule(Protocol):
 
     @property
     def judges_trees(self) -> bool:
-        """Whether drafts may branch; a rule that says no is only ever given chains."""
+        """Whether drafts may branch; if not, the rule receives chains only."""
         ...
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
-        """(reached (B,), extra (B,)): the target row that ends the round, and the token after it.
+        """Judge a trial: (reached (B,), extra (B,)).
 
-        Row 0 is the text itself, row i + 1 comes after node i, so on a chain `reached` is the
-        number of accepted tokens; on a tree `trial.path(row, reached)` lists the accepted nodes.
+        reached: the target row that ends the round.  Row 0 is the text itself, row i + 1 comes
+        after node i, so on a chain it is the number of accepted tokens; on a tree `trial.path(row,
+        reached)` lists the accepted nodes.  extra: the token after that row.
         """
         ...
 
 
 def count_leading(xp: Namespace, accepted: Array) -> Array:
-    """How many true entries each row (B, K) starts with, (B,)."""
+    """The number (B,) of true entries that each row of accepted (B, K) begins with."""
     if accepted.shape[1] == 0:
         return xp.sum(xp.astype(accepted, index_dtype(xp)), axis=1)
     alive = xp.cumulative_prod(xp.astype(accepted, index_dtype(xp)), axis=1)
@@ -164,11 +165,11 @@ def count_leading(xp: Namespace, accepted: Array) -> Array:
 
 @dataclass(frozen=True)
 class Residual:
-    """What the target's row after the accepted tokens still owes, (B, V), unnormalised.
+    """The unnormalised law (B, V) of the extra token.
 
-    (scale * p - q)+ at the refused slot, p itself where every draft token was accepted.  Only
-    one row per sequence is read, when it is asked for.  Where rounding leaves no residual at all,
-    p stands in: such a refusal has probability of the order of the rounding.
+    It is (scale * p - q)+ at the refused slot, and p where every draft token was accepted.  One row
+    per sequence is read, on use.  If rounding leaves an empty residual, p takes its place: such a
+    refusal has a probability of the order of the rounding.
     """
 
     trial: Trial
@@ -193,7 +194,8 @@ class Residual:
         return put_rows(xp, refused, owed, whole)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """All of them: to NumPy, and to noise that looks at weights, this is a table (B, V)."""
+        """All weights (B, V), so that NumPy and noise that reads weights can use this as a
+        table."""
         return np.asarray(to_numpy(self.take(slice(None))), dtype=dtype)
 
     def __iter__(self) -> Iterator[Any]:
@@ -201,10 +203,10 @@ class Residual:
 
 
 def slices(num_rows: int, at_a_time: int | None) -> list[slice]:
-    """Rows in runs of so many.
+    """Slices of `at_a_time` rows each; one slice of all rows if that is None.
 
-    A processor's cache holds few long rows, and rows are independent, so what is computed from
-    whole rows is computed for some of them at a time.
+    A processor's cache holds few long rows, and rows are independent, so computations on whole rows
+    take some of them at a time.
     """
     step = num_rows if at_a_time is None else at_a_time
     return [slice(start, start + step) for start in range(0, num_rows, max(1, step))]
@@ -212,15 +214,15 @@ def slices(num_rows: int, at_a_time: int | None) -> list[slice]:
 
 @dataclass(frozen=True)
 class CounterNoise:
-    """A round's noise: numbers looked up by each row's seed and the position its round starts at.
+    """The noise of a round in production: numbers at addresses.
 
-    The target's races are addressed by absolute position, which gives "same seed, same text";
-    coins and residual draws as `addressing` says.
+    An address has the row's seed.  Races of the target are addressed by absolute position, which
+    gives "same seed, same text"; coins and residual draws as `addressing` says.
     """
 
     xp: Namespace
     key: Key
-    positions: Array  # (B,)
+    positions: Array  # (B,): where each row's round begins
     addressing: Addressing = by_round
 
     def coins(self, slots: list[int], chances: Array) -> Array:
@@ -240,5 +242,5 @@ class CounterNoise:
         )
 
     def _units(self, slots: list[int], purpose: Purpose) -> Array:
-        """Uniforms (B, len(slots))."""
+        """Uniform numbers (B, len(slots)) for a purpose."""
         return coin(self.xp, self.key, self.positions, slots, purpose, self.addressing)

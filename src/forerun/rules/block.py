@@ -1,12 +1,12 @@
-"""`block`: judge the draft as a whole, keep the longest part that any coin allows (Sun et al.).
+"""`block`: judge the draft as a whole and keep the longest part that any coin allows (Sun et al.).
 
 With pi_i = min(pi_{i-1} p(x_i) / q(x_i), 1) the chance that at least i tokens are kept is pi_i,
 which is never below the product that the `ratio` rule gives; the gain grows with K.
 
-Slots are tested from the *last* to the first and the first success decides.  A failed coin says
+Slots are tested from the *last* to the first, and the first success decides.  A failed coin says
 nothing about shorter prefixes: stopping at the first failure from the left is a different, biased
-rule (kept among the mutants).  The chance h_i of a slot is at most pi_i, so it is tested by two
-coins, pi_i and h_i / pi_i: whole rows are read only where the first one falls well.
+rule (one of the mutants that certification must catch).  The chance h_i of a slot is at most pi_i,
+so it is tested by two coins, pi_i and h_i / pi_i: whole rows are read only if the first succeeds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from forerun.rules.ratio import ratios
 
 @dataclass(frozen=True)
 class Block:
+    """The rule `block`: lossless, on chains."""
+
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = True
@@ -50,7 +52,7 @@ class Block:
 
 
 def survivals(trial: Trial) -> Array:
-    """pi_0 .. pi_K, (B, K + 1): the chance that at least i tokens are kept."""
+    """The chances pi_0 .. pi_K, (B, K + 1), that at least i tokens are kept."""
     xp, factors = trial.xp, ratios(trial)
     columns = [xp.ones(factors.shape[0], dtype=factors.dtype, device=compat.device(factors))]
     for slot in range(factors.shape[1]):
@@ -60,7 +62,11 @@ def survivals(trial: Trial) -> Array:
 
 
 def _shares(trial: Trial, pi: Array, kept: int, inner: Array) -> Array:
-    """h / pi, (B,): h = Z / (Z + 1 - pi) where inner (B,) is true, pi at a row's last token."""
+    """The chances h / pi, (B,), of the second coins.
+
+    h is Z / (Z + 1 - pi) where inner (B,) is true, and pi elsewhere, at a row's last token.  Z is
+    the mass of (pi p - q)+ after `kept` tokens.
+    """
     xp = trial.xp
     shares = xp.ones_like(pi)
     inner = inner & (pi > 0) & (pi < 1)  # h = pi at both ends

@@ -1,6 +1,6 @@
 """`lenient` (lossy): accept x with chance min(1, p(x) / (lenience q(x))).
 
-Longer runs for a law that is no longer the target's, but stays bounded: every token's
+More tokens are accepted, but the law is no longer the target's.  It stays bounded: every token's
 probability is at most p / lenience.  lenience = 1 is the `ratio` rule.
 """
 
@@ -17,6 +17,8 @@ from forerun.rules.ratio import ratios
 
 @dataclass(frozen=True)
 class Lenient:
+    """The rule `lenient`: lossy, on chains.  lenience: in (0, 1], smaller accepts more."""
+
     lenience: float = 0.5
     name: ClassVar[str] = "lenient"
     needs_draft_probs: ClassVar[bool] = True

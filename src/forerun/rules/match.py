@@ -1,10 +1,10 @@
-"""`match`: the target samples its own token; the draft is kept as long as it guessed right.
+"""`match`: the target samples its own tokens; the draft is kept as long as it guessed them.
 
-The emitted text *is* the target's plain sample under the same noise, so it depends on nothing
-about the draft: any drafting, pruning, merging or adaptivity is allowed.  At temperature 0 the
-law is a point mass and this is greedy verification.  A drafter that races its own law under the
-same noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV).  On a tree
-the text goes on while what was sampled is among a node's children, one sample per node.
+The emitted text *is* the target's plain sample under its noise and does not depend on the draft in
+any way, so every kind of drafting, pruning, merging and adaptivity is allowed.  At temperature 0
+the law is a point mass, and this is greedy verification.  A drafter that races its own law under
+that noise (Draft.shared) is accepted with probability at least (1 - TV) / (1 + TV).  On a tree
+there is one sample per node, and the walk goes on while the sample is one of the node's children.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Match:
+    """The rule `match`: lossless, on chains and trees."""
+
     name: ClassVar[str] = "match"
     lossless: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = False

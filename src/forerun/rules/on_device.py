@@ -1,4 +1,4 @@
-"""Whether a round is one that the kernels decide, answered without loading Torch or Triton."""
+"""Says whether kernels can decide a round, without importing Torch or Triton."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from forerun.rules.types import Draft, Drawn
 
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 OLDEST = (8, 0)
-"""Compute capability of devices that the kernels are for."""
+"""The lowest compute capability of devices that the kernels support."""
 MOST_TOKENS = 2**20
 """A larger vocabulary has more blocks than one program can hold."""
 
 
 def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) -> bool:
-    """Whether `forerun.kernels.decide_trial` decides this round: CUDA tensors of logits, one of its
-    rules, and a draft whose law, where the rule divides by it, is a point mass or comes as logits.
+    """Whether `forerun.kernels.decide_trial` can decide a round.
+
+    That takes CUDA tensors of logits, a rule that has kernels, and, for rules that divide by the
+    draft's law, a law that is a point mass or given as logits.
     """
     if check != "read" or not is_on_device(target_logits) or not _fits(target_logits):
         return False
@@ -37,12 +39,12 @@ def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) ->
 
 
 def are_on() -> bool:
-    """Whether kernels can be used at all: Triton is there, and FORERUN_KERNELS is not 0."""
+    """Whether kernels can be used at all: Triton is installed and FORERUN_KERNELS is not 0."""
     return os.environ.get("FORERUN_KERNELS", "1") != "0" and _has_triton()
 
 
 def can_decide(model: Any, vocab_size: int) -> bool:
-    """Whether the tokens of a torch model can be sampled by kernels where it computes."""
+    """Whether kernels can sample the tokens of a torch model on its own device."""
     import torch
 
     device = model.device
@@ -52,11 +54,12 @@ def can_decide(model: Any, vocab_size: int) -> bool:
 
 
 def is_on_device(table: Any) -> bool:
-    """Whether it is a CUDA tensor."""
+    """Whether an object is a CUDA tensor."""
     return compat.is_torch_array(table) and bool(table.is_cuda)
 
 
 def _fits(table: Any) -> bool:
+    """Whether an array is a tensor whose dtype and width the kernels support."""
     return (
         compat.is_torch_array(table)
         and str(table.dtype) in DTYPES

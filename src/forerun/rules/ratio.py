@@ -1,7 +1,7 @@
 """`ratio`: accept x with chance min(1, p(x) / q(x)), else draw from (p - q)+ (Leviathan, Chen).
 
-min(p, q) of the mass is accepted and (p - q)+ is drawn, which adds up to p.  Exact on average
-over the draft, so it needs the true q and coins that nothing else has used.
+min(p, q) of the mass is accepted and (p - q)+ is drawn, which adds up to p.  This is exact on
+average over drafts, so it needs the true q, and coins that nothing else has used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 @dataclass(frozen=True)
 class Ratio:
+    """The rule `ratio`: lossless, on chains."""
+
     name: ClassVar[str] = "ratio"
     lossless: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = True
@@ -28,11 +30,11 @@ class Ratio:
 
 
 def ratios(trial: Trial) -> Array:
-    """p(x) / q(x) of every drafted token, (B, K); 0 in slots that hold none."""
+    """p(x) / q(x) of every drafted token, (B, K); 0 in slots without a token."""
     target_at = trial.target.at(trial.tokens, trial.used)
     return target_at / trial.xp.where(trial.used, trial.draft_at, 1.0)
 
 
 def acceptance_chances(trial: Trial) -> Array:
-    """min(1, p(x) / q(x)), (B, K)."""
+    """The chances min(1, p(x) / q(x)) of accepting each drafted token, (B, K)."""
     return trial.xp.minimum(ratios(trial), 1.0)

@@ -1,4 +1,4 @@
-"""What is said of rows and tokens that cannot be judged, whoever finds them: rules or kernels."""
+"""The errors for rows and tokens that cannot be judged, for rules and kernels alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forerun.rules.types import Draft
 
 
 def as_draft(given: Any) -> Draft:
-    """The draft; tokens that do not say how they were drawn are refused."""
+    """The given draft; InputError for anything else, such as tokens without a way of drawing."""
     if isinstance(given, Draft):
         return given
     cure = (
@@ -20,14 +20,14 @@ def as_draft(given: Any) -> Draft:
 
 
 def not_finite(name: str, row: int, slot: int, received: str) -> InputError:
-    """A row of logits has no finite largest entry, or NaN among its entries."""
+    """The error for a row of logits with NaN, or without a finite largest entry."""
     wrong = f"{name} has NaN, +Inf or nothing finite at row {row}, slot {slot}."
     cure = "A row needs one finite logit at least; -Inf forbids a token, NaN is a bug."
     return InputError(explain(wrong, received, cure))
 
 
 def impossible(row: int, slot: int, token: int) -> InputError:
-    """A token that its own law calls impossible was not drawn from that law."""
+    """The error for a drafted token that is impossible under the law it claims to be drawn from."""
     wrong = f"A drafted token has draft probability 0 (row {row}, slot {slot})."
     cure = (
         "Pass the distribution the token was really drawn from, after its temperature and top-k; "
@@ -37,7 +37,7 @@ def impossible(row: int, slot: int, token: int) -> InputError:
 
 
 def outside(row: int, slot: int, token: int, vocab_size: int) -> InputError:
-    """A draft token is no id of the vocabulary."""
+    """The error for a drafted token that is no id of the vocabulary."""
     wrong = f"A draft token is not in the vocabulary (row {row}, slot {slot})."
     cure = f"Ids must lie in 0 .. {vocab_size - 1}; do draft and target share a tokenizer?"
     return InputError(explain(wrong, token, cure))

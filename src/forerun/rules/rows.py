@@ -1,9 +1,9 @@
-"""Probability rows that are read only where a rule asks.
+"""Rows of probabilities that are computed only where a rule reads them.
 
-A round has (B, K + 1, V) target probabilities, and a rule needs very few of them: the drafted
-tokens' entries, and one whole row per sequence.  `Rows` is that interface; whatever is behind it
-(probabilities, logits, a sparse support, a point mass) becomes probabilities at the moment of
-reading, and is checked at that moment too.
+A round has (B, K + 1, V) target probabilities, and a rule needs very few of them: the entries of
+the drafted tokens, and one whole row per sequence.  `Rows` is that interface.  The data behind it
+(probabilities, logits, a sparse support, a point mass) become probabilities when they are read, and
+are checked then too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Rows(Protocol):
     """(B, N, V) probabilities, by entry or by row."""
 
     def at(self, tokens: Array, used: Array) -> Array:
-        """Probability of tokens (B, K), slot by slot; entries where used (B, K) is false are 0."""
+        """The probabilities (B, K) of tokens (B, K) in their slots; 0 where used (B, K) is
+        false."""
         ...
 
     def take(self, rows: Array, slots: Array) -> Array:
@@ -44,7 +45,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Dense:
-    """Rows of probabilities (B, N, V); `greedy` puts all of a row on its largest entry."""
+    """Rows of probabilities (B, N, V); with `greedy`, a row becomes a point mass on its largest
+    entry."""
 
     xp: Namespace
     probs: Array
@@ -54,7 +56,7 @@ class Dense:
     def at(self, tokens: Array, used: Array) -> Array:
         if self.greedy:
             return _entries(self.xp, self, tokens, used)
-        drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is for the bonus
+        drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is that of the bonus
         entries = self.xp.take_along_axis(drafted, tokens[:, :, None], axis=2)[:, :, 0]
         entries = upcast(self.xp, entries)
         fine = ~used | ((entries >= 0) & (entries <= 1 + self.tolerance))
@@ -72,12 +74,13 @@ class Dense:
 
     @property
     def tolerance(self) -> float:
+        """How far from 1 a row may sum up."""
         return sum_tolerance(self.probs)
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Rows of softmax(logits / temperature), logits (B, N, V); temperature 0 is the argmax."""
+    """Rows of softmax(logits / temperature) from logits (B, N, V); temperature 0 is the argmax."""
 
     xp: Namespace
     logits: Array
@@ -104,7 +107,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Rows given on their support: ids and probs (B, N, S)."""
+    """Rows given by their possible tokens: ids and probs (B, N, S)."""
 
     xp: Namespace
     ids: Array
@@ -126,7 +129,7 @@ class SparseRows:
         return scatter_rows(self.xp, ids, values, self.vocab_size)
 
     def _check_ids(self, used: Array) -> None:
-        """Every id of a support is a token, and is there once."""
+        """Raise InputError unless the ids of each row are distinct tokens of the vocabulary."""
         xp, ordered = self.xp, self.xp.sort(self.ids, axis=2)
         twice = xp.any(ordered[:, :, 1:] == ordered[:, :, :-1], axis=2)
         fine = ~twice & (ordered[:, :, 0] >= 0) & (ordered[:, :, -1] < self.vocab_size)
@@ -140,7 +143,7 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class Points:
-    """Rows with all their mass on one token each, tokens (B, N)."""
+    """Rows that are point masses on tokens (B, N)."""
 
     xp: Namespace
     tokens: Array
@@ -159,7 +162,8 @@ class Points:
 def check_rows(
     xp: Namespace, laws: Array, rows: Array, slots: Array, name: str, tolerance: float
 ) -> None:
-    """Refuse rows (R, V) that are no probability law; NaN fails every comparison and is caught."""
+    """Raise InputError for rows (R, V) that are no probability laws; NaN is found too, because it
+    fails every comparison."""
     lowest, total = xp.min(laws, axis=1), sum_rows(xp, laws)
     fine = (lowest >= 0) & (xp.abs(total - 1) <= tolerance)
     if bool(xp.all(fine)):
@@ -176,14 +180,15 @@ def check_rows(
 
 
 def one_hot_argmax(xp: Namespace, values: Array) -> Array:
-    """Temperature 0 as a law: all mass on the largest entry of each row, the lowest id on ties."""
+    """Point masses (R, V) on the largest entry of each row, the lowest id on ties: the law at
+    temperature 0."""
     ids = xp.argmax(values, axis=1)[:, None]
     ones = xp.ones(ids.shape, dtype=values.dtype, device=compat.device(values))
     return scatter_rows(xp, ids, ones, values.shape[1])
 
 
 def _entries(xp: Namespace, rows: Rows, tokens: Array, used: Array) -> Array:
-    """Entries (B, K) of rows that must be read whole to know one of them, slot by slot."""
+    """Entries (B, K) of rows that must be read whole to compute one entry, slot by slot."""
     num_rows, num_slots = tokens.shape
     everyone = xp.arange(num_rows, dtype=tokens.dtype, device=compat.device(tokens))
     columns = []
@@ -205,7 +210,7 @@ def _take(xp: Namespace, table: Array, rows: Array, slots: Array) -> Array:
 
 
 def sum_tolerance(probs: Array) -> float:
-    """How far from 1 a row of probabilities of this type may sum up."""
+    """How far from 1 the sum of a row may be, for probabilities of this dtype."""
     return HALF_TOLERANCE if is_half(probs) else SUM_TOLERANCE
 
 

@@ -1,8 +1,9 @@
-"""`siblings`: try a node's children one after the other, each against what the last ones left.
+"""`siblings`: try a node's children one after the other, each against the law that the refused
+ones before it left.
 
-Child x, drawn from q, is accepted with chance min(1, P(x) / q(x)), where P starts as the target's
-law at the node; a refusal leaves (P - q)+ / sum, which the next child meets.  When none is left
-the extra token is drawn from P.  The children may be drawn with replacement, without, or be point
+Child x, drawn from q, is accepted with chance min(1, P(x) / q(x)).  P begins as the target's law at
+the node; a refusal makes it (P - q)+, normalised, for the next child.  When no child is left, the
+extra token is drawn from P.  The children may be drawn with replacement, without, or be point
 masses: each comes with the law it was drawn from.  On a chain this is `ratio`.
 
 Nodes are numbered parents first, so one pass in their order is the walk from the root down.
@@ -19,6 +20,8 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Siblings:
+    """The rule `siblings`: lossless, on chains and trees."""
+
     name: ClassVar[str] = "siblings"
     lossless: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = True
@@ -28,7 +31,7 @@ class Siblings:
         xp, everyone = trial.xp, trial.everyone
         assert trial.draft is not None, "law-only rules are never reached without a draft law"
         reached = xp.zeros_like(trial.lengths)
-        owed = trial.target.take(everyone, reached)  # what is left to pay there, (B, V)
+        owed = trial.target.take(everyone, reached)  # P at the node reached so far, (B, V)
         for node in range(trial.tokens.shape[1]):
             asked = trial.used[:, node] & (trial.parents[:, node] == reached - 1)
             rows = everyone[asked]
@@ -49,7 +52,7 @@ class Siblings:
 
 
 def residual(xp: Namespace, law: Array, drawn: Array) -> Array:
-    """(P - q)+ as a law, row by row of (R, V); P itself where rounding leaves nothing of it."""
+    """(P - q)+, normalised, for rows (R, V); P itself where rounding leaves nothing."""
     rest = positive_part(xp, law - drawn)
     total = sum_rows(xp, rest)[:, None]
     return xp.where(total > 0, rest / xp.where(total > 0, total, 1.0), law)

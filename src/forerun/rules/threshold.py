@@ -1,7 +1,7 @@
-"""`threshold` (lossy): sample and match, with two dials that let more through.
+"""`threshold` (lossy): accept likely tokens always, and others more often than is exact.
 
-x is kept when p(x) >= single, or when a coin falls below p(x) / accumulated.  With both dials at
-1 this is the point-mass rule, which is lossless; below 1 it favours what was drafted.
+x is kept if p(x) >= single, or if a coin falls below p(x) / accumulated.  With both numbers at 1
+this is the rule for point masses, which is lossless; below 1 it favours drafted tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from forerun.rules.rows import Points
 
 @dataclass(frozen=True)
 class Threshold:
+    """The rule `threshold`: lossy, on chains.  Both numbers are in (0, 1]; smaller accepts more."""
+
     single: float = 0.5
     accumulated: float = 1.0
     name: ClassVar[str] = "threshold"

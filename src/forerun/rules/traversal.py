@@ -1,9 +1,10 @@
 """`traversal`: `block` on a tree, from the leaves to the root.
 
-A node that has to pay with chance r a token of law P hands min(r P(x) / q(x), 1) of it down to
-its first child x.  What is left if that fails is (r P - q)+, the debt that the next child meets,
-and in the end the node's own.  These debts depend on the draft alone, so they are all known before
-a coin is tossed.  Nodes are then tried children first, and the first success ends the round.
+Each node has a debt: a chance r with which it must emit a token, of law P.  It passes the chance
+min(r P(x) / q(x), 1) on to its first child x.  If that fails, (r P - q)+ is left, the debt for the
+next child, and after the last child the node's own.  Debts depend on the draft alone, so all are
+known before a coin is tossed.  Nodes are then tried children first; the first success ends the
+round.
 
 Nothing is settled before a path has been tried to its end, so this keeps at least as many tokens
 as `siblings`, which accepts or refuses every child at once.
@@ -22,6 +23,8 @@ from forerun.rules.base import Noise, Trial
 
 @dataclass(frozen=True)
 class Traversal:
+    """The rule `traversal`: lossless, on chains and trees."""
+
     name: ClassVar[str] = "traversal"
     lossless: ClassVar[bool] = True
     needs_draft_probs: ClassVar[bool] = True
@@ -45,16 +48,16 @@ class Traversal:
 
 
 def _debts(trial: Trial) -> tuple[Array, Array]:
-    """The chance with which each node has to pay, and that with which it does so itself.
+    """The chance with which each node has to emit, and that with which it does so itself.
 
-    Both (B, K + 1), by target row: 0 is the text, i + 1 comes after node i.  The second one holds
-    for a node whose children have all failed; the text pays in any case.
+    Both are (B, K + 1), by target row: 0 is the text, i + 1 comes after node i.  The second is the
+    chance of a node whose children have all failed; that of the text is 1.
     """
     xp, first = trial.xp, trial.everyone[:1]
     dtype = trial.target.take(first, xp.zeros_like(first)).dtype
     one = xp.ones(trial.tokens.shape[0], dtype=dtype, device=compat.device(trial.tokens))
     debts, chances = [one] + [xp.zeros_like(one)] * trial.tokens.shape[1], []
-    for slot, debt in enumerate(debts):  # parents first, so each is final when it is met
+    for slot, debt in enumerate(debts):  # parents come first, so each debt is final when it is read
         owing = debt > 0
         if _children(trial, slot) and bool(xp.any(owing)):
             rest, _, handed = _settle(trial, slot, owing, debt[owing])
@@ -66,7 +69,8 @@ def _debts(trial: Trial) -> tuple[Array, Array]:
 
 
 def _owed(trial: Trial, debts: Array, reached: Array) -> Array:
-    """The law of each row's extra token, (B, V): what its last node owes after all its children."""
+    """The law (B, V) of each row's extra token: the debt of its last node after all its
+    children."""
     xp = trial.xp
     laws, rows = [], []
     for slot in sorted(set(to_numpy(reached).tolist())):
@@ -79,11 +83,11 @@ def _owed(trial: Trial, debts: Array, reached: Array) -> Array:
 def _settle(
     trial: Trial, slot: int, owing: Array, debt: Array
 ) -> tuple[Array, Array, dict[int, tuple[Array, Array]]]:
-    """Let the children of a slot fail, one after the other.
+    """Compute the debts that remain as the children of a slot fail, one after the other.
 
-    owing (B,) says which R rows are meant, debt (R,) is the chance with which each has to pay.
-    Returns the chance that is left (R,), the law to pay in (R, V), and by child the rows (B,) that
-    have it and the chance with which it has to pay.
+    owing: (B,) booleans, the R rows to compute.  debt: (R,), the chance with which each has to
+    emit. Returns the chance that is left (R,), the law to emit from (R, V), and for each child the
+    rows (B,) that have it and the chance with which it has to emit.
     """
     xp, rows = trial.xp, trial.everyone[owing]
     assert trial.draft is not None, "law-only rules are never reached without a draft law"
@@ -102,7 +106,7 @@ def _settle(
         handed[child] = there, xp.minimum(ratio, 1.0)
         left = positive_part(xp, scaled - drawn)
         total = sum_rows(xp, left)  # (R,)
-        whole = total + 1 - old_debt  # 0 only where the child cannot fail
+        whole = total + 1 - old_debt  # 0 only if the child cannot fail
         new_debt = xp.where(whole > 0, total / xp.where(whole > 0, whole, 1.0), 1.0)
         new = left / xp.where(total > 0, total, 1.0)[:, None]
         law = put_rows(xp, mine, xp.where(total[:, None] > 0, new, old), law)
@@ -111,12 +115,13 @@ def _settle(
 
 
 def _children(trial: Trial, slot: int) -> list[int]:
-    """The nodes after a slot in any row, in order."""
+    """The nodes that follow a slot in any row, in ascending order."""
     children = (tree.children[slot - 1] for tree in trial.kinds if slot <= len(tree))
     return sorted(set().union(*children))
 
 
 def _children_first(trial: Trial) -> Array:
-    """The order in which target rows are tried, (B, K + 1), or (1, K + 1) if it is one for all."""
+    """The order in which target rows are tried, (B, K + 1), or (1, K + 1) if all rows have one
+    tree."""
     trees = trial.kinds if len(trial.kinds) == 1 else trial.shapes
     return trial.by_row([[node + 1 for node in tree.children_first] for tree in trees], 0, more=1)

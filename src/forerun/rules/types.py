@@ -1,7 +1,7 @@
-"""What travels through a round: a draft in, a verdict out.
+"""The input and the output of a round: drafts and verdicts.
 
-A draft carries *how it was drawn*, because that decides which rules may judge it: a rule that
-divides by a draft probability is only exact if the token was really drawn from that law.
+A draft states *how it was drawn*, because that decides which rules may judge it: a rule that
+divides by a draft probability is exact only if the token was really drawn from that law.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from forerun.base.errors import InputError, explain
 from forerun.trees.tree import Tree
 
 DraftLength = int | Literal["auto"]
-"""How many guesses follow one another: so many, 0 for none, or as many as pay."""
+"""The number of guesses in a row: a number, 0 for none, or "auto" for as many as pay."""
 
 
 class Drawn(Enum):
-    """How the tokens of a draft came about."""
+    """How the tokens of a draft were chosen."""
 
-    POINT = "point"  # deterministic, or of unknown law: n-gram, argmax, top-k, a user's guess
+    POINT = "point"  # deterministic, or by an unknown law: n-gram, argmax, top-k, a user's guess
     SAMPLED = "sampled"  # drawn from the probabilities that come with the draft
     PRUNED = "pruned"  # sampled, then kept or dropped by looking at the tokens
-    SHARED = "shared"  # drawn with the target's own noise, to agree with it as often as possible
+    SHARED = "shared"  # drawn with the target's noise, to agree with it as often as possible
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """Draft probabilities given on their support only: ids and probs (B, K, S), ids distinct."""
+    """Draft probabilities of the possible tokens only: ids and probs (B, K, S), ids distinct."""
 
     ids: Array
     probs: Array
@@ -44,8 +44,9 @@ class Draft:
     """K guessed tokens for each of B sequences, and how they were drawn.
 
     tokens: (B, K) integers, or (K,) for one sequence, or nested lists whose rows may differ in
-    length.  lengths: (B,) how many tokens of each row count; None means all K.  tree: which token
-    follows which, the same in every row; None means one after the other.
+    length.  probs, logits: the draft's law as (B, K, V); one of them at most.  lengths: (B,), the
+    number of tokens of each row that count; None means all K.  tree: which token follows which, the
+    same in every row; None means a chain.
     """
 
     tokens: Any
@@ -56,7 +57,7 @@ class Draft:
     tree: Tree | None = None
 
     def __post_init__(self) -> None:
-        """Laws are checked here: a rule that does not read them would never notice."""
+        """Check the laws here, because a rule that does not read them would not notice errors."""
         if isinstance(self.probs, Sparse):
             _check_rows("draft ids", self.probs.ids, self.tokens)
             _check_rows("draft probs", self.probs.probs, self.tokens)
@@ -66,7 +67,7 @@ class Draft:
 
     @classmethod
     def point(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
-        """Tokens of a deterministic drafter, or of one whose distribution is not known."""
+        """A draft of a deterministic drafter, or of one whose distribution is unknown."""
         tokens, lengths = _padded(tokens, lengths)
         return cls(tokens, Drawn.POINT, lengths=lengths, tree=tree)
 
@@ -81,11 +82,11 @@ class Draft:
         tree: Tree | None = None,
         pruned: bool = False,
     ) -> Draft:
-        """Tokens drawn from probs (B, K, V), from a `Sparse` one, or from softmax(logits).
+        """A draft of tokens drawn from probs (B, K, V), from `Sparse` ones, or softmax(logits).
 
-        Row i is the distribution that token i was really drawn from, in a tree the one given
-        its earlier siblings (see `forerun.trees.sibling_laws`): without replacement they have no
-        mass in it.
+        Row i is the distribution that token i was really drawn from; in a tree, the one given its
+        earlier siblings (see `forerun.trees.sibling_laws`), which have no mass in it if children
+        are drawn without replacement.
         pruned: some tokens were dropped, or the tree was chosen, after the tokens had been seen.
         Such a draft no longer follows probs, and only rules that do not need them can judge it.
         """
@@ -101,17 +102,17 @@ class Draft:
 
     @classmethod
     def shared(cls, tokens: Any, *, lengths: Any = None, tree: Tree | None = None) -> Draft:
-        """Tokens that the drafter's distribution chose under the target's own noise."""
+        """A draft of tokens that the drafter's distribution chose under the target's noise."""
         tokens, lengths = _padded(tokens, lengths)
         return cls(tokens, Drawn.SHARED, lengths=lengths, tree=tree)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule decided: num_accepted draft tokens, then one extra token.
+    """The decision of a rule: for each sequence num_accepted draft tokens, then one extra token.
 
     num_accepted (B,) and extra (B,) are arrays of the caller's library.  extra is the correction
-    after a refusal, or the bonus after full acceptance: there is always exactly one.
+    after a refusal, or the bonus after full acceptance; there is always exactly one.
     """
 
     num_accepted: Array  # (B,)
@@ -124,7 +125,7 @@ class Verdict:
 
     @property
     def num_emitted(self) -> Array:
-        """Tokens that the round adds to each sequence, (B,)."""
+        """The number of tokens that the round adds to each sequence, (B,)."""
         return self.num_accepted + 1
 
     def tokens(self) -> list[list[int]]:
@@ -138,7 +139,8 @@ class Verdict:
 
 
 def _padded(tokens: Any, lengths: Any) -> tuple[Any, Any]:
-    """Nested lists whose rows differ in length become a padded array and its lengths."""
+    """Tokens and lengths; nested lists whose rows differ in length become a padded array and its
+    lengths."""
     if compat.is_array_api_obj(tokens) or not isinstance(tokens, Sequence):
         return tokens, lengths
     if len(tokens) == 0:
@@ -154,7 +156,8 @@ def _padded(tokens: Any, lengths: Any) -> tuple[Any, Any]:
 
 
 def _check_rows(name: str, rows: Any, tokens: Any) -> None:
-    """One row (V,) for each token; an axis of one sequence may be left out of either."""
+    """Raise InputError unless there is one row (V,) for each token.  With one sequence, its axis
+    may be missing in `rows`, in `tokens` or in both."""
     if not compat.is_array_api_obj(rows) or not compat.is_array_api_obj(tokens):
         return
     drafted, shape = tuple(tokens.shape), tuple(rows.shape)
@@ -167,6 +170,6 @@ def _check_rows(name: str, rows: Any, tokens: Any) -> None:
 
 
 def _integers(tokens: list[Any] | Sequence[Any]) -> Any:
-    """Lists of ids as a NumPy array; an empty row would otherwise become floating point."""
+    """Lists of ids as a NumPy array of integers; NumPy would make an empty list floating point."""
     array = np.asarray(tokens)
     return array.astype(np.int64) if array.size == 0 else array

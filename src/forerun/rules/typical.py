@@ -1,8 +1,8 @@
-"""`typical` (lossy): accept what the target finds plausible (Medusa).
+"""`typical` (lossy): accept tokens that are plausible under the target's law (Medusa).
 
-x is kept when p(x) > min(epsilon, delta * exp(-H(p))): the bar falls where the target itself is
-undecided.  No coins, no draft law, and no law of its own either: a sampler of nothing in
-particular that tends to greedy as the temperature falls.
+x is kept if p(x) > min(epsilon, delta * exp(-H(p))): the bar is lower where the target itself is
+undecided.  The rule uses no coins and no draft law, and its output follows no known law; it tends
+to greedy decoding as the temperature falls.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from forerun.rules.base import Noise, Residual, Trial, count_leading
 
 @dataclass(frozen=True)
 class Typical:
+    """The rule `typical`: lossy, on chains.  epsilon, delta: in (0, 1], smaller accepts more."""
+
     epsilon: float = 0.09
     delta: float = 0.3
     name: ClassVar[str] = "typical"
@@ -42,7 +44,7 @@ class Typical:
         return num_accepted, noise.draw(Residual(replace(trial, draft=None), num_accepted))
 
     def _bar(self, trial: Trial, slot: int) -> Array:
-        """The probability a token has to pass at this slot, (B,)."""
+        """The probabilities (B,) that tokens at this slot must exceed."""
         xp, used = trial.xp, trial.used[:, slot]
         slots = xp.where(used, xp.full_like(trial.lengths, slot), xp.zeros_like(trial.lengths))
         law = trial.target.take(trial.everyone, slots)

@@ -2,8 +2,8 @@
 
 One function, `law`, turns logits at a position into the law that plain decoding would sample
 there, given the text so far *including the draft tokens before that position*.  The engine calls
-it for every position that a rule reads, so penalties, bans and grammars hold inside a draft
-exactly as they do outside one.
+it for every position that a rule reads, so penalties, bans and grammars work inside a draft exactly
+as they do outside.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
 @dataclass(frozen=True)
 class Law:
-    """The law at a position, as scores (V,): a token weighs exp((score - best) / temperature).
+    """The law at a position as scores (V,): a token has weight exp((score - best) / temperature).
 
-    Whoever samples it weighs few tokens; an exponential for each of 50,000 would take longer than
-    all else that is done to choose one.  (The total that top_p needs takes them all the same.)
+    Sampling needs the weights of few tokens; an exponential for each of 50,000 would take longer
+    than all other work to choose one.  (The total that top_p needs does take them all.)
     """
 
     scores: HostArray
-    best: Any  # of the scores
+    best: Any  # the largest score
     temperature: float = 1.0
-    floor: float = -np.inf  # tokens with a lower score weigh nothing
+    floor: float = -np.inf  # tokens with a lower score have weight 0
 
     def weigh(self, scores: HostArray) -> HostArray:
-        """The weights of some of its scores, the larger the larger, at most 1."""
-        with np.errstate(over="ignore"):  # a tiny temperature takes all but the best to exp(-inf)
+        """The weights of some of the scores: at most 1, and larger for larger scores."""
+        with np.errstate(over="ignore"):  # a tiny temperature gives all but the best exp(-inf)
             weights = scores - self.best
             weights /= self.temperature
         np.exp(weights, out=weights)
@@ -48,7 +48,7 @@ class Law:
 
     @property
     def weights(self) -> HostArray:
-        """Of all tokens, (V,)."""
+        """The weights of all tokens, (V,)."""
         return self.weigh(self.scores)
 
 
@@ -61,10 +61,10 @@ NUMBERS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""The fields of `Sampling` that are any real number."""
+"""The fields of `Sampling` that are real numbers."""
 
 OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
-"""Options that other engines keep beside the temperature, and that are `generate`'s own here."""
+"""Options that belong to `generate` here, while other engines have them beside the temperature."""
 INSTEAD = {
     "do_sample": "Leave it out: temperature=0 is greedy, anything above samples.",
     "bias": "Write logit_bias={token id: bias}.",
@@ -72,21 +72,22 @@ INSTEAD = {
     "stop_token_ids": "Pass stop_tokens to generate.",
     **{name: f"Pass {name} to generate." for name in OF_GENERATE},
 }
-"""What to write instead of an option that `Sampling` does not have."""
+"""Advice for options that `Sampling` does not have, by name."""
 
 Mask = Callable[[Sequence[int]], Any]
-"""A grammar as a function: tokens of the answer so far -> which may come next.
+"""A grammar as a function from the tokens of the answer so far to the tokens that may come next.
 
 It receives a list of token ids: the answer without the prompt, empty at first, with tokens given to
 `resume` and drafted tokens that are being judged.  It returns a boolean row (V,), or the allowed
-ids; allowing none ends the request with an error, so allow an ending token where the text may end.
-It is called for several continuations of one text, in any order, so its answer may depend on
-nothing but its argument.  A `Grammar` becomes such a function, a `Cursor`, when a request is made.
+ids.  If it allows none, the request ends with an error, so allow an ending token where the text may
+end.  It is called for several continuations of one text, in any order, so its answer may depend on
+its argument only.  A `Grammar` becomes such a function, a `Cursor`, when a request is made.
 """
 
 
 def _answers_unknown(cls: type[Class]) -> type[Class]:
-    """Let a dataclass answer an unknown option with what to write instead."""
+    """Let a dataclass raise, for an unknown option, an InputError that says what to write
+    instead."""
     make, known = cls.__init__, [option.name for option in fields(cls)]  # type: ignore[arg-type]
 
     @wraps(make)
@@ -105,11 +106,12 @@ def _answers_unknown(cls: type[Class]) -> type[Class]:
 @_answers_unknown
 @dataclass(frozen=True, repr=False)
 class Sampling:
-    """How tokens are chosen: by default from the model's distribution; temperature 0 is greedy.
+    """Options of sampling.  By default tokens are drawn from the model's distribution; temperature
+    0 is greedy.
 
-    The order is: bias, penalties, bans, grammar, processors, temperature, top_k, top_p, min_p.
-    Before min_tokens tokens neither an ending token nor a stop string ends the text.
-    seed=None takes a fresh one, which the generation reports.
+    They apply in this order: bias, penalties, bans, grammar, processors, temperature, top_k, top_p,
+    min_p.  Before min_tokens tokens neither an ending token nor a stop string ends the text.
+    seed=None draws a seed, which the generation reports.
     """
 
     temperature: float = 1.0
@@ -128,7 +130,7 @@ class Sampling:
     seed: int | None = None
 
     def __repr__(self) -> str:
-        """The options that are not the default."""
+        """The options that differ from the default."""
         usual: dict[str, Any] = {option.name: option.default for option in fields(self)}
         usual["logit_bias"] = {}
         shown = {name: value for name, value in vars(self).items() if value != usual[name]}
@@ -158,7 +160,8 @@ class Sampling:
         _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
 
     def _check_types(self) -> None:
-        """A value read from a file or a form may look like a number and be a text."""
+        """Raise InputError for values of a wrong type: a value read from a file or a form may look
+        like a number and be a text."""
         for name in NUMBERS:
             _check_type(name, getattr(self, name), Real, "Pass a number.")
         for name in ("min_tokens", "n"):
@@ -195,7 +198,8 @@ NO_NUMBER = (
 
 @dataclass(frozen=True)
 class Bans:
-    """What a request forbids, as token ids: bad words, and the tokens that may not end it yet."""
+    """The token ids that a request forbids: bad words, and endings while the answer is too
+    short."""
 
     words: tuple[tuple[int, ...], ...] = ()
     endings: tuple[int, ...] = ()
@@ -209,9 +213,10 @@ def law(
     bans: Bans,
     processors: Sequence[Any] = (),
 ) -> Law:
-    """The law after prompt + output.
+    """The law of the token after prompt + output, from logits (V,) at that position.
 
-    Raises ValueError where no token is possible or a logit is NaN.
+    processors: copies of the request's processors, whose state changes.  Raises ValueError if no
+    token is possible or a logit is NaN.
     """
     scores = _adjusted(sampling, logits, prompt, output, bans, processors)
     best = scores.max()
@@ -230,15 +235,18 @@ def law(
         floor = _kth(scores, int(sampling.top_k))
     if sampling.top_p < 1:
         floor = _edge(Law(scores, best, temperature, floor), sampling.top_p)
-    if sampling.min_p > 0:  # of the largest weight, which is 1
+    if sampling.min_p > 0:  # relative to the largest weight, which is 1
         least = float(best) + temperature * math.log(sampling.min_p)
         floor = max(floor, float(scores.dtype.type(max(least, float(limits.min)))))
     return Law(scores, best, temperature, floor)
 
 
 def _kth(scores: HostArray, k: int) -> float:
-    """The k-th largest score.  As many blocks of tokens have one at least as large as the k-th of
-    their largest ones, so what is smaller need not be looked at."""
+    """The k-th largest score.
+
+    At least k scores are as large as the k-th largest maximum of all blocks of tokens, so smaller
+    scores are left out before the search.
+    """
     whole = scores[: len(scores) // BLOCK * BLOCK].reshape(-1, BLOCK)
     if k <= len(whole):
         largest = whole.max(axis=1)
@@ -247,10 +255,10 @@ def _kth(scores: HostArray, k: int) -> float:
 
 
 def _edge(law: Law, top_p: float) -> float:
-    """The lowest score among the fewest likeliest tokens that hold top_p of the mass.
+    """The lowest score in the nucleus: the fewest likeliest tokens with top_p of the mass.
 
-    Tokens below (1 - top_p) / V of the mass hold less than 1 - top_p together, so the nucleus is
-    complete before any of them: only the others are sorted.
+    Tokens with less than (1 - top_p) / V of the mass have less than 1 - top_p together, so none of
+    them is in the nucleus, and only the others are sorted.
     """
     scores = law.scores if law.floor == -np.inf else law.scores[law.scores >= law.floor]
     weights = law.weigh(scores)
@@ -268,7 +276,7 @@ def _adjusted(
     bans: Bans,
     processors: Sequence[Any],
 ) -> HostArray:
-    """Bias, penalties, bans, grammar and processors; the logits themselves are not touched."""
+    """Scores (V,) after bias, penalties, bans, grammar and processors; `logits` stays unchanged."""
     scores = logits.astype(np.float32) if logits.dtype == np.float16 else logits
     if not (processors or _adjusts(sampling, bans)):
         return scores
@@ -296,7 +304,7 @@ def _adjusted(
 
 
 def _adjusts(sampling: Sampling, bans: Bans) -> bool:
-    """Whether a request's options may change scores, so that they have to be copied."""
+    """Whether a request's options may change scores, so that logits must be copied first."""
     return bool(
         sampling.logit_bias
         or sampling.repetition_penalty != 1
@@ -309,6 +317,7 @@ def _adjusts(sampling: Sampling, bans: Bans) -> bool:
 
 
 def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ...]) -> bool:
+    """Whether prompt + output ends with the tokens of a word."""
     if not word:
         return True
     tail = (*prompt[-len(word) :], *output)[-len(word) :]
@@ -316,7 +325,8 @@ def _ends_with(prompt: Sequence[int], output: Sequence[int], word: tuple[int, ..
 
 
 def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: int) -> HostArray:
-    """Which tokens a grammar allows after an output, (V,)."""
+    """Booleans (V,): the tokens that a grammar allows after an output; ValueError if it allows
+    none."""
     assert callable(grammar), "a Grammar is bound to its request by then"
     allowed = _as_row(grammar(output), vocab_size)
     if not allowed.any():
@@ -325,7 +335,7 @@ def allowed_after(grammar: Mask | Grammar, output: Sequence[int], vocab_size: in
 
 
 def _as_row(answer: Any, vocab_size: int) -> HostArray:
-    """A grammar's answer as a boolean row."""
+    """The answer of a grammar, booleans or ids, as booleans (V,)."""
     if isinstance(answer, Iterable) and not hasattr(answer, "dtype"):
         answer = list(answer) or np.empty(0, dtype=np.int64)
     array = np.asarray(answer)
@@ -349,7 +359,7 @@ def _as_row(answer: Any, vocab_size: int) -> HostArray:
 def _processed(
     processors: Sequence[Any], scores: HostArray, prompt: Sequence[int], output: Sequence[int]
 ) -> HostArray:
-    """What transformers' processors make of the scores; they want batches of tensors."""
+    """Scores (V,) after transformers' processors, which work on batches of tensors."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]])

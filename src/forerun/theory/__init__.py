@@ -48,5 +48,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The names that are meant for others."""
+    """The public names of this package."""
     return __all__

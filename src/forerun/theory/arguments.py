@@ -1,4 +1,4 @@
-"""Converts and checks numeric arguments: float64 arrays, or an error that says the cure."""
+"""Converts and checks numeric arguments: float64 arrays, or an InputError with a cure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from forerun.base.arrays import to_numpy
 from forerun.base.errors import InputError, explain
 
 Floats = Any
-"""float64 from NumPy, one per leading index; a scalar when there is none.  Shapes are in prose."""
+"""A float64 array, or a scalar where a function gets no leading axes; docstrings give shapes."""
 
 SUM_TOLERANCE = 1e-3
-"""Rows may miss a sum of 1 by this much, as half-precision softmax does; they are renormalised."""
+"""The largest deviation of a row's sum from 1, for half-precision softmax; rows are
+renormalised."""
 
 
 def as_floats(name: str, values: Any) -> Floats:
+    """Finite numbers as a float64 array; `name` is the argument's name in errors."""
     try:
         floats = np.asarray(to_numpy(values), dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -64,6 +66,7 @@ def as_laws(target_probs: Any, draft_probs: Any) -> tuple[Floats, Floats]:
 
 
 def as_rates(name: str, values: Any) -> Floats:
+    """Numbers in [0, 1] as a float64 array."""
     rates = as_floats(name, values)
     if np.any((rates < 0) | (rates > 1)):
         bad = rates[(rates < 0) | (rates > 1)].flat[0]
@@ -73,6 +76,7 @@ def as_rates(name: str, values: Any) -> Floats:
 
 
 def as_count(name: str, value: Any, *, minimum: int = 0) -> int:
+    """A whole number that is at least `minimum`."""
     try:
         count = operator.index(value)
     except TypeError as error:
@@ -85,6 +89,7 @@ def as_count(name: str, value: Any, *, minimum: int = 0) -> int:
 
 
 def as_cost(name: str, value: Any, *, may_be_zero: bool = False) -> float:
+    """A finite positive number, or also zero if allowed."""
     cost = as_floats(name, value)
     if cost.ndim or cost < 0 or (cost == 0 and not may_be_zero):
         wrong = f"{name} must be one number, {'zero or more' if may_be_zero else 'above zero'}."

@@ -1,8 +1,8 @@
-"""How often one drafted token is accepted, from the two laws at its position.
+"""The chance that one drafted token is accepted, from the two laws at its position.
 
-The best any rule can do with one draft is 1 - TV(p, q) = sum min(p, q): the part of the two laws
-that overlaps.  `ratio` attains it, but needs q and fresh coins.  `match` needs
-neither: target and drafter race on the same noise, and acceptance is slightly lower.
+The best chance any rule can reach with one draft is 1 - TV(p, q) = sum min(p, q), the overlap of
+the two laws.  `ratio` reaches it, but needs q and fresh coins.  `match` needs neither: target and
+drafter race under the same noise, and acceptance is slightly lower.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from forerun.theory.arguments import Floats, as_count, as_law, as_laws
 
 
 def acceptance(target_probs: Any, draft_probs: Any) -> Floats:
-    """Overlap sum min(p, q) of rows (..., V): acceptance of the `ratio` rule, and the ceiling."""
+    """The overlap sum min(p, q) of rows (..., V): the acceptance of `ratio`, and the maximum of
+    every rule."""
     p, q = as_laws(target_probs, draft_probs)
     return np.minimum(np.minimum(p, q).sum(axis=-1), 1.0)
 
 
 def total_variation(target_probs: Any, draft_probs: Any) -> Floats:
-    """Distance sum (p - q)+ of rows (..., V): what `acceptance` falls short of 1."""
+    """The total variation distance sum (p - q)+ of rows (..., V), which is 1 - `acceptance`."""
     p, q = as_laws(target_probs, draft_probs)
     return np.minimum(np.maximum(p - q, 0.0).sum(axis=-1), 1.0)
 
 
 def match_acceptance(target_probs: Any, draft_probs: Any) -> Floats:
-    """Chance sum p q that two independent draws agree: `match` without shared noise."""
+    """The chance sum p q that two independent draws agree: `match` without shared noise."""
     p, q = as_laws(target_probs, draft_probs)
     return (p * q).sum(axis=-1)
 
 
 def point_mass_acceptance(target_probs: Any, tokens: Any) -> Floats:
-    """Chance p(x) that the target draws the guessed tokens (...): n-gram and argmax drafts."""
+    """The chances p(x) that the target draws the guessed tokens (...): n-gram and argmax drafts."""
     p = as_law("target_probs", target_probs)
     ids = np.asarray(tokens)
     if ids.dtype.kind not in "iu" or ids.size == 0 or ids.min() < 0 or ids.max() >= p.shape[-1]:
@@ -47,15 +48,15 @@ def point_mass_acceptance(target_probs: Any, tokens: Any) -> Floats:
 
 
 def gumbel_acceptance(target_probs: Any, draft_probs: Any) -> Floats:
-    """Chance that target and drafter pick the same token from the same noise (`match`).
+    """The chance that target and drafter choose one token under the same noise (`match`).
 
-    Token j wins both races iff every other i arrives later in both, which happens with
+    Token j wins both races if and only if every other i arrives later in both, which happens with
     probability 1 / sum_i max(p_i / p_j, q_i / q_j).  The maximum is p_i / p_j exactly when i has
     the larger ratio p / q, so after one sort each sum is a prefix of p plus a suffix of q:
     O(V log V) instead of O(V^2).
     """
     p, q = _sorted_by_ratio(*as_laws(target_probs, draft_probs))
-    p, q = p[..., ::-1], q[..., ::-1]  # target-heavy tokens first
+    p, q = p[..., ::-1], q[..., ::-1]  # tokens with the largest p / q first
     p_before = np.cumsum(p, axis=-1) - p
     q_from = np.cumsum(q[..., ::-1], axis=-1)[..., ::-1]
     can_win = (p > 0) & (q > 0)
@@ -66,17 +67,17 @@ def gumbel_acceptance(target_probs: Any, draft_probs: Any) -> Floats:
 
 
 def gumbel_bounds(target_probs: Any, draft_probs: Any) -> tuple[Floats, Floats]:
-    """What TV alone says about `gumbel_acceptance`: (1 - TV) / (1 + TV) and 1 - TV."""
+    """The bounds (1 - TV) / (1 + TV) and 1 - TV of `gumbel_acceptance`, by total variation."""
     overlap = acceptance(target_probs, draft_probs)
     return overlap / (2.0 - overlap), overlap
 
 
 def transport_bound(target_probs: Any, draft_probs: Any, num_drafts: int) -> Floats:
-    """Most that any lossless rule can accept of `num_drafts` independent drafts for one position.
+    """The highest acceptance of any lossless rule with `num_drafts` independent drafts of a token.
 
-    By max-flow min-cut it is the minimum over token sets H of p(H) + 1 - q(H)^n: mass the target
-    wants inside H plus draft sets that leave H.  That is concave in (p(H), q(H)), so its minimum
-    sits at a corner, and the corners are the prefixes of the vocabulary sorted by p / q.
+    By max-flow min-cut it is the minimum over token sets H of p(H) + 1 - q(H)^n: the target's mass
+    inside H, plus the chance that some draft lies outside.  This is concave in (p(H), q(H)), so its
+    minimum is at a corner, and the corners are the prefixes of the vocabulary sorted by p / q.
     """
     n = as_count("num_drafts", num_drafts, minimum=1)
     p, q = _sorted_by_ratio(*as_laws(target_probs, draft_probs))

@@ -1,8 +1,9 @@
 """Tokens per round from the acceptance rate at each position.
 
-A chain survives to position k when its first k drafts are all accepted.  The tokens of a round are
-1 (the extra one) plus the survivals, so only the rate *given that a position was reached* matters:
-a pooled rate hides that easy rounds reach far and hard rounds stop early.
+A chain survives to position k if its first k drafts are all accepted.  The expected tokens of a
+round are 1 (the extra one) plus the chances of survival, so rates *given that a position was
+reached* matter: a rate pooled over positions hides that easy rounds reach far and hard rounds stop
+early.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from forerun.theory.arguments import Floats, as_count, as_rates
 
 
 def conditional_rates(acceptance: Any, draft_length: int | None = None) -> Floats:
-    """Rates (..., K): a single number is repeated K times, a sequence is cut to its first K."""
+    """Rates (..., K) by position: a single number is repeated K times, a sequence is cut to its
+    first K."""
     rates = as_rates("acceptance", acceptance)
     if rates.ndim == 0:
         if draft_length is None:
@@ -33,20 +35,21 @@ def conditional_rates(acceptance: Any, draft_length: int | None = None) -> Float
 
 
 def survival(acceptance: Any, draft_length: int | None = None) -> Floats:
-    """P(num_accepted >= k) for k = 1..K, shape (..., K)."""
+    """The chances P(num_accepted >= k) for k = 1..K, (..., K)."""
     return np.cumprod(conditional_rates(acceptance, draft_length), axis=-1)
 
 
 def tokens_per_round(acceptance: Any, draft_length: int | None = None) -> Floats:
-    """Expected emitted tokens: with one rate a this is (1 - a^(K+1)) / (1 - a), and K + 1 at a = 1.
+    """The expected number of emitted tokens per round.
 
-    `acceptance` is one rate, or conditional rates (..., K) by position.
+    acceptance: one rate, or conditional rates (..., K) by position.  With one rate a the result is
+    (1 - a^(K+1)) / (1 - a), and K + 1 for a = 1.
     """
     return 1.0 + survival(acceptance, draft_length).sum(axis=-1)
 
 
 def accepted_length_law(acceptance: Any, draft_length: int | None = None) -> Floats:
-    """P(num_accepted = k) for k = 0..K, shape (..., K + 1)."""
+    """The chances P(num_accepted = k) for k = 0..K, (..., K + 1)."""
     rates = conditional_rates(acceptance, draft_length)
     edge = np.ones((*rates.shape[:-1], 1))
     reached = np.concatenate([edge, np.cumprod(rates, axis=-1)], axis=-1)
@@ -55,7 +58,7 @@ def accepted_length_law(acceptance: Any, draft_length: int | None = None) -> Flo
 
 
 def difficulty_rates(mean: float, spread: float, draft_length: int) -> Floats:
-    """Conditional rates (K,) when the drafts of a round are easy or hard *together*.
+    """Conditional rates (K,) if the drafts of a round are easy or hard *together*.
 
     Each round draws its own rate from a Beta law with this mean and standard deviation.  Every
     accepted token is evidence of an easy round, so the rates rise with the position, and a
@@ -71,7 +74,7 @@ def difficulty_rates(mean: float, spread: float, draft_length: int) -> Floats:
 
 def beta_parameters(mean: float, spread: float) -> tuple[float, float]:
     """The two parameters of the Beta law with this mean and standard deviation."""
-    ceiling = mean * (1 - mean)  # variance of a coin that is always 0 or 1
+    ceiling = mean * (1 - mean)  # the largest variance of a rate with this mean
     if not 0 < spread**2 < ceiling:
         cure = f"At mean {mean:g} the spread must be below {ceiling**0.5:.3g}."
         wrong = "No Beta distribution has this mean and spread."
@@ -81,19 +84,20 @@ def beta_parameters(mean: float, spread: float) -> tuple[float, float]:
 
 
 def ratio_survival(target_at: Any, draft_at: Any) -> Floats:
-    """P(num_accepted >= k | the draft) of the `ratio` rule for one drafted path, (..., K).
+    """The chances (..., K) that the `ratio` rule accepts at least k tokens of a given draft.
 
-    `target_at` and `draft_at` hold p(x_k) and q(x_k) of the drafted tokens x_1..x_K.
+    target_at, draft_at: (..., K), p(x_k) and q(x_k) of the drafted tokens x_1..x_K.
     """
     p, q = _on_path(target_at, draft_at)
     return np.cumprod(np.minimum(p, q) / q, axis=-1)
 
 
 def block_survival(target_at: Any, draft_at: Any) -> Floats:
-    """The same for the `block` rule: pi_k = min(pi_(k-1) p(x_k) / q(x_k), 1).
+    """The chances (..., K) that the `block` rule accepts at least k tokens of a given draft.
 
-    The cap applies to the product instead of to each factor, so a token with p > q can make up for
-    an earlier one with p < q.  The result is never below `ratio_survival`, at any position.
+    They are pi_k = min(pi_(k-1) p(x_k) / q(x_k), 1).  The cap applies to the product instead of to
+    each factor, so a token with p > q can make up for an earlier one with p < q.  The result is
+    nowhere below `ratio_survival`.  target_at, draft_at: (..., K), as there.
     """
     p, q = _on_path(target_at, draft_at)
     pi = np.empty_like(p)
@@ -105,6 +109,7 @@ def block_survival(target_at: Any, draft_at: Any) -> Floats:
 
 
 def _on_path(target_at: Any, draft_at: Any) -> tuple[Floats, Floats]:
+    """Checked probabilities of drafted tokens, of equal shape; q must be positive."""
     p, q = as_rates("target_at", target_at), as_rates("draft_at", draft_at)
     if p.shape != q.shape or p.ndim == 0:
         cure = "Both are (..., K): one probability per drafted token."

@@ -18,7 +18,8 @@ from forerun.theory.arguments import Floats, as_cost, as_count, as_floats, as_ra
 from forerun.theory.rounds import survival
 
 TargetCost = float | Sequence[float] | HostArray | Callable[[int], float]
-"""Cost of a pass over m tokens: one for all m >= 2, a list for m = 1, 2, ..., or a function."""
+"""The cost of a pass over m tokens: a number for all m >= 2, a list for m = 1, 2, ..., or a
+function of m."""
 
 
 class BestDraftLength(NamedTuple):
@@ -35,7 +36,7 @@ def speedup(
     target_cost: TargetCost = 1.0,
     overhead: float = 0.0,
 ) -> float:
-    """How many times faster than plain decoding: tokens per round over the cost of a round."""
+    """The factor by which decoding gets faster: tokens per round over the cost of a round."""
     return float(_speedups(acceptance, draft_length, draft_cost, target_cost, overhead)[-1])
 
 
@@ -69,10 +70,10 @@ def extension_pays(
     target_cost: TargetCost = 1.0,
     overhead: float = 0.0,
 ) -> bool:
-    """Whether drafting one more token is faster.
+    """Whether drafting one more token than `draft_length` is faster.
 
-    It is, if the extra tokens per extra cost exceed the tokens per cost so far.  An adaptive
-    drafter can ask this before each draft step.
+    It is if the extra tokens per extra cost exceed the tokens per cost so far.  An adaptive drafter
+    can call this before each draft step.
     """
     length = as_count("draft_length", draft_length)
     reached = survival(acceptance, length + 1)
@@ -82,7 +83,7 @@ def extension_pays(
 
 
 def relative_pass(target_cost: TargetCost, tokens: int) -> float:
-    """Cost of a target pass over `tokens` tokens, in passes over one."""
+    """The cost of a target pass over `tokens` tokens, in passes over one token."""
     if callable(target_cost):
         cost = target_cost(tokens)
     elif np.ndim(target_cost) == 0:
@@ -104,7 +105,7 @@ def relative_pass(target_cost: TargetCost, tokens: int) -> float:
 def _round_costs(
     draft_length: int, draft_cost: float, target_cost: TargetCost, overhead: float
 ) -> Floats:
-    """Cost of a round for each K = 0..draft_length, shape (draft_length + 1,)."""
+    """The cost of a round for each K = 0..draft_length, (draft_length + 1,)."""
     step = as_cost("draft_cost", draft_cost, may_be_zero=True)  # an n-gram lookup is free
     extra = as_cost("overhead", overhead, may_be_zero=True)
     lengths = np.arange(as_count("draft_length", draft_length) + 1)
@@ -119,7 +120,7 @@ def _speedups(
     target_cost: TargetCost,
     overhead: float,
 ) -> Floats:
-    """Speed-up for each K = 0..draft_length, shape (draft_length + 1,)."""
+    """The speed-up for each K = 0..draft_length, (draft_length + 1,)."""
     costs = _round_costs(draft_length, draft_cost, target_cost, overhead)
     if as_rates("acceptance", acceptance).ndim > 1:
         cure = "Pass one rate, or one conditional rate per position."

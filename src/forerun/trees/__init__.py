@@ -1,1 +1,1 @@
-"""Trees of guesses: which guess follows which, which tree to draft, and how siblings are drawn."""
+"""Trees of guesses: their shape, the choice of the best tree, and the laws of siblings."""

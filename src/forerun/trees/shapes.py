@@ -1,12 +1,13 @@
-"""Which tree to draft: the one whose nodes are likeliest to be accepted.
+"""Chooses the tree to draft: the one whose nodes are likeliest to be accepted.
 
-A node is worth the chance that it is accepted, the product of the chances along its path, and a
-round emits 1 plus the sum of what its nodes are worth, in the mean.  A node is never worth more
-than its parent or than an earlier sibling, so the best tree of N nodes is made of the N best nodes
-of the endless one, and a heap finds them in order (Chen et al., Sequoia, by dynamic programming).
+The value of a node is the chance that it is accepted, the product of the chances along its path.
+The expected number of tokens of a round is 1 plus the sum of the values.  A node never has a higher
+value than its parent or than an earlier sibling, so the best tree of N nodes consists of the N best
+nodes of the infinite tree, and a heap finds them in order (Chen et al., Sequoia, use dynamic
+programming).
 
 A *static* tree comes from chances by rank, measured beforehand; any rule may judge it.  A *dynamic*
-one is cut out of what was drafted, by looking at it: that is for `match` and for point drafts only.
+one is cut out of the drafted tokens by looking at them, which only `match` and point drafts allow.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from forerun.base.errors import InputError, explain
 from forerun.trees.tree import ROOT, Tree
 
 Profile = NDArray[np.float64]
-"""The chance that a node's k-th child is accepted, (depths, ranks); the last row goes on below."""
+"""The chance that a node's k-th child is accepted, (depths, ranks); deeper nodes have the last
+row's chances."""
 
 
 def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) -> Tree:
-    """The tree of at most so many nodes, and tokens one after another, that keeps most tokens.
+    """The tree of at most `num_nodes` nodes and `max_depth` levels that keeps the most tokens.
 
     profile: chances by rank (ranks,), or by depth and rank (depths, ranks).  Nodes come in the
-    order of their worth, so that the first n of them are the best tree of n nodes.  There are
-    fewer than asked for where no other node could ever be accepted.
+    order of their values, so that the first n of them are the best tree of n nodes.  The tree has
+    fewer than `num_nodes` nodes if no other node could ever be accepted.
     """
     chances = _profile(profile)
     if num_nodes < 0 or (max_depth is not None and max_depth < 0):
@@ -40,7 +42,8 @@ def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) 
     heap: list[tuple[float, int, int, int, float]] = []
 
     def offer(parent: int, depth: int, rank: int, worth: float) -> None:
-        """The rank-th child of a node that is worth so much; shallow ones first among equals."""
+        """Put the rank-th child of a node with this value on the heap; among equal values the
+        shallower node comes first."""
         row = chances[min(depth, len(chances) - 1)]
         if rank < len(row) and row[rank] > 0 and (max_depth is None or depth < max_depth):
             heapq.heappush(heap, (-worth * float(row[rank]), depth, parent, rank, worth))
@@ -55,7 +58,7 @@ def best_tree(profile: ArrayLike, num_nodes: int, max_depth: int | None = None) 
 
 
 def expected_tokens(tree: Tree, profile: ArrayLike) -> float:
-    """Tokens that a round with this tree emits in the mean, the extra one included."""
+    """The expected number of tokens of a round with this tree, the extra one included."""
     chances = _profile(profile)
     worth: list[float] = []
     for node, parent in enumerate(tree.parents):
@@ -69,9 +72,11 @@ def expected_tokens(tree: Tree, profile: ArrayLike) -> float:
 def measured_profile(
     rounds: Iterable[tuple[Tree, Sequence[int]]], *, by_depth: bool = False
 ) -> Profile:
-    """Chances by rank out of rounds: the tree of each, and its accepted nodes in order.
+    """Chances by rank, measured in rounds.
 
-    A child counts as tried where its parent was reached: what comes after a refusal says nothing.
+    rounds: the tree of each round, and its accepted nodes in order.  by_depth: measure each depth
+    by itself.  A child counts as tried if its parent was reached; nodes below a refused one say
+    nothing.
     """
     tried: dict[tuple[int, int], int] = {}
     accepted: dict[tuple[int, int], int] = {}
@@ -91,10 +96,10 @@ def measured_profile(
 
 
 def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> list[int]:
-    """The nodes, ascending, of the best tree of so many that can be cut out of a larger one.
+    """The best tree of `count` nodes that can be cut out of a larger one: its nodes, ascending.
 
-    values: what each node is worth, along its whole path; where rounding or a bad estimate makes a
-    child worth more than its parent, it counts for as much as the parent.
+    values: the value of each node, which is the chance of its whole path.  If rounding or a bad
+    estimate gives a child a higher value than its parent, it gets that of the parent.
     """
     tree, worth = Tree(tuple(parents)), list[float]()
     for node, parent in enumerate(tree.parents):
@@ -105,10 +110,11 @@ def best_nodes(values: Sequence[float], parents: Sequence[int], count: int) -> l
 
 
 def _profile(given: Any) -> Profile:
-    """(depths, ranks), checked; a child that seems likelier than an earlier one shares its chance.
+    """A checked profile (depths, ranks) whose rows never rise.
 
-    Only the order of the drafter's own preference can be filled, so where measuring noise says
-    that a later child does better, the mean of both is the better estimate of either.
+    Children are filled in the order of the drafter's preference.  If noise in the measurements says
+    that a later child is likelier than an earlier one, both get their mean, which is the better
+    estimate of either.
     """
     rows = np.atleast_2d(np.asarray(given, dtype=np.float64))
     fine = rows.ndim == 2 and rows.size > 0 and bool(np.all(rows >= 0))
@@ -120,8 +126,8 @@ def _profile(given: Any) -> Profile:
 
 
 def _falling(row: NDArray[np.float64]) -> list[float]:
-    """The nearest row that never rises: neighbours out of order are pooled into their mean."""
-    pools: list[tuple[float, int]] = []  # (mean, how many)
+    """The nearest row that never rises: neighbours out of order are replaced by their mean."""
+    pools: list[tuple[float, int]] = []  # (mean, number of entries)
     for value in row.tolist():
         mean, size = value, 1
         while pools and pools[-1][0] < mean:

@@ -1,13 +1,13 @@
-"""How the children of one node are drawn, and the law of each given those before it.
+"""Ways to draw the children of one node, and the law of each child given its earlier siblings.
 
-The rules for sampled trees ask one thing of a draft: the law that every token was really drawn
-from, its earlier siblings given.  That law says all about the ways in use:
+The rules for sampled trees need one thing of a draft: the law that every token was really drawn
+from, given its earlier siblings.  These ways are in use:
 
-- *independent*: every child from q, the same token twice if it so happens;
-- *without replacement*: from q without the siblings so far, so that no guess is wasted;
-- *greedy plus one*: one child from q without its likeliest n - 1 tokens, then those tokens
-  themselves.  The drawn child comes first: in this order one level keeps as much as any rule can
-  of children drawn so (Hu et al.);
+- *independent*: every child from q, possibly one token twice;
+- *without replacement*: each child from q without its earlier siblings, so that no guess is wasted;
+- *greedy plus one*: one child from q without its likeliest n - 1 tokens, then those n - 1 tokens.
+  The drawn child comes first: in this order one level keeps as many of such children as any rule
+  can (Hu et al.);
 - *likeliest*: the n likeliest tokens, all of them certain.
 """
 
@@ -47,9 +47,10 @@ def next_law(how: Children, law: HostArray, earlier: Sequence[int], count: int) 
 def draw_children(
     how: Children, law: HostArray, count: int, choose: Callable[[HostArray], int]
 ) -> tuple[list[int], HostArray]:
-    """The tokens of a node's children, and the law that each was drawn from, (count, V).
+    """The tokens of a node's children, and the laws (count, V) that they were drawn from.
 
-    choose: draws a token from a law (V,), with noise that nothing else has used.
+    law: the draft law (V,) at the node.  choose: draws a token from a law (V,), with noise that
+    nothing else has used.
     """
     tokens: list[int] = []
     laws = np.empty((count, len(law)), dtype=law.dtype)
@@ -60,9 +61,9 @@ def draw_children(
 
 
 def _without(law: HostArray, tokens: Sequence[int]) -> HostArray:
-    """The law without some tokens; where that leaves nothing, another token for certain.
+    """The law without some tokens, normalised; if nothing is left, a point mass on another token.
 
-    Any law does there, as long as it is chosen before the token is.
+    Any law is correct there, as long as it is chosen before the token.
     """
     rest = law.copy()
     rest[list(tokens)] = 0.0
@@ -74,6 +75,7 @@ def _without(law: HostArray, tokens: Sequence[int]) -> HostArray:
 
 
 def _certain(size: int, token: int) -> HostArray:
+    """The point mass (size,) on a token."""
     return np.asarray(np.eye(1, size, token)[0])
 
 

@@ -1,7 +1,7 @@
-"""The shape of a draft: which guess follows which.
+"""The shape of a draft: a tree that says which guess follows which.
 
 Nodes are numbered so that a parent comes before its children; -1 stands for the text itself.  A
-chain is a tree in which node i follows node i - 1, so everything that takes a tree takes a chain.
+chain is the tree in which node i follows node i - 1, so code for trees also works for chains.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tree:
 
     @classmethod
     def chain(cls, length: int) -> Tree:
-        """Node after node."""
+        """The chain of `length` nodes."""
         try:
             return _chain(cls, index(length))  # type: ignore[arg-type]  # a class has a hash
         except (TypeError, OverflowError, MemoryError):
@@ -50,7 +50,8 @@ class Tree:
 
     @classmethod
     def of_branching(cls, branching: Sequence[int]) -> Tree:
-        """Every node at depth d has branching[d] children, level by level; (2, 2) has 6 nodes."""
+        """The tree in which every node at depth d has branching[d] children, numbered level by
+        level; (2, 2) gives 6 nodes."""
         try:
             widths = [index(width) for width in branching]
         except TypeError:  # a text, say, or a single number
@@ -68,11 +69,12 @@ class Tree:
         return cls(tuple(parents))
 
     def first(self, count: int) -> Tree:
-        """Its first nodes: parents come before children, so any beginning is a tree too."""
+        """The tree of the first `count` nodes; parents come before children, so it is a tree."""
         return Tree(self.parents[:count])
 
     def only(self, nodes: Sequence[int]) -> Tree:
-        """Some of its nodes, in ascending order, each with its parent among them."""
+        """The tree of some nodes, given in ascending order; the parent of each must be among
+        them."""
         place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
         lost = [node for node in nodes if self.parents[node] not in place]
         if lost or list(nodes) != sorted(place)[1:]:
@@ -85,11 +87,12 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
+        """Whether every node follows the node before it."""
         return self.parents == tuple(range(-1, len(self) - 1))
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many guesses come before each node: 0 for those that follow the text."""
+        """The number of guesses before each node on its path; 0 for nodes that follow the text."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
@@ -97,13 +100,13 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """Tokens on the longest path."""
+        """The number of nodes on the longest path."""
         return max(self.depths, default=-1) + 1
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes after each node, in order; the last entry is those after the text, so that
-        `children[-1]` reads right."""
+        """The children of each node, in order; the last entry is the children of the text, so that
+        `children[-1]` works."""
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):
             children[parent].append(node)
@@ -111,7 +114,8 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """(N, N): whether a node (row) follows another (column) or is it: what it may attend to."""
+        """Which nodes each node may attend to, (N, N): entry (i, j) is true if j is i or an
+        ancestor of i."""
         is_ancestor = np.eye(len(self), dtype=bool)
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
@@ -119,7 +123,7 @@ class Tree:
         return is_ancestor
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from the text to a node, itself included."""
+        """The nodes on the path from the text to a node, itself included."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -128,7 +132,8 @@ class Tree:
 
     @cached_property
     def children_first(self) -> tuple[int, ...]:
-        """Every node after all that follow it, siblings in order; the text itself comes last."""
+        """All nodes in an order in which children come before their parent and siblings in order;
+        the text itself, -1, comes last."""
         order: list[int] = []
         stack = [ROOT]
         while stack:  # the text, then last children first: the result in reverse
@@ -138,6 +143,7 @@ class Tree:
 
     @property
     def leaves(self) -> tuple[int, ...]:
+        """The nodes without children."""
         return tuple(node for node in range(len(self)) if not self.children[node])
 
 
