@@ -99,6 +99,9 @@ def test_unknown_paths_and_methods_have_the_same_shape() -> None:
     )
     assert (path.status, error_of(path)["code"]) == (404, "not_found")
     assert "/openapi.json" in error_of(path)["message"]
+    embeddings = ask({"path": "/v1/embeddings", "body": {"input": "a"}})
+    assert (embeddings.status, error_of(embeddings)["code"]) == (404, "not_found")
+    assert "no embeddings" in error_of(embeddings)["message"]
     assert (method.status, error_of(method)["code"]) == (405, "method_not_allowed")
     assert "Use POST" in error_of(method)["message"]
     assert method.headers["allow"] == "POST"

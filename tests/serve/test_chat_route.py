@@ -211,6 +211,35 @@ def test_a_least_number_of_tokens_and_a_format_that_may_be_complete_earlier(
     assert (error["code"], error["param"]) == ("unsupported_parameter", "min_tokens")
 
 
+def test_a_schema_needs_no_name_and_may_be_described() -> None:
+    inner = {"schema": {"type": "object"}, "description": "Whatever it is."}
+    chosen = {"type": "json_schema", "json_schema": inner}
+    assert ROUTE.read({**BODY, "response_format": chosen}).sampling.grammar is not None
+
+
+def test_tokens_that_end_the_answer() -> None:
+    plain = answer_to(CHAT, {**BODY, "fates": True})["choices"][0]
+    third = plain["token_ids"][2]
+    place = plain["token_ids"].index(third)
+    body = {**BODY, "stop_token_ids": [third], "fates": True}
+    ended = answer_to(CHAT, body)["choices"][0]
+    assert ended["token_ids"] == plain["token_ids"][: place + 1]
+    assert ended["finish_reason"] == "stop"
+
+
+def test_an_answer_goes_on_from_its_beginning() -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "It jumps"}]
+    whole = "<user>the quick brown fox\n<assistant>It jumps"
+    fields = {"continue_final_message": True, "messages": begun}
+    ask = ROUTE.read({**BODY, **fields})
+    assert talker().tokenizer.decode(ask.prompts[0]) == whole
+    assert ROUTE.read({**BODY, **fields, "add_generation_prompt": False}).prompts == ask.prompts
+    error = refusal(ROUTE, **{**BODY, **fields, "add_generation_prompt": True})
+    assert error.param == "continue_final_message"
+    bare = ROUTE.read({**BODY, "add_generation_prompt": False})
+    assert talker().tokenizer.decode(bare.prompts[0]) == "<user>the quick brown fox\n"
+
+
 def test_two_names_for_one_limit() -> None:
     assert ROUTE.read({**BODY, "max_completion_tokens": 12}).max_new_tokens == 12
     assert ROUTE.read({"messages": MESSAGES, "max_completion_tokens": 5}).max_new_tokens == 5
@@ -250,6 +279,18 @@ REFUSED = [
     ("invalid_type", "logprobs", {"logprobs": 2}),
     ("unsupported_parameter", "functions", {"functions": []}),
     ("unsupported_parameter", "reasoning_effort", {"reasoning_effort": "high"}),
+    ("unsupported_value", "reasoning_effort", {"reasoning_effort": "much"}),
+    ("unsupported_parameter", "enable_thinking", {"enable_thinking": True}),
+    ("unsupported_parameter", "chat_template_kwargs.a", {"chat_template_kwargs": {"a": 1}}),
+    ("invalid_type", "chat_template_kwargs", {"chat_template_kwargs": [1]}),
+    ("invalid_value", "continue_final_message", {"continue_final_message": True}),
+    ("invalid_type", "stop_token_ids", {"stop_token_ids": 7}),
+    ("integer_above_max_value", "stop_token_ids[0]", {"stop_token_ids": [10**6]}),
+    (
+        "unsupported_parameter",
+        "messages[0].reasoning_content",
+        {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]},
+    ),
     ("unsupported_value", "modalities[0]", {"modalities": ["audio"]}),
     ("unknown_parameter", "echo", {"echo": True}),
     (

@@ -37,6 +37,7 @@ class Ask:
     max_new_tokens: int
     n: int = 1
     stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()  # ids that end an answer, beside the model's own
     ignore_eos: bool = False
     logprobs: int | None = None  # so many alternatives per token; 0: of the token alone
     speculation: Speculation = field(default_factory=Speculation)

@@ -251,6 +251,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
                 sampling=replace(ask.sampling, seed=None if seed is None else fold(seed, sample)),
                 max_new_tokens=ask.max_new_tokens,
                 stop=ask.stop,
+                stop_tokens=ask.stop_tokens,
                 ignore_eos=ask.ignore_eos,
                 logprobs=ask.logprobs,
                 resume=progress.tokens,

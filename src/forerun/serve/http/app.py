@@ -163,6 +163,9 @@ async def _unknown(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.method} is not possible here. Use {allowed}."
         code = "method_not_allowed"
+    elif request.url.path == "/v1/embeddings":
+        message = "This server has no embeddings: it serves one model, which writes text."
+        code = "not_found"
     else:
         message = "There is nothing at this address. GET /openapi.json lists what there is."
         code = "not_found"

@@ -16,7 +16,7 @@ from forerun.serve.http.turns import Turns
 if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
     from starlette.requests import Request
 
-MOST_DISCARDED = 128 * 2**20
+MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still
 sending when the connection closes would not see why."""
 
@@ -24,7 +24,7 @@ sending when the connection closes would not see why."""
 LARGE = 64 * 2**10
 """Bytes; what a body has beyond them is received when its turn has come."""
 
-LARGE_BYTES_PER_SECOND = 16 * 2**20
+LARGE_BYTES_PER_SECOND = 8 * 2**20
 """Of large bodies in all: more would take the time in which others are answered."""
 
 

@@ -17,19 +17,17 @@ from forerun.serve.openai.offer import Offer
 NAME_LENGTH = 64
 MOST_MULTIPLE = 10_000
 """Of all `multipleOf` of a schema together: compiling takes a state for each remainder."""
-NO_DESCRIPTION = "the model is not shown it. Say it in a message."
 
 
 def chat_format(offer: Offer) -> Tagged:
     """As chat completions have it: the schema inside an object of its own."""
-    inner = Field(Object(_schema_fields(offer), {"description": NO_DESCRIPTION}), required=True)
+    inner = Field(Object(_schema_fields(offer)), required=True)
     return Tagged("type", {**_PLAIN, "json_schema": Object({"json_schema": inner})})
 
 
 def flat_format(offer: Offer) -> Tagged:
     """As responses have it: the schema beside its type."""
-    table = Object(_schema_fields(offer), {"description": NO_DESCRIPTION})
-    return Tagged("type", {**_PLAIN, "json_schema": table})
+    return Tagged("type", {**_PLAIN, "json_schema": Object(_schema_fields(offer))})
 
 
 _PLAIN = {"text": Object({}), "json_object": Object({})}
@@ -37,7 +35,8 @@ _PLAIN = {"text": Object({}), "json_object": Object({})}
 
 def _schema_fields(offer: Offer) -> dict[str, Field]:
     return {
-        "name": Field(Text(NAME_LENGTH, least=1), "A label of the client's own.", required=True),
+        "name": Field(Text(NAME_LENGTH, least=1), "A label of the client's own."),
+        "description": Field(Text(), "A label too: the model is not shown it."),
         "schema": Field(Json(offer.limits.max_schema_length), "Any JSON object if left out."),
         "strict": Field(Flag(), "The schema is kept to in either case."),
     }
@@ -69,14 +68,16 @@ def compiled(schema: Mapping[str, Any], where: str) -> Grammar:
         raise ApiError(str(error), param=where, code="invalid_json_schema") from error
 
 
-def prepared(offer: Offer, grammar: Grammar, where: str) -> Grammar:
+def prepared(
+    offer: Offer, grammar: Grammar, where: str, code: str = "invalid_json_schema"
+) -> Grammar:
     """The grammar, compiled for the model's tokenizer: engines find it ready."""
     target, last = offer.target, offer.tokenizer.eos_token_id
     endings = ending_tokens(target) or (() if last is None else (last,))
     try:
         grammar.matcher(offer.tokenizer, target.vocab_size, endings)
     except ValueError as error:
-        raise ApiError(str(error), param=where, code="invalid_json_schema") from error
+        raise ApiError(str(error), param=where, code=code) from error
     return grammar
 
 

@@ -35,11 +35,11 @@ MOST_LABELS, LABEL, LABEL_VALUE = 16, 64, 512  # OpenAI's limits of `metadata`
 NO_STORE = "answers are not kept here."
 REFUSED = {
     "prediction": "use `speculation` to say how is drafted; it never changes the text.",
-    "reasoning_effort": "the model has no such setting.",
     "verbosity": "the model has no such setting.",
     "prompt_cache_retention": "what is kept of a prompt is not a request's to decide.",
 }
 """Fields of OpenAI's that no route can honour, and why."""
+NO_THINKING = {"reasoning_effort": "use /v1/chat/completions."}
 
 
 def common_fields(offer: Offer) -> dict[str, Field]:
@@ -92,6 +92,10 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
         "stop": Field(
             Either((stop, ListOf(stop, limits.max_stops)), "a text or a list of texts"),
             "Texts that end the answer and are left out of it.",
+        ),
+        "stop_token_ids": Field(
+            ListOf(Whole(0, offer.target.vocab_size - 1), limits.max_stops),
+            "Tokens that end the answer, beside the model's own.",
         ),
         "min_tokens": Field(Whole(0, offer.max_tokens), "Nothing ends the answer before.", 0),
         "ignore_eos": Field(Flag(), "Go on after the model's ending token.", False),

@@ -48,6 +48,7 @@ MESSAGE = Tagged(
                 "content": Field(CONTENT),
                 "name": Field(Text()),
                 "tool_calls": Field(ListOf(CALL, MOST_CALLS)),
+                "reasoning_content": Field(Text(), "As an answer had it."),
             },
             {
                 "refusal": "a message has a content.",
@@ -86,23 +87,47 @@ def chat_tokens(
     begins_answer: bool = True,
 ) -> list[int]:
     """The tokens of a conversation, up to where the model's answer begins."""
+    text = chat_text(offer, messages, tools=tools, where=where, begins_answer=begins_answer)
+    return worded_tokens(offer, text, where)
+
+
+def worded_tokens(offer: Offer, text: str, where: str = "messages") -> list[int]:
+    """The tokens of a worded conversation, whose template has written the special ones."""
+    check_length(offer, text, where)
+    ids = offer.tokenizer.encode(text, add_special_tokens=False)
+    return tokens_of(offer, ids, where)
+
+
+def chat_text(
+    offer: Offer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    where: str = "messages",
+    begins_answer: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """A conversation in the words of the model's template.
+
+    options: variables of the template, and what else `apply_chat_template` takes.
+    """
     template = template_of(offer, tools)
     _check_calls(messages, where)
     worded = [_worded(m, template, f"{where}[{i}]") for i, m in enumerate(messages)]
     try:
-        text = offer.tokenizer.apply_chat_template(
-            worded,
-            tools=list(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=begins_answer,
+        return str(
+            offer.tokenizer.apply_chat_template(
+                worded,
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=begins_answer,
+                **(options or {}),
+            )
         )
     except Exception as error:  # a template is a program, and refuses by raising
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         message = f"The model's chat template refuses these messages: {reason}"
         raise ApiError(message, param=where, code="invalid_value") from error
-    check_length(offer, text, where)
-    ids = offer.tokenizer.encode(text, add_special_tokens=False)
-    return tokens_of(offer, ids, where)
 
 
 def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, Any]:
@@ -116,6 +141,10 @@ def _worded(message: Mapping[str, Any], template: str, where: str) -> dict[str, 
         worded["name"] = message["name"]
     elif message["name"] is not None and role != "tool":  # whose name is that of its call
         raise _unread(f"{where}.name")
+    if (thoughts := message.get("reasoning_content")) is not None:
+        if "reasoning_content" not in template:
+            raise _unread(f"{where}.reasoning_content")
+        worded["reasoning_content"] = thoughts
     if calls := message.get("tool_calls"):
         if "tool_calls" not in template:
             raise _unread(f"{where}.tool_calls")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.sampling.options import Sampling
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fields import Choice, Flag, ListOf, Whole
-from forerun.serve.openai.formats import chat_format, grammar_of
+from forerun.serve.openai.formats import chat_format
+from forerun.serve.openai.guided import guided_by, guided_fields
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import (
@@ -24,7 +26,14 @@ from forerun.serve.openai.options import (
 )
 from forerun.serve.openai.routes.chat_reply import ChatReply
 from forerun.serve.openai.routes.streams import counts_of, stream_options
-from forerun.serve.openai.templates import MESSAGE, chat_tokens
+from forerun.serve.openai.templates import MESSAGE, chat_text, template_of, text_of, worded_tokens
+from forerun.serve.openai.thinking import (
+    CLOSE,
+    OPEN,
+    is_thinking,
+    template_options,
+    thinking_fields,
+)
 from forerun.serve.openai.toolbox import Toolbox, tool_fields
 from forerun.serve.openai.words import Words
 
@@ -54,7 +63,15 @@ class Chat:
                 ),
                 "stream_options": stream_options(),
                 "response_format": Field(chat_format(offer), "What the answer must look like."),
+                **guided_fields(offer),
                 **tool_fields(offer),
+                **thinking_fields(),
+                "add_generation_prompt": Field(
+                    Flag(), "Words that begin the answer; true unless the last message goes on."
+                ),
+                "continue_final_message": Field(
+                    Flag(), "The last message is the answer's beginning, and goes on.", False
+                ),
                 "modalities": Field(ListOf(Choice(("text",)), 1, 1), "Text."),
             },
             {
@@ -78,21 +95,24 @@ class Chat:
     def read(self, body: Mapping[str, Any]) -> Ask:
         fields = self.check(body)
         toolbox = Toolbox.of(self.offer, fields)
-        tokens = chat_tokens(self.offer, fields["messages"], tools=toolbox.shown)
+        text = self._text(fields, toolbox)
+        tokens = worded_tokens(self.offer, text)
         room = room_for(self.offer, tokens, "messages")
-        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
+        grammar = guided_by(self.offer, fields)
         if grammar is not None and toolbox.functions:
             message = (
                 "'response_format' cannot be honoured together with 'tools': an answer in that "
                 "format could not call one. Leave out one of the two."
             )
             raise ApiError(message, param="response_format", code="unsupported_parameter")
+        sampling = sampling_of(self.offer, fields, grammar or toolbox.grammar)
         return Ask(
             prompts=[tokens],
-            sampling=sampling_of(self.offer, fields, grammar or toolbox.grammar),
+            sampling=sampling,
             max_new_tokens=_max_tokens(fields) or min(room, usual_tokens(self.offer, room)),
             n=fields["n"],
             stop=stops_of(fields["stop"]),
+            stop_tokens=fields["stop_token_ids"] or (),
             ignore_eos=fields["ignore_eos"],
             logprobs=_num_logprobs(fields),
             speculation=speculation_of(fields["speculation"]),
@@ -101,8 +121,43 @@ class Chat:
             is_streamed=fields["stream"],
             **counts_of(fields),
             includes_fates=fields["fates"],
-            detail={"toolbox": toolbox},
+            detail={"toolbox": toolbox, "thoughts": self._thoughts(text, fields, sampling)},
         )
+
+    def _text(self, fields: Mapping[str, Any], toolbox: Toolbox) -> str:
+        """The conversation in the template's words, up to where the model goes on."""
+        continues, begins = fields["continue_final_message"], fields["add_generation_prompt"]
+        if continues and (begins or fields["messages"][-1]["role"] != "assistant"):
+            message = (
+                "'continue_final_message' needs a last message of the role assistant, and no "
+                "'add_generation_prompt' beside it."
+            )
+            raise ApiError(message, param="continue_final_message", code="invalid_value")
+        options = template_options(template_of(self.offer, toolbox.shown), fields)
+        if continues:
+            options["continue_final_message"] = True
+        return chat_text(
+            self.offer,
+            fields["messages"],
+            tools=toolbox.shown,
+            begins_answer=not continues and begins is not False,
+            options=options,
+        )
+
+    def _thoughts(
+        self, text: str, fields: Mapping[str, Any], sampling: Sampling
+    ) -> dict[str, bool] | None:
+        """How thoughts are read; None where the model has none.
+
+        They have begun where the template has opened them, or the answer's beginning has.  A
+        grammar leaves no room for any.
+        """
+        if CLOSE not in template_of(self.offer):
+            return None
+        is_inside = text.rstrip().endswith(OPEN)
+        if fields["continue_final_message"]:
+            is_inside = is_thinking(text_of(fields["messages"][-1]["content"]))
+        return {"is_inside": is_inside and sampling.grammar is None}
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> ChatReply:
         return ChatReply(self.offer, self.words, ask, request_id, created, fingerprint)

@@ -9,6 +9,7 @@ from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.admission.ask import Ask
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.replies import ChunkUsage, Track, finish_of, told_fates, usage
+from forerun.serve.openai.thinking import Thought, ThoughtReader
 from forerun.serve.openai.toolbox import Toolbox
 from forerun.serve.openai.tools import Call, Reader, Told
 from forerun.serve.openai.words import Words
@@ -74,12 +75,15 @@ class ChatReply:
         _, parts = state.track.take_whole(answer)
         told = state.read(answer.text or "", final=True)
         content = "".join(step for step in told if isinstance(step, str))
+        thoughts = "".join(step.text for step in told if isinstance(step, Thought))
         calls = [self._call(index, i, c) for i, c in enumerate(t for t in told if _is_call(t))]
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not calls else None,
             "refusal": None,
         }
+        if state.has_thoughts:
+            message["reasoning_content"] = thoughts or None
         if calls:
             message["tool_calls"] = calls
         choice = {
@@ -92,14 +96,16 @@ class ChatReply:
             choice |= told_fates(answer.tokens, answer.fates, parts)
         return choice
 
-    def _delta(self, choice: int, state: _Choice, step: Told) -> dict[str, Any]:
+    def _delta(self, choice: int, state: _Choice, step: Told | Thought) -> dict[str, Any]:
         if isinstance(step, str):
             return {"content": step}
+        if isinstance(step, Thought):
+            return {"reasoning_content": step.text}
         place = state.num_told
         state.num_told += 1
         return {"tool_calls": [{"index": place, **self._call(choice, place, step)}]}
 
-    def _call(self, choice: int, place: int, call: Told) -> dict[str, Any]:
+    def _call(self, choice: int, place: int, call: Told | Thought) -> dict[str, Any]:
         assert isinstance(call, Call)
         function = {"name": call.name, "arguments": call.arguments}
         name = f"call_{self._request_id}_{choice}_{place}"
@@ -126,19 +132,34 @@ class _Choice:
         self.num_told = 0  # calls in chunks
         self._reader: Reader | None = None if writing is None else writing.reader(toolbox.names)
         self._has_calls = False
+        thoughts: dict[str, bool] | None = ask.detail["thoughts"]
+        self._thoughts = None if thoughts is None else ThoughtReader(**thoughts)
 
-    def read(self, text: str, *, final: bool) -> list[Told]:
-        """New text as content and calls."""
-        if self._reader is None:
-            return [text] if text else []
-        told = self._reader.push(text) + (self._reader.end() if final else [])
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether there may be any."""
+        return self._thoughts is not None
+
+    def read(self, text: str, *, final: bool) -> list[Told | Thought]:
+        """New text as thoughts, content and calls."""
+        parts: list[str | Thought] = [text] if text else []
+        if self._thoughts is not None:
+            parts = self._thoughts.push(text, final=final)
+        told: list[Told | Thought] = []
+        for part in parts:
+            told += [part] if isinstance(part, Thought) else self._calls(part)
+        if final and self._reader is not None:
+            told += self._reader.end()
         self._has_calls |= any(map(_is_call, told))
         return told
+
+    def _calls(self, text: str) -> list[Told]:
+        return [text] if self._reader is None else self._reader.push(text)
 
     def finish(self, reason: str) -> str:
         finish = finish_of(reason)
         return "tool_calls" if self._has_calls and finish == "stop" else finish
 
 
-def _is_call(step: Told) -> bool:
+def _is_call(step: Told | Thought) -> bool:
     return isinstance(step, Call)

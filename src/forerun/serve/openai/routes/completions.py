@@ -9,10 +9,12 @@ from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fields import Choice, Either, Flag, ListOf, Text, Whole
-from forerun.serve.openai.formats import chat_format, grammar_of
+from forerun.serve.openai.formats import chat_format
+from forerun.serve.openai.guided import guided_by, guided_fields
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import (
+    NO_THINKING,
     REFUSED,
     check_choices,
     check_model,
@@ -61,8 +63,9 @@ class Completions:
                 "echo": Field(Flag(), "Put the prompt before the answer.", False),
                 "stream_options": stream_options(),
                 "response_format": Field(chat_format(offer), "What the answer must look like."),
+                **guided_fields(offer),
             },
-            {**REFUSED, "suffix": "the model does not fill in between texts."},
+            {**REFUSED, **NO_THINKING, "suffix": "the model does not fill in between texts."},
         )
         self.words = Words(offer.tokenizer)
 
@@ -82,13 +85,14 @@ class Completions:
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
         for prompt in tokens:
             room_for(self.offer, prompt, "prompt")
-        grammar = grammar_of(self.offer, fields["response_format"], "response_format")
+        grammar = guided_by(self.offer, fields)
         return Ask(
             prompts=tokens,
             sampling=sampling_of(self.offer, fields, grammar),
             max_new_tokens=fields["max_tokens"],
             n=fields["n"],
             stop=stops_of(fields["stop"]),
+            stop_tokens=fields["stop_token_ids"] or (),
             ignore_eos=fields["ignore_eos"],
             logprobs=fields["logprobs"],
             speculation=speculation_of(fields["speculation"]),

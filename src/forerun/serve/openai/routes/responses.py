@@ -13,6 +13,7 @@ from forerun.serve.openai.objects import Field, Object, Tagged
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import (
     NO_STORE,
+    NO_THINKING,
     REFUSED,
     check_model,
     common_fields,
@@ -103,6 +104,7 @@ class Responses:
             },
             {
                 **REFUSED,
+                **NO_THINKING,
                 "previous_response_id": NO_STORE + " Send the conversation in `input`.",
                 "conversation": NO_STORE + " Send the conversation in `input`.",
                 "prompt": NO_STORE,
@@ -129,6 +131,7 @@ class Responses:
             sampling=sampling_of(self.offer, fields, grammar),
             max_new_tokens=fields["max_output_tokens"] or min(room, usual_tokens(self.offer, room)),
             stop=stops_of(fields["stop"]),
+            stop_tokens=fields["stop_token_ids"] or (),
             ignore_eos=fields["ignore_eos"],
             logprobs=_num_logprobs(fields),
             speculation=speculation_of(fields["speculation"]),

@@ -1,0 +1,145 @@
+"""Models that think before they answer: how that is asked for, and where in the text it ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.fields import Choice, Flag, Json, safe
+from forerun.serve.openai.objects import Field
+
+OPEN, CLOSE = "<think>", "</think>"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "tokenize", "chat_template", "conversation"),
+        *("add_generation_prompt", "continue_final_message", "return_tensors", "return_dict"),
+    }
+)
+MOST_OPTIONS = 4_096  # characters of `chat_template_kwargs`
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A part of what a model says to itself."""
+
+    text: str
+
+
+def thinking_fields() -> dict[str, Field]:
+    return {
+        "chat_template_kwargs": Field(
+            Json(MOST_OPTIONS), "Variables of the model's chat template, by name."
+        ),
+        "enable_thinking": Field(Flag(), "Whether the model thinks before it answers."),
+        "reasoning_effort": Field(
+            Choice(EFFORTS),
+            "Where the template knows no efforts: none is without thinking, others are with it.",
+        ),
+    }
+
+
+def template_options(template: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that a request gives to a chat template, which has to read them."""
+    options = dict(fields["chat_template_kwargs"] or {})
+    for name in options:
+        if name in RESERVED or not _reads(template, name):
+            raise _unread(f"chat_template_kwargs.{safe(name)}")
+    asked = {"enable_thinking": fields["enable_thinking"], "reasoning_effort": None}
+    effort = fields["reasoning_effort"]
+    if _reads(template, "reasoning_effort"):
+        asked["reasoning_effort"] = effort
+    elif effort is not None:
+        if not _reads(template, "enable_thinking") and effort != "none":
+            raise _unread("reasoning_effort")
+        asked["enable_thinking"] = _agreed(asked["enable_thinking"], effort != "none")
+    for name, value in asked.items():
+        if value is None or (not value and not _reads(template, name)):
+            continue  # a model that cannot think does not
+        if not _reads(template, name):
+            raise _unread(name)
+        options[name] = _agreed(options.get(name), value, name)
+    return options
+
+
+def _reads(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _agreed(one: Any, other: Any, name: str = "enable_thinking") -> Any:
+    if one is not None and one != other:
+        message = f"The request says two different things of '{name}'. Leave one of them out."
+        raise ApiError(message, param=name, code="invalid_value")
+    return other
+
+
+def _unread(where: str) -> ApiError:
+    message = f"'{where}' cannot be honoured: the model's chat template does not read it."
+    return ApiError(message, param=where, code="unsupported_parameter")
+
+
+def is_thinking(prompt: str) -> bool:
+    """Whether a text breaks off in the middle of thoughts."""
+    return prompt.rfind(OPEN) > prompt.rfind(CLOSE)
+
+
+class ThoughtReader:
+    """Tells thoughts from the answer in a text that comes in pieces; the pieces do not matter.
+
+    Thoughts are at the beginning, and white space beside their tags is not passed on.  Tags that
+    never close leave thoughts alone.
+    """
+
+    def __init__(self, *, is_inside: bool) -> None:
+        self._is_inside = is_inside
+        self._is_over = False
+        self._is_at_edge = True  # nothing has been passed on since a tag, or since the beginning
+        self._held = ""
+
+    def push(self, text: str, *, final: bool = False) -> list[str | Thought]:
+        self._held += text
+        told: list[str | Thought] = []
+        if not self._is_over and not self._is_inside:
+            self._begin(final=final)
+        if self._is_inside:
+            told += self._thoughts(final=final)
+        if self._is_over:
+            told += self._answer()
+        return told
+
+    def _begin(self, *, final: bool) -> None:
+        """Find out whether the text begins with a tag."""
+        begin = self._held.lstrip()
+        if begin.startswith(OPEN):
+            self._is_inside, self._held = True, begin[len(OPEN) :]
+        elif final or not OPEN.startswith(begin):
+            self._is_over, self._is_at_edge = True, False
+
+    def _thoughts(self, *, final: bool) -> list[Thought]:
+        before, tag, after = self._held.partition(CLOSE)
+        shown = before.lstrip() if self._is_at_edge else before
+        if tag or final:
+            shown, self._held = shown.rstrip(), after
+            self._is_inside, self._is_over = False, True
+        else:
+            kept = _num_kept(shown)
+            shown, self._held = shown[: len(shown) - kept], shown[len(shown) - kept :]
+        self._is_at_edge = bool(tag) or (self._is_at_edge and not shown)
+        return [Thought(shown)] if shown else []
+
+    def _answer(self) -> list[str]:
+        shown = self._held.lstrip() if self._is_at_edge else self._held
+        self._held = ""
+        self._is_at_edge = self._is_at_edge and not shown
+        return [shown] if shown else []
+
+
+def _num_kept(text: str) -> int:
+    """How many characters at the end may begin the closing tag, white space before it included."""
+    for size in range(min(len(CLOSE) - 1, len(text)), 0, -1):
+        if CLOSE.startswith(text[-size:]):
+            return len(text) - len(text[:-size].rstrip())
+    return len(text) - len(text.rstrip())
