@@ -7,6 +7,8 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any
 
+from forerun.base.errors import shown
+
 
 def for_all(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
     """Run a test for every value of an argument, in one test that names the case that fails.
@@ -22,7 +24,7 @@ def for_all(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]],
                 try:
                     test(**others, **{name: value})
                 except BaseException as error:
-                    error.add_note(f"{name} = {getattr(value, 'name', value)!r}")
+                    error.add_note(f"{name} = {shown(getattr(value, 'name', value))}")
                     raise
 
         own = signature(test)

@@ -167,10 +167,11 @@ def test_a_drafter_that_fails_to_close_keeps_nobody_waiting() -> None:
         answer = engine.submit([1], max_new_tokens=100_000)
         await anext(answer)
         await engine.close()
-        with pytest.raises(fr.GenerationError, match="disk full"):
-            await answer
+        assert (await answer).finish_reason == "cancelled"
+        assert engine.failure is None
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    with pytest.warns(RuntimeWarning, match="suffix failed at the end: OSError"):
+        asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_loop_that_is_gone_harms_nobody_else() -> None:

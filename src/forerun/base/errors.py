@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,30 @@ def notice(message: str) -> None:
     LOG.info(message)
 
 
+def ends_process(error: BaseException) -> bool:
+    """Whether an exception that left somebody's code is Ctrl-C or an exit of the whole process.
+
+    Signals arrive in the main thread only: in any other, that code has raised it by itself.
+    """
+    is_exit = isinstance(error, KeyboardInterrupt | SystemExit)
+    return is_exit and threading.current_thread() is threading.main_thread()
+
+
+def shown(value: object, as_text: Callable[[Any], str] = repr) -> str:
+    """A value in a message; one that cannot be written, or is too long a number, by its type."""
+    if isinstance(value, int) and abs(value) >> 128:
+        return f"a whole number of {value.bit_length()} bits"
+    try:
+        return as_text(value)
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 def explain(wrong: str, received: object, cure: str) -> str:
     """The three parts of a useful message, in the order a reader needs them."""
-    return f"{wrong} Received {received}. {cure}"
+    return f"{wrong} Received {shown(received, str)}. {cure}"
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -78,5 +100,5 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def wrong_type(name: str, value: object, cure: str) -> InputError:
-    received = f"the {type(value).__name__} {value!r:.80}"
+    received = f"the {type(value).__name__} {shown(value):.80}"
     return InputError(explain(f"{name} has a wrong type.", received, cure))

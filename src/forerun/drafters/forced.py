@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forerun.base.errors import ends_process
 from forerun.drafters.base import Drafter, Guess, Outcome, Turn, assign, close, layers_of
 from forerun.drafters.texts import Text, Texts
 from forerun.grammars.base import Cursor
@@ -110,7 +111,9 @@ def forced_tokens(turn: Turn, text: Text) -> list[int]:
         return []
     try:
         return grammar.forced(text.output)[: turn.height]
-    except Exception:  # the request reports it when its mask is asked for
+    except BaseException as error:  # the request reports it when its mask is asked for
+        if ends_process(error):
+            raise
         return []
 
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.base.arrays import joined
-from forerun.base.errors import ForerunError, UnsupportedError, explain, warn
+from forerun.base.errors import (
+    ForerunError,
+    UnsupportedError,
+    ends_process,
+    explain,
+    shown,
+    warn,
+)
 from forerun.drafters.base import Drafter, Outcome, Turn, assign, close, layers_of
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
@@ -77,8 +84,7 @@ class Drafting:
         except ForerunError:
             raise
         except Exception as error:
-            name = getattr(self.drafter, "name", type(self.drafter).__name__)
-            wrong = f"The drafter {name} did not start with the target {self.target.name}."
+            wrong = f"The drafter {self.name} did not start with the target {self.target.name}."
             cure = "Correct its `start`, or leave the drafter out."
             raise UnsupportedError(
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
@@ -86,9 +92,14 @@ class Drafting:
         if self.layers:
             if not isinstance(self.target, Inspectable):
                 wrong = f"The hidden states of {self.target.name} cannot be read."
-                cure = f"Use a transformers model, or a drafter other than {self.drafter.name}."
+                cure = f"Use a transformers model, or a drafter other than {self.name}."
                 raise UnsupportedError(explain(wrong, type(self.target).__name__, cure))
             self.target.watch(rows, self.layers)
+
+    @property
+    def name(self) -> str:
+        """The drafter's, for notes and errors."""
+        return shown(getattr(self.drafter, "name", type(self.drafter).__name__), str)
 
     @property
     def state(self) -> Any:
@@ -117,18 +128,19 @@ class Drafting:
             if not isinstance(guesses, Sequence):
                 cure = "`propose` must return a list with a Guess for each turn."
                 raise UnsupportedError(explain("it gave no list of guesses.", guesses, cure))
+            guesses = list(guesses)
             if len(guesses) != len(turns):
                 cure = f"There must be one for each of the {len(turns)} turns."
                 wrong = "it gave another number of guesses."
                 raise UnsupportedError(explain(wrong, len(guesses), cure))
-        except Exception as error:
+        except BaseException as error:
             self._lose_state(error, {span.row: span.request for span in spans})
             return Drafted(proposals, 0, is_trial)
-        broken: list[tuple[Span, Exception]] = []
+        broken: list[tuple[Span, BaseException]] = []
         for span, index, turn, guess in zip(spans, asked, turns, guesses, strict=True):
             try:
                 proposals[index] = checked(turn, guess, self.target, self.rule)
-            except Exception as error:
+            except BaseException as error:
                 broken.append((span, error))
         for span, reason in broken:
             self._abandon(reason, {span.row: span.request})
@@ -155,7 +167,7 @@ class Drafting:
                 assign(self.drafter, self.state, span.row, request.owner)
                 self.drafter.enter(self.state, span.row, tuple(request.tokens), len(request.prompt))
                 self._told.add(span.row)
-        except Exception as error:
+        except BaseException as error:
             self._lose_state(error, {span.row: span.request for span in new})
 
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
@@ -168,7 +180,7 @@ class Drafting:
             return
         try:
             self.drafter.observe(self._state, [outcome for outcome, _ in pairs])
-        except Exception as error:
+        except BaseException as error:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
     def can_wait(self, plan: RoundPlan) -> bool:
@@ -210,7 +222,7 @@ class Drafting:
         outcomes = [self._untold.pop(span.row).outcome(span.row) for span in late]
         self.observe(outcomes, [span.request for span in late])
 
-    def give_up(self, error: Exception, requests: dict[int, Request]) -> None:
+    def give_up(self, error: BaseException, requests: dict[int, Request]) -> None:
         """An executor could make nothing of the drafts of some requests, by row."""
         self._abandon(error, requests)
         self._count_failure()
@@ -223,7 +235,7 @@ class Drafting:
                 if untold is not None and row not in self.abandoned:
                     self.drafter.observe(self._state, [untold.outcome(row)])
                 self.drafter.release(self._state, row)
-            except Exception as error:
+            except BaseException as error:
                 self._lose_state(error, others)
         self._told.discard(row)
         self.abandoned.discard(row)
@@ -231,10 +243,15 @@ class Drafting:
     def close(self) -> None:
         """The engine is done: what was learned is left for later ones."""
         if self.drafter is not None and self._state is not LOST:
-            close(self.drafter, self._state)
-            self._state = LOST
+            state, self._state = self._state, LOST
+            try:
+                close(self.drafter, state)
+            except BaseException as error:
+                if ends_process(error):
+                    raise
+                warn(f"{self.name} failed at the end: {shown(error)}. {HARMLESS}")
 
-    def _lose_state(self, error: Exception, requests: dict[int, Request]) -> None:
+    def _lose_state(self, error: BaseException, requests: dict[int, Request]) -> None:
         """Discard a state in which the drafter has raised: it may be inconsistent."""
         self._state = LOST
         self._told.clear()
@@ -242,10 +259,12 @@ class Drafting:
         self._abandon(error, requests)
         self._count_failure()
 
-    def _abandon(self, error: Exception, requests: dict[int, Request]) -> None:
+    def _abandon(self, error: BaseException, requests: dict[int, Request]) -> None:
         """Let these requests, by row, go on without drafts; their notes say why."""
-        assert self.drafter is not None
-        note = f"{self.drafter.name} failed and was done without: {type(error).__name__}: {error}"
+        if ends_process(error):
+            raise error
+        reason = f"{type(error).__name__}: {shown(error, str)}"
+        note = f"{self.name} failed and was done without: {reason}"
         for row, request in requests.items():
             request.stats.notes.append(note)
             self.abandoned.add(row)
@@ -253,10 +272,9 @@ class Drafting:
             warn(f"{note.rstrip('.')}. {HARMLESS}")
 
     def _count_failure(self) -> None:
-        assert self.drafter is not None
         self._num_failures += 1
         if self._num_failures == MOST_FAILURES:
-            self.note = f"{self.drafter.name} failed {MOST_FAILURES} times and was done without"
+            self.note = f"{self.name} failed {MOST_FAILURES} times and was done without"
             self.drafter = None
 
 

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from forerun.base.clock import compiled, now, working
+from forerun.base.errors import ends_process, shown
 from forerun.drafters.base import Drafter
 from forerun.engine.drafting import Drafting
 from forerun.engine.executors import ChooseExecutor, step_by_step
@@ -156,8 +157,10 @@ class Engine:
             before = request.num_output
             try:
                 request.commit(tokens, len(path), refused, logits)
-            except Exception as error:  # of a tokenizer: it ends this request alone
-                request.fail(f"at output position {request.num_output - 1}: {error!r}.", error)
+            except BaseException as error:  # of a tokenizer: it ends this request alone
+                if ends_process(error):
+                    raise
+                request.fail(f"at output position {request.num_output}: {shown(error)}.", error)
             count = request.num_output - before
             if fault is not None and request.finish_reason is None:
                 request.fail(fault.message, fault.error)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.arrays import HostArray
+from forerun.base.errors import ends_process, shown
 from forerun.engine.proposal import Proposal
 from forerun.engine.request import Request
 from forerun.rules.types import Drawn
@@ -48,13 +49,13 @@ class Fault:
 
     num_sound: int
     place: int  # position in the output
-    error: Exception
+    error: BaseException
 
     @property
     def message(self) -> str:
-        reason = str(self.error)
+        reason = shown(self.error, str)
         if not isinstance(self.error, ValueError):
-            reason = f"{self.error!r}, raised by a processor or a grammar. Correct that code."
+            reason = f"{shown(self.error)}, raised by a processor or a grammar. Correct that code."
         return f"at output position {self.place}: {reason}"
 
 
@@ -72,7 +73,7 @@ class TargetLaws(MadeRows):
         self.logits = logits  # (R, K + 1, V), on the host
         self._made: dict[tuple[int, int], Law] = {}
         self._normalised: dict[tuple[int, int], HostArray] = {}
-        self._faults: dict[tuple[int, int], tuple[int, Exception]] = {}  # place, reason
+        self._faults: dict[tuple[int, int], tuple[int, BaseException]] = {}  # place, reason
         self._states: dict[tuple[int, int], list[Any]] = {}  # processors after each slot
 
     def law(self, row: int, slot: int) -> HostArray:
@@ -130,7 +131,9 @@ class TargetLaws(MadeRows):
             law = request.law(logits, [draft.tokens[node] for node in path], processors)
             self._states[row, slot] = processors
             return law
-        except Exception as error:
+        except BaseException as error:
+            if ends_process(error):
+                raise
             self._faults[row, slot] = request.num_output + len(path), error
             scores = np.full(len(logits), -np.inf)
             scores[0] = 0.0  # something to read

@@ -58,7 +58,7 @@ class Request:
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     error: str | None = None
-    cause: Exception | None = None
+    cause: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.given]
@@ -127,19 +127,21 @@ class Request:
         """
         last = Fate.CORRECTION if refused else Fate.BONUS
         for slot, token in enumerate(tokens):
-            self.tokens.append(token)
-            self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)
+            told = []
             if self.num_logprobs is not None:
                 tokenizer = None if self.text is None else self.text.tokenizer
-                told = token_logprob(token, logits[slot], self.num_logprobs)
-                self.logprobs.append(told if tokenizer is None else with_texts(told, tokenizer))
+                logprob = token_logprob(token, logits[slot], self.num_logprobs)
+                told = [logprob if tokenizer is None else with_texts(logprob, tokenizer)]
             stopped = self.text is not None and self.text.push(token)
+            self.tokens.append(token)  # only now: a token without a text is none of the answer
+            self.fates.append(Fate.ACCEPTED if slot < num_accepted else last)
+            self.logprobs += told
             self.finish_reason = self._ended(token, stopped)
             if self.finish_reason is not None:
                 return slot + 1
         return len(tokens)
 
-    def fail(self, message: str, cause: Exception) -> None:
+    def fail(self, message: str, cause: BaseException) -> None:
         """The request ends here; what it has so far stays."""
         self.finish_reason, self.error, self.cause = "error", message, cause
 

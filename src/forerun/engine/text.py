@@ -30,6 +30,7 @@ class TextStream:
         self._ends: list[int] = []  # where in text the part of each token ends
         self._context = 0  # decoding starts here ...
         self._decoded = 0  # ... and text covers the tokens before this
+        self._unsure = ""  # what tokens after these show by now: perhaps a part of a character
         self._released = 0  # how much of text has been handed out
 
     def push(self, token: int) -> bool:
@@ -37,8 +38,9 @@ class TextStream:
         before = self._decode(self._tokens[self._context : self._decoded])
         after = self._decode([*self._tokens[self._context :], token])
         self._tokens.append(token)  # only now: a token that cannot be decoded is no text
-        if not after.endswith(UNFINISHED) and len(after) > len(before):
-            self._extend(after[len(before) :])
+        self._unsure = after[len(before) :]
+        if not after.endswith(UNFINISHED) and self._unsure:
+            self._take_unsure()
             self._context, self._decoded = self._decoded, len(self._tokens)
         self._ends.append(len(self.text))
         return self.stopped_at is not None
@@ -66,10 +68,10 @@ class TextStream:
         """The text up to a stop string, if there was one."""
         return self.text if self.stopped_at is None else self.text[: self.stopped_at]
 
-    def _extend(self, new: str) -> None:
-        """Append text and look for stop strings that end in it."""
+    def _take_unsure(self) -> None:
+        """Append the new text and look for stop strings that end in it."""
         known = len(self.text)
-        self.text += new
+        self.text, self._unsure = self.text + self._unsure, ""
         if self.stopped_at is None and len(self._tokens) >= self.min_tokens:
             starts = [max(0, known - len(stop) + 1) for stop in self.stop_strings]
             pairs = zip(self.stop_strings, starts, strict=True)
@@ -77,10 +79,9 @@ class TextStream:
             self.stopped_at = min((place for place in places if place >= 0), default=None)
 
     def _finish(self) -> None:
-        """Decode the last tokens; of a character that the end cuts nothing is shown."""
-        before = self._decode(self._tokens[self._context : self._decoded])
-        after = self._decode(self._tokens[self._context :])
-        self._extend(after[len(before) :].rstrip(UNFINISHED))
+        """Show the last tokens too; of a character that the end cuts nothing is shown."""
+        self._unsure = self._unsure.rstrip(UNFINISHED)
+        self._take_unsure()
         self._context = self._decoded = len(self._tokens)
         if self._ends:
             self._ends[-1] = len(self.text)

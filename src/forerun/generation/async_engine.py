@@ -28,6 +28,7 @@ from forerun.generation.answer import Answer
 from forerun.generation.checks import (
     check_choice,
     check_counts,
+    check_timeout,
     given_of,
     idle_options,
     limits_of,
@@ -116,9 +117,7 @@ class AsyncEngine:
         """
         check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
         check_counts("auto" if draft_length is None else draft_length, logprobs=logprobs)
-        if timeout is not None and not timeout > 0:
-            cure = "Pass the seconds that the request may take, or None."
-            raise InputError(explain("The deadline has passed already.", timeout, cure))
+        check_timeout(timeout)
         (options,), (limit,) = samplings_of(sampling, 1), limits_of(max_new_tokens, 1)
         if options.n != 1:
             cure = "Submit each sample as a request of its own, with a seed of its own."

@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import copy
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from forerun.base.errors import InputError, UnsupportedError, explain, wrong_type
+from forerun.base.errors import InputError, UnsupportedError, explain, shown, wrong_type
 from forerun.models.base import LanguageModel
 from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
 from forerun.trees.tree import Tree
 
+MOST = (1 << 31) - 1
+"""Of anything that is counted: devices keep some of these in 32 bits."""
+OPTIONAL = ("draft_length", "logprobs")
 LEAST = {"draft_length": 0, "logprobs": 0, "batch_size": 1, "max_batch": 1, "max_waiting": 0}
 
 
 def check_counts(draft_length: DraftLength, **counts: int | None) -> None:
-    """Refuse what is no whole number, or too small; None stands for what was left out."""
+    """Refuse what is no whole number, or too small or large; None leaves an optional one out."""
     given = None if draft_length == "auto" else draft_length
     for name, value in {"draft_length": given, **counts}.items():
         also = ', or "auto"' if name == "draft_length" else ""
         cure = f"Use a whole number from {LEAST[name]} on{also}."
-        if value is not None and not isinstance(value, int):
+        if value is None and name in OPTIONAL:
+            continue
+        if not isinstance(value, int):
             raise wrong_type(name, value, cure)
-        if value is not None and value < LEAST[name]:
+        if not LEAST[name] <= value <= MOST:
             raise InputError(explain(f"{name} is out of range.", value, cure))
+
+
+def check_timeout(timeout: Any) -> None:
+    """Refuse a number of seconds that is none, or none above 0."""
+    cure = "Pass the seconds that the request may take, or None."
+    number: Any = Real
+    if timeout is None:
+        return
+    if not isinstance(timeout, number):
+        raise wrong_type("timeout", timeout, cure)
+    if not timeout > 0:
+        raise InputError(explain("The deadline has passed already.", timeout, cure))
+    if sys.float_info.max < timeout < math.inf:
+        raise InputError(explain("timeout is out of range.", timeout, cure))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         cure = f"Use {' or '.join(map(repr, choices))}."
-        raise InputError(explain(f"{name} is not known.", repr(value), cure))
+        raise InputError(explain(f"{name} is not known.", shown(value), cure))
 
 
 def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
@@ -53,9 +75,10 @@ def stops_of(value: Any) -> tuple[str, ...]:
     for stop in stops:
         if not isinstance(stop, str):
             is_token = isinstance(stop, int | np.integer)
-            cure = f"For a token id, use stop_tokens=[{stop}]." if is_token else "Pass strings."
+            token_cure = f"For a token id, use stop_tokens=[{shown(stop)}]."
+            cure = token_cure if is_token else "Pass strings."
             cure = "Decode bytes first, with bytes.decode()." if isinstance(stop, bytes) else cure
-            raise InputError(explain("stop holds what is no text.", f"{value!r:.80}", cure))
+            raise InputError(explain("stop holds what is no text.", f"{shown(value):.80}", cure))
     if "" in stops:
         cure = "Leave it out, or pass the text that should end the answer."
         raise InputError(explain("A stop string is empty.", list(stops), cure))
@@ -67,7 +90,7 @@ def refuse_processors(sampling: Sampling) -> None:
     for processor in sampling.processors:
         if not callable(processor):
             cure = "Pass transformers LogitsProcessor objects."
-            raise InputError(explain("A processor is not callable.", repr(processor), cure))
+            raise InputError(explain("A processor is not callable.", shown(processor), cure))
         name, cure = type(processor).__name__, "Leave it out; all others are honoured exactly."
         parts = [*getattr(processor, "__dict__", {}).values()]
         parts += processor if isinstance(processor, list) else []
@@ -85,8 +108,9 @@ def refuse_processors(sampling: Sampling) -> None:
 def samplings_of(value: Any, count: int) -> list[Sampling]:
     """The sampling options of each prompt."""
     samplings = _each(value, count, "sampling", Sampling)
-    wrong = next((s for s in samplings if not isinstance(s, Sampling)), None)
-    if wrong is not None:
+    for wrong in samplings:
+        if isinstance(wrong, Sampling):
+            continue
         cure = "Pass a forerun.Sampling, or one for each prompt."
         if isinstance(wrong, Mapping):
             inside = ", ".join(f"{key}={option!r}" for key, option in wrong.items())
@@ -100,6 +124,9 @@ def limits_of(value: Any, count: int) -> list[int]:
     limits = _each(value, count, "max_new_tokens", int | np.integer)
     for wrong in limits:
         if isinstance(wrong, int | np.integer):
+            if wrong > MOST:
+                cure = f"Use {MOST} or fewer."
+                raise InputError(explain("max_new_tokens is out of range.", wrong, cure))
             continue
         is_whole = isinstance(wrong, float) and wrong.is_integer()
         like = f": {wrong:.0f}" if is_whole else ", or one for each prompt"
@@ -114,10 +141,11 @@ def given_of(value: Any, count: int, *, is_one: bool) -> list[list[int]]:
         is_list = isinstance(tokens, Sequence) and not isinstance(tokens, str)
         if not is_list or not all(isinstance(token, int | np.integer) for token in tokens):
             cure = "Pass output tokens: a list of ids, for several prompts one list for each."
-            raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
+            wrong, received = "resume does not fit the prompts.", f"{shown(value):.80}"
+            raise InputError(explain(wrong, received, cure))
     if len(lists) != count:
         cure = f"Pass a list of {count} lists of tokens, empty ones included."
-        raise InputError(explain("resume does not fit the prompts.", f"{value!r:.80}", cure))
+        raise InputError(explain("resume does not fit the prompts.", f"{shown(value):.80}", cure))
     return [[int(token) for token in tokens] for tokens in lists]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, shown
 from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
@@ -40,11 +40,12 @@ def make_samples(
     stops = stops_of(stop)
     tokens = encode(model, prompt)
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    biases = dict(sampling.logit_bias)  # ours: the caller's may change while it is answered
     return [
         make_request(
             model,
             tokens,
-            replace(sampling, seed=fold(seed, sample)),
+            replace(sampling, seed=fold(seed, sample), logit_bias=biases),
             index=index,
             sample=sample,
             stops=stops,
@@ -91,9 +92,9 @@ def make_request(
         cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
     if not isinstance(priority, int):
-        raise InputError(explain("priority is no whole number.", repr(priority), "Use 0, 1, ..."))
+        raise InputError(explain("priority is no whole number.", shown(priority), "Use 0, 1, ..."))
     if not isinstance(owner, str):
-        raise InputError(explain("owner is no text.", repr(owner), "Use a name, or leave it out."))
+        raise InputError(explain("owner is no text.", shown(owner), "Use a name, or leave it out."))
     refuse_processors(sampling)
     check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:
@@ -172,7 +173,8 @@ def _with_cursor(
 
 def _refuse_empty(grammar: Grammar, cursor: Cursor, vocab_size: int, ends: Sequence[int]) -> None:
     """Refuse a grammar that allows nothing, or nothing but an empty text."""
-    received, cure = f"{grammar!r:.80}", "Correct it: some token must be allowed to come first."
+    received = f"{shown(grammar):.80}"
+    cure = "Correct it: some token must be allowed to come first."
     try:
         allowed = allowed_after(cursor, (), vocab_size)
     except ValueError as error:

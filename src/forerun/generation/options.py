@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, shown
 from forerun.drafters.base import Drafter
 from forerun.engine.results import LogprobsOf
 from forerun.rules.base import Rule
@@ -103,7 +103,7 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
         wrong = f"{function} has no option 'do_sample': it is greedy unless `sampling` is given."
         return InputError(explain(wrong, received, "Leave it out."))
     options = [
-        f"{IN_SAMPLING[name]}={value!r:.40}"
+        f"{IN_SAMPLING[name]}={shown(value):.40}"
         for name, value in unknown.items()
         if name in IN_SAMPLING
     ]
@@ -125,4 +125,4 @@ def _refusal(function: str, unknown: Mapping[str, Any], known: Sequence[str]) ->
 def _shown(value: Any) -> str:
     """A value in a message: itself, or its type where it is a large object such as a model."""
     is_plain = isinstance(value, bool | int | float | str | list | tuple | dict | None)
-    return f"{value!r:.40}" if is_plain else f"a {type(value).__name__}"
+    return f"{shown(value):.40}" if is_plain else f"a {type(value).__name__}"

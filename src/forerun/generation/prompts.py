@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forerun.base.arrays import to_numpy
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, shown
 from forerun.generation.roles import check_roles
 from forerun.models.base import LanguageModel
 from forerun.models.no_warnings import no_warnings
@@ -56,7 +56,7 @@ def encode(model: LanguageModel, prompt: Any) -> list[int]:
         tokens = _ids(prompt)
     if not tokens:
         cure = "Pass at least one token; a beginning-of-text token will do."
-        raise InputError(explain("The prompt is empty.", repr(prompt), cure))
+        raise InputError(explain("The prompt is empty.", shown(prompt), cure))
     outside = [token for token in tokens if not 0 <= token < model.vocab_size]
     if outside:
         cure = f"Ids must lie in 0 .. {model.vocab_size - 1}; is it the right tokenizer?"
@@ -83,7 +83,7 @@ def _unpacked(prompt: Mapping[str, Any]) -> Any:
     ids, mask = _listed(prompt["input_ids"]), _listed(prompt.get("attention_mask"))
     if not isinstance(ids, Sequence) or isinstance(ids, str):
         wrong, cure = "That is no prompt: its input_ids are no token ids.", "Pass a list of them."
-        raise InputError(explain(wrong, f"{ids!r:.80}", cure))
+        raise InputError(explain(wrong, f"{shown(ids):.80}", cure))
     if ids and isinstance(ids[0], Sequence):
         masks = [None] * len(ids) if mask is None else mask
         return [_unpadded(row, seen) for row, seen in zip(ids, masks, strict=True)]
@@ -138,12 +138,12 @@ def _with_text(message: Any) -> Message:
     cure = "Write {'role': 'user', 'content': '...'}."
     if not _is_message(message):
         wrong = "A chat holds something that is no message."
-        raise InputError(explain(wrong, f"{message!r:.80}", cure))
+        raise InputError(explain(wrong, f"{shown(message):.80}", cure))
     required = ("role",) if "tool_calls" in message else ("role", "content")
     missing = [key for key in required if message.get(key) is None]
     if missing:
         wrong = f"A message has no {' and no '.join(missing)}."
-        raise InputError(explain(wrong, f"{dict(message)!r:.80}", cure))
+        raise InputError(explain(wrong, f"{shown(dict(message)):.80}", cure))
     parts = message.get("content")
     if parts is None or isinstance(parts, str):
         return dict(message)
@@ -151,7 +151,7 @@ def _with_text(message: Any) -> Message:
     texts = [part.get("text") if _is_part(part) else None for part in parts] if is_list else [None]
     if not all(isinstance(text, str) for text in texts):
         wrong = "The content of a message is no text."
-        raise InputError(explain(wrong, f"{parts!r:.80}", cure))
+        raise InputError(explain(wrong, f"{shown(parts):.80}", cure))
     return {**message, "content": "".join(map(str, texts))}
 
 
@@ -172,7 +172,7 @@ def _ids(prompt: Any) -> list[int]:
         is_id = isinstance(prompt, int | np.integer) and not isinstance(prompt, bool)
         if is_message or is_id:
             what = "a message" if is_message else "a token id"
-            cure = f"If it is {what}, put it in a list: [{str(prompt)[:60]}]."
+            cure = f"If it is {what}, put it in a list: [{shown(prompt, str):.60}]."
         raise InputError(explain("That is no prompt.", _described(prompt), cure))
     return [int(token) for token in ids]
 
@@ -185,7 +185,7 @@ def _described(value: Any) -> str:
     if hasattr(value, "ndim"):
         return f"an array of {value.dtype}, of shape {tuple(value.shape)}"
     if not isinstance(value, list | tuple | set):
-        return f"the {kind} {value!r:.80}"
+        return f"the {kind} {shown(value):.80}"
     inside = dict.fromkeys("None" if one is None else type(one).__name__ for one in value)
     return f"a {kind} of {' and '.join(inside)}"
 
@@ -201,7 +201,7 @@ def refuse_halves(what: str, text: str) -> None:
             "Leave it out, or join halves and mark those left alone: "
             "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
         )
-        raise InputError(explain(wrong, repr(around), cure)) from error
+        raise InputError(explain(wrong, shown(around), cure)) from error
 
 
 def _tokenizer(model: LanguageModel, what: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from forerun.base.errors import GenerationError, InputError, explain
+from forerun.base.errors import GenerationError, InputError, explain, shown
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.engine.schedule import check_room
@@ -58,7 +58,7 @@ class Worker:
 
     def _check_open(self) -> None:
         if self.failure is not None:
-            raise GenerationError(f"The engine has failed: {self.failure!r}.", None)
+            raise GenerationError(f"The engine has failed: {shown(self.failure)}.", None)
         if self._is_closing:
             cure = "Make a new AsyncEngine."
             raise InputError(explain("The engine is closed.", "a request", cure))
@@ -79,11 +79,11 @@ class Worker:
                     self._report(request, gained)
         except BaseException as error:  # of the model: nobody's request can go on
             # A panic in Rust, say of a tokenizer, is no `Exception`: it must not go unheard.
-            self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self.failure = _as_exception(error)
         try:
             self._engine.close()
-        except Exception as error:
-            self.failure = self.failure or error
+        except BaseException as error:
+            self.failure = self.failure or _as_exception(error)
         with self._lock:
             self._is_closing = True
             unheard = [*self._answers.values(), *self._new]
@@ -95,7 +95,7 @@ class Worker:
             elif self.failure is None:
                 request.finish_reason = "cancelled"
             else:
-                request.fail(f"with the engine: {self.failure!r}.", self.failure)
+                request.fail(f"with the engine: {shown(self.failure)}.", self.failure)
             self._end(answer, request.num_output - len(request.given) - answer.num_told)
 
     def _take_in(self) -> bool:
@@ -132,3 +132,7 @@ class Worker:
             error = GenerationError(message, request.generation())
             error.__cause__ = request.cause
         answer.finish(error)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(shown(error))

@@ -59,7 +59,7 @@ class Cursor:
 
     def __init__(self, make: Callable[[], Matcher]) -> None:
         self._make = make
-        self._matcher = make()
+        self._matcher: Matcher | None = make()
         self._taken: list[int] = []  # what the matcher has accepted
 
     def __call__(self, output: Sequence[int]) -> Any:
@@ -74,24 +74,25 @@ class Cursor:
         return list(self._at(output, lambda matcher: matcher.forced()))
 
     def _at(self, output: Sequence[int], ask: Callable[[Matcher], Any]) -> Any:
-        """An answer of the matcher after an output; one that raises is replaced by a new one."""
-        try:
-            refused = self._move(list(output))
-            if refused is None:
-                return ask(self._matcher)
-        except Exception:
-            self._matcher, self._taken = self._make(), []
-            raise
-        raise ValueError(f"the grammar does not allow token {refused} there")
+        """An answer of the matcher after an output; after one that raises comes a new matcher."""
+        matcher, self._matcher = self._matcher, None
+        if matcher is None:
+            matcher, self._taken = self._make(), []
+        refused = self._move(matcher, list(output))
+        answer = ask(matcher) if refused is None else None
+        self._matcher = matcher
+        if refused is not None:
+            raise ValueError(f"the grammar does not allow token {refused} there")
+        return answer
 
-    def _move(self, output: list[int]) -> int | None:
-        """Move the matcher to an output; the first token that it refuses, if there is one."""
+    def _move(self, matcher: Matcher, output: list[int]) -> int | None:
+        """Move a matcher to an output; the first token that it refuses, if there is one."""
         num_shared = _num_shared(self._taken, output)
         if num_shared < len(self._taken):
-            self._matcher.rollback(len(self._taken) - num_shared)
+            matcher.rollback(len(self._taken) - num_shared)
             del self._taken[num_shared:]
         for token in output[num_shared:]:
-            if not self._matcher.accept(token):
+            if not matcher.accept(token):
                 return token
             self._taken.append(token)
         return None

@@ -9,6 +9,7 @@ as they do outside.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from forerun.base.arrays import BLOCK, HostArray
-from forerun.base.errors import InputError, explain, meant
+from forerun.base.errors import InputError, explain, meant, shown, wrong_type
 from forerun.grammars.base import NOTHING_ALLOWED, Grammar
 
 
@@ -63,6 +64,11 @@ NUMBERS = (
 )
 """The fields of `Sampling` that are real numbers."""
 
+MOST_BIAS, MOST_PENALTY = 1e30, 1e4
+"""Past these no model's logits tell tokens apart, and float32 ends at 3e38."""
+MOST_COUNT = 1 << 62
+"""Whole numbers are handed to devices in 64 bits."""
+
 OF_GENERATE = ("max_new_tokens", "stop", "stop_tokens", "ignore_eos", "logprobs")
 """Options that belong to `generate` here, while other engines have them beside the temperature."""
 INSTEAD = {
@@ -95,7 +101,7 @@ def _answers_unknown(cls: type[Class]) -> type[Class]:
         for name in options.keys() - {*known}:
             cure = f"Its options are {', '.join(known)}.{meant(name, known)}"
             wrong = f"{cls.__name__} has no option {name!r}."
-            received = f"{name}={options[name]!r:.40}"
+            received = f"{name}={shown(options[name]):.40}"
             raise InputError(explain(wrong, received, INSTEAD.get(name, cure)))
         make(self, *values, **options)
 
@@ -139,22 +145,26 @@ class Sampling:
     def __post_init__(self) -> None:
         self._check_types()
         cure = "Use 0 for greedy, or a finite number above it."
-        _check(0 <= self.temperature < np.inf, "temperature", self.temperature, cure)
+        fine = _is_within(self.temperature, 0, sys.float_info.max)
+        _check(fine, "temperature", self.temperature, cure)
         top_k = self.top_k is None or _is_count(self.top_k, 1)
         _check(top_k, "top_k", self.top_k, "Use 1 or more, or None to keep every token.")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "Use a number in (0, 1].")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "Use a number in [0, 1].")
-        penalty = self.repetition_penalty
-        _check(0 < penalty < np.inf, "repetition_penalty", penalty, "Use a number above 0.")
+        fine = _is_within(self.repetition_penalty, 1 / MOST_PENALTY, MOST_PENALTY)
+        cure = f"Use a number from {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}; 1 is none."
+        _check(fine, "repetition_penalty", self.repetition_penalty, cure)
+        cure = f"Use a number from {-MOST_BIAS:g} to {MOST_BIAS:g}"
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _check(np.isfinite(value), name, value, "Use a finite number; 0 is none.")
-        biases = self.logit_bias.values()
-        fine = all(not np.isnan(bias) and bias != np.inf for bias in biases)
-        _check(fine, "logit_bias", dict(self.logit_bias), "Use finite numbers, or -inf to forbid.")
+            _check(_is_within(value, -MOST_BIAS, MOST_BIAS), name, value, f"{cure}; 0 is none.")
+        for token, bias in self.logit_bias.items():
+            fine = _is_within(bias, -MOST_BIAS, MOST_BIAS) or bias == -np.inf
+            received = f"{shown(bias)} for token {shown(token)}"
+            _check(fine, "logit_bias", received, f"{cure}, or -inf to forbid a token.")
         _check(_is_count(self.min_tokens, 0), "min_tokens", self.min_tokens, "Use 0 or more.")
         _check(_is_count(self.n, 1), "n", self.n, "Use 1 or more.")
-        seed = self.seed is None or (_is_count(self.seed, 0) and self.seed < 1 << 64)
+        seed = self.seed is None or _is_count(self.seed, 0, (1 << 64) - 1)
         _check(seed, "seed", self.seed, "Use a whole number from 0 to 2**64 - 1.")
         empty = [word for word in self.bad_words if len(word) == 0]
         _check(not empty, "bad_words", list(self.bad_words), "Leave out the empty ones.")
@@ -194,6 +204,10 @@ NO_NUMBER = (
     "the logits hold {}, so the model is broken at this text. Check its weights, and load a "
     "float16 model in bfloat16 or float32."
 )
+TOO_LARGE = (
+    "a bias or a penalty takes logits past what {} holds, although the model's are finite. Use a "
+    "smaller one."
+)
 
 
 @dataclass(frozen=True)
@@ -219,11 +233,7 @@ def law(
     token is possible or a logit is NaN.
     """
     scores = _adjusted(sampling, logits, prompt, output, bans, processors)
-    best = scores.max()
-    if not np.isfinite(best):
-        raise ValueError(
-            NOTHING_LEFT if best == -np.inf else NO_NUMBER.format("NaN" if best != best else best)
-        )
+    best = _best(scores, logits)
     if sampling.temperature == 0:
         greedy = np.full_like(scores, -np.inf)
         greedy[int(np.argmax(scores))] = best
@@ -239,6 +249,16 @@ def law(
         least = float(best) + temperature * math.log(sampling.min_p)
         floor = max(floor, float(scores.dtype.type(max(least, float(limits.min)))))
     return Law(scores, best, temperature, floor)
+
+
+def _best(scores: HostArray, logits: HostArray) -> Any:
+    """The largest of the scores that options made of logits; raises where there is none."""
+    best, given = scores.max(), logits.max()
+    if np.isfinite(best):
+        return best
+    if np.isnan(given) or given == np.inf:
+        raise ValueError(NO_NUMBER.format("NaN" if np.isnan(given) else "inf"))
+    raise ValueError(NOTHING_LEFT if best == -np.inf else TOO_LARGE.format(scores.dtype))
 
 
 def _kth(scores: HostArray, k: int) -> float:
@@ -286,13 +306,14 @@ def _adjusted(
         scores[ids] += np.fromiter(sampling.logit_bias.values(), dtype=scores.dtype)
     if sampling.repetition_penalty != 1:
         seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
-        seen_scores, penalty = scores[seen], sampling.repetition_penalty
-        scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
+        seen_scores, penalty = scores[seen], float(sampling.repetition_penalty)
+        with np.errstate(over="ignore"):  # `_best` says so
+            scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
     if output and (sampling.presence_penalty or sampling.frequency_penalty):
         counts = Counter(output)
         ids = np.fromiter(counts, dtype=np.int64)
         times = np.fromiter(counts.values(), dtype=scores.dtype)
-        scores[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        scores[ids] -= float(sampling.presence_penalty) + float(sampling.frequency_penalty) * times
     if len(output) < sampling.min_tokens and bans.endings:
         scores[list(bans.endings)] = -np.inf
     for word in bans.words:
@@ -300,7 +321,10 @@ def _adjusted(
             scores[word[-1]] = -np.inf
     if sampling.grammar is not None:
         scores[~allowed_after(sampling.grammar, output, len(scores))] = -np.inf
-    return _processed(processors, scores, prompt, output) if processors else scores
+    if processors:
+        _best(scores, logits)  # what is wrong by now is not theirs
+        return _processed(processors, scores, prompt, output)
+    return scores
 
 
 def _adjusts(sampling: Sampling, bans: Bans) -> bool:
@@ -342,7 +366,7 @@ def _as_row(answer: Any, vocab_size: int) -> HostArray:
     if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
         cure = f"Return {vocab_size} booleans, or the allowed ids."
         wrong = "The grammar's function returned neither a mask nor token ids."
-        raise InputError(explain(wrong, f"{answer!r:.80}", cure))
+        raise InputError(explain(wrong, f"{shown(answer):.80}", cure))
     if array.dtype == bool:
         if array.shape != (vocab_size,):
             cure = f"Return {vocab_size} booleans, or the allowed ids."
@@ -363,14 +387,35 @@ def _processed(
     import torch
 
     ids = torch.tensor([[*prompt, *output]])
-    processed = torch.from_numpy(scores)[None, :]
+    processed = made = torch.from_numpy(scores)[None, :]
+    dtype, shape = made.dtype, made.shape
     for processor in processors:
-        processed = processor(ids, processed)
-    return np.asarray(processed[0].numpy(), dtype=scores.dtype)
+        processed, wrong = processor(ids, processed), ""
+        if not isinstance(processed, torch.Tensor) or not processed.is_floating_point():
+            wrong = "returned no tensor of scores."
+            received = shown(getattr(processed, "dtype", type(processed)))
+        elif processed.shape != shape:
+            wrong, received = "returned scores of a wrong shape.", f"{[*processed.shape]}"
+        else:
+            made = processed.detach().to("cpu", dtype)
+            if not bool((made < torch.inf).all()):  # NaN is not smaller either
+                wrong, received = f"returned scores that are no numbers in {dtype}.", "NaN or inf"
+        if wrong:
+            cure = f"Its scores must be of shape {[*shape]}, finite or -inf."
+            raise InputError(explain(f"{type(processor).__name__} {wrong}", received, cure))
+    return np.asarray(made[0].numpy())
 
 
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int | np.integer) and bool(value >= least)
+def _is_count(value: object, least: int, most: int = MOST_COUNT) -> bool:
+    return isinstance(value, int | np.integer) and least <= int(value) <= most
+
+
+def _is_within(value: float, least: float, most: float) -> bool:
+    """Whether a number of any type lies between two; NaN does not."""
+    try:
+        return least <= float(value) <= most
+    except OverflowError:  # a whole number or a fraction past any float
+        return False
 
 
 def _check(fine: bool, name: str, value: object, cure: str) -> None:
@@ -380,5 +425,4 @@ def _check(fine: bool, name: str, value: object, cure: str) -> None:
 
 def _check_type(name: str, value: object, kind: Any, cure: str) -> None:
     if not isinstance(value, kind):
-        received = f"the {type(value).__name__} {value!r:.80}"
-        raise InputError(explain(f"{name} has a wrong type.", received, cure))
+        raise wrong_type(name, value, cure)

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.base.errors import InputError, explain
 from forerun.generation.prompts import encode
-from forerun.sampling.options import Sampling
+from forerun.sampling.options import MOST_PENALTY, Sampling
 from forerun.serve.admission.ask import Speculation
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fields import (
@@ -79,7 +79,7 @@ def sampling_fields(offer: Offer) -> dict[str, Field]:
         "presence_penalty": Field(Number(-2, 2), "Over the output.", 0.0),
         "frequency_penalty": Field(Number(-2, 2), "Over the output.", 0.0),
         "repetition_penalty": Field(
-            Number(0, 10, above_low=True), "Over prompt and output, as in transformers.", 1.0
+            Number(1 / MOST_PENALTY, 10), "Over prompt and output, as in transformers.", 1.0
         ),
         "logit_bias": Field(
             MapOf(Number(-100, 100), limits.max_biases, pattern="^[0-9]{1,9}$"),
