@@ -11,7 +11,7 @@ from serving import Answered, call
 
 from forerun.drafters import NGram, Suffix
 from forerun.scale.ingress import make_ingress
-from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work
+from forerun.scale.messages import Beat, Ending, Message, Refusal, ReplicaLostError, Work
 from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.admission import Desk
@@ -51,15 +51,18 @@ class Mortals:
             for number, (target, digest) in enumerate(zip(targets, digests, strict=True))
         ]
 
-    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
+    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         replica = self.replicas[len(self.works) % len(self.replicas)]
         self.works.append(work)
         left = self.deaths.pop(0) if self.deaths else -1
         messages = replica.answer(work)
         try:
             while left:
-                left -= 1
                 message = await anext(messages)
+                if isinstance(message, Beat):
+                    yield message
+                    continue
+                left -= 1
                 self.num_messages += 1
                 yield message
                 if isinstance(message, Ending | Refusal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -57,6 +58,16 @@ def kill_descendant(title: str) -> int:
             os.kill(int(place.name), signal.SIGKILL)
             return int(place.name)
     raise AssertionError(f"no process {title!r}")
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes under one."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ends while it is looked at
+            if int(place.name) != pid and pid in ancestors(int(place.name)):
+                found.append(int(place.name))
+    return found
 
 
 def ancestors(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from fleets import DIGEST, Asking, fleet, masked, merged
 from serving import run, until
 from talking import CHAT, COMPLETIONS, HERMES, MESSAGES, RESPONSES, Sayer, Talker
 
+from forerun.scale import failover
+from forerun.scale import replica as replica_module
 from forerun.scale.blame import LEAST_DEATHS
 
 SAMPLED = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0.8, "seed": 7}
@@ -311,5 +314,93 @@ def test_a_full_ingress_says_when_to_come_back() -> None:
             assert int(answer.headers["retry-after"]) >= 1
             for task in running:
                 assert (await task).status == 200
+
+    run(work())
+
+
+def hanging_after(count: int, ask: Asking) -> Any:
+    """Replicas of which the first says nothing any more after so many messages, beats included."""
+    answer, has_hung = ask.replicas.answer, []
+
+    class Hanging:
+        async def answer(self, work: Any) -> Any:
+            left = count
+            async for message in answer(work):
+                if not has_hung and not left:
+                    has_hung.append(True)
+                    await asyncio.Event().wait()
+                left -= 1
+                yield message
+
+    return Hanging()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_a_replica_that_hangs_is_lost_like_one_that_dies(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "PATIENCE", 0.2)
+
+    async def work() -> None:
+        async with fleet(Talker(), Talker()) as ask:
+            undisturbed = merged((await ask(CHAT, {**SAMPLED, "stream": True})).events)
+            ask.desk._engines._replicas = hanging_after(count, ask)  # type: ignore[attr-defined]
+            answer = await asyncio.wait_for(ask(CHAT, {**SAMPLED, "stream": True}), 5)
+            assert merged(answer.events) == undisturbed
+            assert len(ask.replicas.works) == 2
+            if count > 2:  # a message has told who it was
+                assert ask.replicas.works[1].avoid == ("replica 0",)
+
+    run(work())
+
+
+def test_a_deadline_holds_in_a_replica_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had begun, and does not end the answer itself."""
+    monkeypatch.setattr(failover, "GRACE", 0.1)
+
+    async def work() -> None:
+        async with fleet(Talker()) as ask:
+            ask.desk._engines._replicas = hanging_after(5, ask)  # type: ignore[attr-defined]
+            body = {**SAMPLED, "max_tokens": 400, "timeout": 0.3}
+            answer = await asyncio.wait_for(ask(CHAT, body), 2)
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+            assert answer.json()["usage"]["completion_tokens"] > 0
+
+    run(work())
+
+
+def test_a_long_pass_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica says that it lives while its engine is at work."""
+    monkeypatch.setattr(failover, "PATIENCE", 0.3)
+    monkeypatch.setattr(replica_module, "BEAT_SECONDS", 0.05)
+
+    async def work() -> None:
+        target = Talker()
+        async with fleet(target) as ask:
+            undisturbed = masked((await ask(CHAT, SAMPLED, headers={"x-request-id": "a"})).json())
+            target.before = lambda ids: time.sleep(0.9) if len(ids) % 7 == 0 else None
+            answer = await ask(CHAT, SAMPLED, headers={"x-request-id": "a"})
+            assert masked(answer.json()) == undisturbed
+            assert len(ask.replicas.works) == 1
+
+    run(work())
+
+
+def test_a_message_that_comes_twice_counts_once() -> None:
+    async def work() -> None:
+        async with fleet(Talker(), Talker()) as ask:
+            undisturbed = merged((await ask(CHAT, {**SAMPLED, "stream": True})).events)
+            answer = ask.replicas.answer
+
+            class Echoing:
+                async def answer(self, work: Any) -> Any:
+                    async for message in answer(work):
+                        yield message
+                        yield message
+
+            ask.desk._engines._replicas = Echoing()  # type: ignore[attr-defined]
+            again = await ask(CHAT, {**SAMPLED, "stream": True})
+            assert merged(again.events) == undisturbed
+            assert len(ask.replicas.works) == 1
 
     run(work())

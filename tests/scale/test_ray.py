@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import ServerProcess, Stream, chat_body, save_tiny, server
-from replicas import kill_one, wait_until_gone
+from replicas import descendants, kill_one, replica_pids, wait_until_gone
 from serving import tiny_llama
 
 import forerun as fr
@@ -114,6 +117,41 @@ def test_too_many_requests_are_told_when_to_come_back(two: ServerProcess) -> Non
     assert answer["error"]["code"] == "queue_full"
     assert int(headers["retry-after"]) >= 1
     two.wait_until_idle(PATIENCE)
+
+
+def test_a_replica_that_is_stopped_holds_up_no_stream_for_long(two: ServerProcess) -> None:
+    """It is there and does nothing: others write its answers, and deadlines end the rest."""
+    streams = [two.stream(**options(seed)) for seed in range(4)]
+    for stream in streams:
+        stream.read_events(2)
+    (stopped, _) = replica_pids(app_of(two))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        late = two.stream(**options(1, ignore_eos=True, max_tokens=400, timeout=3))
+        with ThreadPoolExecutor(5) as clients:
+            texts = list(clients.map(Stream.read_all, [*streams, late]))
+        assert time.monotonic() - began < 60
+        assert texts[:4] == [text_of(seed) for seed in range(4)]
+    finally:
+        with suppress(ProcessLookupError):  # Ray may have replaced it
+            os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_the_server_ends_in_time_although_ray_is_gone(tiny: str) -> None:
+    words = ["--ray", "--replica-cpus", "0.5", "--no-lean", "--drafter", "ngram"]
+    with server(tiny, *words, seconds=600) as process:
+        theirs = descendants(process.process.pid)
+        assert len(theirs) > 3
+        for pid in theirs:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            process.stop(seconds=40)
+        finally:
+            for pid in theirs:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

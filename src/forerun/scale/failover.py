@@ -3,28 +3,34 @@
 The ingress keeps the tokens that have arrived.  The text is a function of prompt, options, seed and
 the tokens so far, so work that is sent again with them goes on as if nothing had happened: nothing
 is lost, because what did not arrive is written again, and nothing comes twice, because a replica
-begins after what did.  To the desk a replica is an engine that may fail: what it does for an
-engine of its own, `serve/admission/client_request.py`, it does for one elsewhere.
+begins after what did.  A replica that says nothing for a while is as good as dead, and a deadline
+holds whatever a replica does.  To the desk a replica is an engine that may fail: what it does for
+an engine of its own, `serve/admission/client_request.py`, it does for one elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Protocol
 
+from forerun.base.clock import now
 from forerun.base.errors import LOG, GenerationError
 from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
 from forerun.engine.text import TextStream
-from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work, grow
+from forerun.scale.messages import Beat, Ending, Message, Refusal, ReplicaLostError, Work, grow
 from forerun.serve.admission.errors import ApiError
+
+PATIENCE = 5.0
+"""Seconds for which a replica may say nothing: five of its beats."""
+GRACE = 1.0
+"""Seconds after a deadline in which the replica's own end of the answer may arrive."""
 
 
 class Replicas(Protocol):
     """Whoever brings work to a replica and its messages back."""
 
-    def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
+    def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         """The messages of one answer, from any replica; closing the iterator ends the answer.
 
         Raises `ReplicaLostError` where the replica is gone before its `Ending` has arrived.
@@ -46,13 +52,13 @@ class RemoteEngine:
     @property
     def seconds(self) -> float:
         """For which the answer was in the replica."""
-        return 0.0 if self._entered is None else (self._left or time.monotonic()) - self._entered
+        return 0.0 if self._entered is None else (self._left or now()) - self._entered
 
     def enter(self) -> None:
-        self._entered = time.monotonic()
+        self._entered = now()
 
     def leave(self) -> None:
-        self._left = time.monotonic()
+        self._left = now()
 
     def submit(self, prompt: list[int], **options: Any) -> RemoteAnswer:
         return self._start(self, prompt, options)
@@ -65,7 +71,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self,
         engine: RemoteEngine,
         work: Work,
-        messages: AsyncIterator[Message | Refusal],
+        messages: AsyncIterator[Message | Refusal | Beat],
         tokenizer: Any,
     ) -> None:
         self.work = work
@@ -81,8 +87,14 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._end: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._on_entry: Callable[[], None] = lambda: None
+        self._num_taken = 0  # messages
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
         self._reading = asyncio.create_task(self._read())
-        self._alarm = self._set_alarm(work.options.get("timeout"))
+        self._watch = self._loop.call_later(PATIENCE, self._check_silence)
+        self._alarm: asyncio.TimerHandle | None = None
+        if (seconds := work.options.get("timeout")) is not None:
+            self._alarm = self._loop.call_later(seconds, self._ring)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         return asyncio.shield(self._end).__await__()
@@ -108,23 +120,30 @@ class RemoteAnswer(AsyncIterator[Piece]):
     def abort(self) -> bool:
         return self._cut("aborted")
 
-    def _set_alarm(self, seconds: float | None) -> asyncio.TimerHandle | None:
-        """A replica ends an answer in time; here that is done for one that waits for a replica."""
-        if seconds is None:
-            return None
+    def _ring(self) -> None:
+        """The deadline: a replica that writes the answer ends it, and has a moment to do so."""
+        if self.has_entered:
+            self._alarm = self._loop.call_later(GRACE, self._cut, "deadline")
+        else:
+            self._cut("deadline")
 
-        def ring() -> None:
-            if not self.has_entered:
-                self._cut("deadline")
-
-        return asyncio.get_running_loop().call_later(seconds, ring)
+    def _check_silence(self) -> None:
+        """A replica that hangs is lost, like one that is gone: nobody waits for it."""
+        left = self._heard + PATIENCE - self._loop.time()
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._check_silence)
+        elif not self._end.done():
+            self._lose(ReplicaLostError(f"It has said nothing for {PATIENCE:g} seconds."))
+            self._reading.cancel()
 
     async def _read(self) -> None:
         try:
             async for message in self._messages:
                 if self._end.done():
                     return
-                self._take(message)
+                self._heard = self._loop.time()
+                if not isinstance(message, Beat):
+                    self._take(message)
                 if self._end.done():
                     return
             raise ReplicaLostError("The messages end before the answer does.")
@@ -140,6 +159,11 @@ class RemoteAnswer(AsyncIterator[Piece]):
         if isinstance(message, Refusal):
             self._refuse(message)
             return
+        if message.number < self._num_taken:
+            return  # it came twice
+        if message.number > self._num_taken:
+            raise ReplicaLostError("A message was lost on its way.")
+        self._num_taken += 1
         self.replica = message.replica
         if not self.has_entered:
             self.has_entered = True
@@ -214,6 +238,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._end.set_exception(outcome)
             self._end.exception()  # an answer nobody awaits is no unhandled error
         self._pieces.put_nowait(None)
+        self._watch.cancel()
         if self._alarm is not None:
             self._alarm.cancel()
 

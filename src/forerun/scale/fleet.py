@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from forerun.base.clock import now
 from forerun.scale.conversations import Conversations
 from forerun.scale.failover import RemoteAnswer, RemoteEngine, Replicas
 from forerun.scale.messages import Work
@@ -15,6 +16,9 @@ from forerun.serve.admission.engine_roles import Pair
 
 PAUSE = 0.2
 """Seconds before work is sent again, where it is lost before it is begun."""
+
+AVOIDED = 60.0
+"""Seconds for which a replica that was lost gets no work, where there is another."""
 
 
 class Fleet:
@@ -30,6 +34,7 @@ class Fleet:
         self._model_digest = model_digest
         self._conversations = Conversations()
         self._answers: set[RemoteAnswer] = set()
+        self._lost: dict[str, float] = {}  # replicas, and when their last loss was
         self._is_sound = True  # the last work that was sent was begun
 
     @property
@@ -63,17 +68,26 @@ class Fleet:
         self, pair: Pair, engine: RemoteEngine, prompt: list[int], options: Mapping[str, Any]
     ) -> RemoteAnswer:
         owner = options["owner"]
-        home = self._conversations.find(owner, prompt)
-        work = Work(pair, prompt, options, self._model_digest, home)
+        home, avoid = self._conversations.find(owner, prompt), self._avoided()
+        home = "" if home in avoid else home
+        work = Work(pair, prompt, options, self._model_digest, home, avoid)
         answer = RemoteAnswer(engine, work, self._replicas.answer(work), self._tokenizer)
         self._answers.add(answer)
 
         def ended() -> None:
             self._answers.discard(answer)
-            if answer.replica and engine.failure is None:
+            if answer.replica and engine.failure is not None:
+                self._lost[answer.replica] = now()
+            elif answer.replica:
+                self._lost.pop(answer.replica, None)
                 self._conversations.note(owner, prompt, answer.tokens, answer.replica)
             if answer.has_entered or engine.failure is not None:
                 self._is_sound = answer.has_entered
 
         answer.when_ended(ended)
         return answer
+
+    def _avoided(self) -> tuple[str, ...]:
+        """Replicas that were lost lately: whoever started them may not have noticed yet."""
+        self._lost = {name: at for name, at in self._lost.items() if now() - at < AVOIDED}
+        return tuple(self._lost)

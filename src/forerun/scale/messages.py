@@ -24,6 +24,7 @@ class Work:
     options: Mapping[str, Any]  # of `AsyncEngine.submit`; `resume` holds the output so far
     model_digest: str  # of the model that wrote the output so far
     replica: str = ""  # the one that holds the prompt's beginning, as far as is known
+    avoid: Sequence[str] = ()  # replicas that were lost lately, and may only hang
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,18 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Beat:
+    """The replica lives, has the work, and has nothing new to say."""
+
+
+@dataclass(frozen=True)
 class Message:
     """A step of one answer.  The first has no pieces: the answer has been given a row."""
 
     pieces: Sequence[Piece]
     growth: Growth
     replica: str = ""  # who sends it
+    number: int = 0  # of those of this answer, from 0
 
 
 @dataclass(frozen=True)

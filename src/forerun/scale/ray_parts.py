@@ -9,7 +9,8 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from forerun.scale.ingress import make_ingress
-from forerun.scale.messages import Ending, Message, Refusal, ReplicaLostError, Work
+from forerun.scale.messages import Beat, Ending, Message, Refusal, ReplicaLostError, Work
+from forerun.scale.ray_router import wish_of
 from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.admission import warm_up_prompt
@@ -19,6 +20,8 @@ from forerun.serve.watching.logs import set_up
 
 HEALTH_SECONDS = 1.0
 """Between two checks of a replica: how soon one that died is replaced."""
+HEALTH_PATIENCE = 5.0
+"""Seconds for an answer to a check; Ray replaces a replica that has failed three in a row."""
 
 
 class RayReplicas:
@@ -36,8 +39,8 @@ class RayReplicas:
             response_serialization="pickle",
         )
 
-    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
-        response = self._handle.options(session_id=work.replica).remote(work)
+    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
+        response = self._handle.options(session_id=wish_of(work)).remote(work)
         is_over = False
         try:
             async for message in response:
@@ -68,7 +71,7 @@ class ModelReplica:
         self._replica = Replica(name, engines, self._card.digest)
         await self._replica.warm_up((settings.drafter_names[0], "match"), warm_up_prompt(target))
 
-    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
+    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
         async for message in self._replica.answer(work):
             yield message
 
@@ -112,6 +115,8 @@ def model_replicas(settings: ModelSettings, scale: Scale) -> Any:
         max_ongoing_requests=2 * settings.max_batch,  # the next ones wait where rows get free
         ray_actor_options={"num_cpus": scale.num_cpus, "num_gpus": scale.num_gpus},
         health_check_period_s=HEALTH_SECONDS,
+        health_check_timeout_s=HEALTH_PATIENCE,
+        graceful_shutdown_timeout_s=HEALTH_PATIENCE,  # one that hangs does not end by itself
         request_router_config=RequestRouterConfig(
             request_router_class="forerun.scale.ray_router.HomeRouter"
         ),

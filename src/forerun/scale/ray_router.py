@@ -6,23 +6,35 @@ Ray carries this module to its own processes as it is, so it imports nothing of 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+AVOID = "-"
+"""Before the name of a replica that is to be avoided."""
+
+
+def wish_of(work: Any) -> str:
+    """Where a `Work` wants to go, as the session of its request: one home, or whom to avoid."""
+    names = [work.replica] if work.replica else [f"{AVOID}{name}" for name in work.avoid]
+    return ",".join(names)
+
 
 class HomeRouter(RequestRouter):  # type: ignore[misc]
-    """The session of a request names its home.  If that is gone or full, and where there is none,
-    the less busy of two replicas is taken."""
+    """The session of a request names its home, or replicas to avoid.  If its home is gone or full,
+    and where there is none, the less busy of two replicas is taken."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        home = ""
+        names: list[str] = []
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-            home = pending_request.metadata.session_id
-        homes = [r for r in candidate_replicas if home and r.replica_id.unique_id == home]
-        two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
+            names = pending_request.metadata.session_id.split(",")
+        homes = [r for r in candidate_replicas if r.replica_id.unique_id in names]
+        others = [r for r in candidate_replicas if AVOID + r.replica_id.unique_id not in names]
+        others = others or candidate_replicas
+        two = random.sample(others, min(2, len(others)))
         return [homes, two] if homes else [two]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import sys
 import time
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
@@ -16,8 +19,11 @@ from forerun.base.errors import InputError, explain
 from forerun.scale.ray_parts import RayReplicas, model_replicas
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.watching.logs import say
 
 POLL_SECONDS = 0.25
+END_SECONDS = 10.0
+"""For Ray to end the replicas; a cluster that is gone would be waited for without end."""
 
 
 class Session:
@@ -48,6 +54,14 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        ending = Thread(target=self._end, daemon=True)
+        ending.start()
+        ending.join(END_SECONDS)
+        if ending.is_alive():  # Ray's own processes are gone or hang; its exit would wait for them
+            say("leaving without Ray, which does not answer")
+            atexit.register(_leave, 0 if kind is None else 1)
+
+    def _end(self) -> None:
         if self._has_started:
             serve.delete(self._app)
         ray.shutdown()
@@ -93,6 +107,13 @@ class Session:
             if is_late or state in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise _not_ready(overview, seconds if is_late else None)
             time.sleep(POLL_SECONDS)
+
+
+def _leave(status: int) -> None:
+    """End this process now, without what else is to be done at its exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _not_ready(overview: Any, seconds: float | None) -> InputError:

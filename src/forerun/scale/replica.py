@@ -6,7 +6,8 @@ It keeps nothing of an answer that the ingress does not have, so it may die at a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from forerun.base.errors import LOG, ForerunError, GenerationError, InputError
@@ -14,6 +15,7 @@ from forerun.engine.results import Piece
 from forerun.generation.answer import Answer
 from forerun.generation.async_engine import AsyncEngine
 from forerun.scale.messages import (
+    Beat,
     Ending,
     Growth,
     Message,
@@ -27,6 +29,9 @@ from forerun.serve.admission.errors import ApiError
 
 MESSAGE_SECONDS = 0.002
 """A message costs a replica 0.3 ms of its interpreter: with 500 a second a sixth of a core."""
+
+BEAT_SECONDS = 1.0
+"""Between two signs of life where nothing else is said; see `failover.PATIENCE`."""
 
 FAILED = Refusal("The engine has failed.", status=503)
 
@@ -57,8 +62,34 @@ class Replica:
     def is_sound(self) -> bool:
         return self._engines.is_sound
 
-    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal]:
-        """The messages of one answer, which is aborted when nobody reads on."""
+    async def answer(self, work: Work) -> AsyncIterator[Message | Refusal | Beat]:
+        """The messages of one answer, which is aborted when nobody reads on; with a beat at once,
+        and wherever nothing else came for a while."""
+        messages, number = self._answer(work), 0
+        step: asyncio.Future[Message | Refusal] | None = None
+        try:
+            yield Beat()
+            while True:
+                step = step or asyncio.ensure_future(anext(messages))
+                await asyncio.wait([step], timeout=BEAT_SECONDS)
+                if not step.done():
+                    yield Beat()
+                    continue
+                try:
+                    message = step.result()
+                except StopAsyncIteration:
+                    return
+                step = None
+                if isinstance(message, Message):
+                    message, number = replace(message, number=number), number + 1
+                yield message
+        finally:
+            if step is not None:
+                step.cancel()
+                await asyncio.wait([step])
+            await messages.aclose()
+
+    async def _answer(self, work: Work) -> AsyncGenerator[Message | Refusal]:
         if work.model_digest != self._model_digest:
             yield Refusal(
                 f"Replica {self.name} would give other texts: its weights, versions or processor "

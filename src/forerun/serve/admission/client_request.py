@@ -196,7 +196,9 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
             self._answers.pop(choice, None)
             if engine.failure is not None:
                 self._engines.replace(self._pair, engine)
-        await self._trial.pause(progress.deaths)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._seconds_left()):
+                await self._trial.pause(progress.deaths)
         return None
 
     async def _tried(self, choice: int, progress: Progress) -> Generation | None:
