@@ -4,7 +4,8 @@
 finished line at once, in the order they are finished.  When all are done, `output.jsonl` is
 written in the order of the input, under another name first.  So the job can be killed at any
 byte: a torn last line of the journal is cut off and its request done again, nothing is lost, and
-nothing is there twice.
+nothing is there twice.  Every line has a checksum, so a line that was changed is found, told, and
+its request done again too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+from zlib import crc32
 
-from forerun.base.errors import InputError, explain
+from forerun.base.errors import InputError, explain, notice
 from forerun.batch.batch_output import OutputLine, may_be_retried, why_failed
 from forerun.batch.parquet import write_parquet
 
@@ -45,15 +48,15 @@ class JobFolder:
             _check_contents(path)
             self._journal = (path / JOURNAL).open("a+b", buffering=0)
         except OSError as error:
-            wrong = f"The output folder cannot be written ({error.strerror})."
-            cure = "Choose a folder that you may write to with --out."
-            raise InputError(explain(wrong, repr(str(path)), cure)) from error
+            raise _not_written(path, error) from error
         try:
             _lock(self._journal, path)
             self.job = self._read_job(identity)
             self._read_journal()
-        except BaseException:
+        except BaseException as error:
             self._journal.close()
+            if isinstance(error, OSError):
+                raise _not_written(path, error) from error
             raise
 
     @property
@@ -80,13 +83,19 @@ class JobFolder:
     def add(self, index: int, line: OutputLine) -> None:
         """Write a finished line."""
         assert index not in self._offsets
-        entry = json.dumps({"index": index, "line": line}, ensure_ascii=False) + "\n"
+        entry = {"index": index, "line": line, "crc": _checksum(index, line)}
         offset = self._journal.seek(0, os.SEEK_END)
-        _write_all(self._journal, entry.encode())
+        data = (json.dumps(entry, ensure_ascii=False) + "\n").encode()
+        try:
+            _write_all(self._journal, data)
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                os.fsync(self._journal.fileno())
+                self._synced = time.monotonic()
+        except OSError as error:
+            with suppress(OSError):  # half a line would spoil the next one
+                os.ftruncate(self._journal.fileno(), offset)
+            raise _not_written(self.path / JOURNAL, error) from error
         self._note(index, offset, line)
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            os.fsync(self._journal.fileno())
-            self._synced = time.monotonic()
 
     def lines(self, count: int) -> Iterator[OutputLine]:
         """The first lines of the output, in the order of the input; all must be finished."""
@@ -109,8 +118,12 @@ class JobFolder:
         return self._replaced("output.jsonl", write_json)
 
     def close(self) -> None:
-        os.fsync(self._journal.fileno())
-        self._journal.close()
+        try:
+            os.fsync(self._journal.fileno())
+        except OSError as error:
+            raise _not_written(self.path / JOURNAL, error) from error
+        finally:
+            self._journal.close()
 
     def __enter__(self) -> JobFolder:
         return self
@@ -132,10 +145,12 @@ class JobFolder:
             return self.job
         try:
             known = json.loads(path.read_bytes())
-            assert isinstance(known, dict)
-        except (ValueError, AssertionError) as error:
-            wrong = f"{JOB} of the output folder is no job."
-            raise InputError(explain(wrong, repr(str(path)), "Choose another folder.")) from error
+            if not isinstance(known, dict) or type(known.get("created")) is not int:
+                raise ValueError("it is no object with the time of its creation")
+        except (OSError, ValueError, RecursionError) as error:
+            wrong = f"{JOB} of the output folder is damaged ({error})."
+            cure = "Choose another folder: without it nobody knows which job its answers are of."
+            raise InputError(explain(wrong, repr(str(path)), cure)) from error
         differing = [name for name in identity if known.get(name) != identity[name]]
         if differing:
             received = "; ".join(
@@ -151,36 +166,48 @@ class JobFolder:
 
     def _read_journal(self) -> None:
         """Note what is finished.  A line that is torn or unreadable is as good as not there."""
-        offset = end = 0
+        offset = end = num_damaged = 0
         self._journal.seek(0)
         with open(self._journal.fileno(), "rb", closefd=False) as journal:
             for raw in journal:
                 if raw.endswith(b"\n"):
-                    self._recall(offset, raw)
+                    num_damaged += not self._recall(offset, raw)
                     end = offset + len(raw)
                 offset += len(raw)
         if end < offset:
             os.ftruncate(self._journal.fileno(), end)
+        if num_damaged:
+            lines = f"{num_damaged} line{'s' * (num_damaged > 1)}"
+            notice(f"{lines} of {self.path / JOURNAL} cannot be read: they are answered again")
 
-    def _recall(self, offset: int, raw: bytes) -> None:
+    def _recall(self, offset: int, raw: bytes) -> bool:
+        """Note a line of the journal; false if it is damaged."""
         try:
             entry = json.loads(raw)
             index, line = entry["index"], entry["line"]
+            crc = _checksum(index, line)
+            if type(index) is not int or index < 0 or entry.get("crc", crc) != crc:
+                return False  # earlier versions wrote no checksum
             is_retried = self._retries_failures and may_be_retried(line)
-        except (ValueError, KeyError, TypeError):
-            return
+            why_failed(line)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False
         self._failures.discard(index)
         self._offsets.pop(index, None)
         if not is_retried:
             self._note(index, offset, line)
+        return True
 
     def _replaced(self, name: str, write: Callable[[Path], object]) -> Path:
         """A file that is replaced in one step, so that nobody sees half of it."""
         path, partial = self.path / name, self.path / f"{name}.partial"
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            write(partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            raise _not_written(path, error) from error
         return path
 
 
@@ -191,6 +218,17 @@ def _check_contents(path: Path) -> None:
         wrong = "The output folder holds files and no batch job."
         received = f"{path}, with {', '.join(sorted(strangers)[:3])}"
         raise InputError(explain(wrong, received, "Choose an empty folder or a new name."))
+
+
+def _checksum(index: int, line: Any) -> int:
+    """A number of a line's contents, however they are written."""
+    return crc32(json.dumps([index, line], sort_keys=True).encode())
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    wrong = f"The output folder cannot be written ({error.strerror or error})."
+    cure = "Make room, or choose a folder that you may write to with --out; what is done is kept."
+    return InputError(explain(wrong, repr(str(path)), cure))
 
 
 def _lock(journal: IO[bytes], path: Path) -> None:

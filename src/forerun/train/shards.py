@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ def write(file: Path, spoken: Sequence[Spoken]) -> None:
             groups=np.array([text.group for text in spoken]),
             temperatures=np.array([text.temperature for text in spoken], np.float32),
         )
+        out.flush()
+        os.fsync(out.fileno())
     unfinished.replace(file)
 
 
