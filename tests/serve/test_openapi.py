@@ -45,7 +45,7 @@ def test_it_is_served_with_every_route_there_is() -> None:
     assert told["openapi"] == "3.1.0"
     paths = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"}
     paths |= {"/detokenize", "/v1/models", "/v1/models/{name}", "/health", "/ready"}
-    paths |= {"/v1/stats", "/metrics"}
+    paths |= {"/v1/stats", "/metrics", "/v1/messages", "/v1/messages/count_tokens"}
     assert set(told["paths"]) == paths
     for operations in told["paths"].values():
         for operation in operations.values():

@@ -97,7 +97,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
         told = output_of(
             tmp_path, program, "--config-file", config, "run", f"{address}/openapi.json", *options
         )
-    assert "Tested: 9" in told
+    assert "Tested: 11" in told
 
 
 def test_litellm(address: str, tmp_path: Path) -> None:

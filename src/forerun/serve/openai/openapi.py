@@ -17,6 +17,8 @@ WORDS = {
     "/v1/completions": "Continue a text.",
     "/v1/chat/completions": "Answer a conversation.",
     "/v1/responses": "Answer a conversation, in OpenAI's newer words.",
+    "/v1/messages": "Answer a conversation, in Anthropic's words.",
+    "/v1/messages/count_tokens": "The number of tokens of a conversation.",
     "/tokenize": "The token ids of a text or a conversation.",
     "/detokenize": "The text of token ids.",
 }
@@ -64,6 +66,16 @@ OBJECTS: dict[str, Schema] = {
         "type": "object",
         "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
         "properties": {"object": {"const": "response"}, "output": {"type": "array"}},
+    },
+    "/v1/messages": {
+        "type": "object",
+        "required": ["id", "type", "role", "model", "content", "stop_reason", "usage"],
+        "properties": {"type": {"const": "message"}, "content": {"type": "array"}},
+    },
+    "/v1/messages/count_tokens": {
+        "type": "object",
+        "required": ["input_tokens"],
+        "properties": {"input_tokens": {"type": "integer"}},
     },
     "/tokenize": {
         "type": "object",

@@ -1,4 +1,7 @@
-"""OpenAI's routes.  Those that generate text are `Route`s, the others answer a `Query` at once."""
+"""OpenAI's routes, and one of Anthropic's.
+
+Those that generate text are `Route`s, the others answer a `Query` at once.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from forerun.serve.openai.openapi import Described, Document
 from forerun.serve.openai.query import Query
 from forerun.serve.openai.routes.chat import Chat
 from forerun.serve.openai.routes.completions import Completions
+from forerun.serve.openai.routes.messages import CountTokens, Messages
 from forerun.serve.openai.routes.models import Models, OneModel
 from forerun.serve.openai.routes.responses import Responses
 from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
@@ -26,7 +30,7 @@ class TextRoute(Route, Described, Protocol):
 
 def text_routes(offer: Offer) -> list[TextRoute]:
     """The routes that generate text."""
-    return [Completions(offer), Chat(offer), Responses(offer)]
+    return [Completions(offer), Chat(offer), Responses(offer), Messages(offer)]
 
 
 def queries(offer: Offer, created: int, *, has_keys: bool = False) -> list[Query]:
@@ -34,7 +38,7 @@ def queries(offer: Offer, created: int, *, has_keys: bool = False) -> list[Query
 
     created: when the server started, in seconds since 1970.  has_keys: whether clients need one.
     """
-    tokenize, detokenize = Tokenize(offer), Detokenize(offer)
-    described: list[Described] = [*text_routes(offer), tokenize, detokenize]
+    tokens = (Tokenize(offer), Detokenize(offer), CountTokens(offer))
+    described: list[Described] = [*text_routes(offer), *tokens]
     document = Document(described, has_keys=has_keys)
-    return [Models(offer, created), OneModel(offer, created), tokenize, detokenize, document]
+    return [Models(offer, created), OneModel(offer, created), *tokens, document]

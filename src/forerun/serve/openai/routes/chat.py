@@ -124,6 +124,11 @@ class Chat:
             detail={"toolbox": toolbox, "thoughts": self._thoughts(text, fields, sampling)},
         )
 
+    def tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """Those of a body's conversation."""
+        fields = self.check(body)
+        return worded_tokens(self.offer, self._text(fields, Toolbox.of(self.offer, fields)))
+
     def _text(self, fields: Mapping[str, Any], toolbox: Toolbox) -> str:
         """The conversation in the template's words, up to where the model goes on."""
         continues, begins = fields["continue_final_message"], fields["add_generation_prompt"]

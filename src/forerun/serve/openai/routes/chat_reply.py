@@ -29,7 +29,7 @@ class ChatReply:
             "model": offer.name,
             "system_fingerprint": fingerprint,
         }
-        self._choices = [_Choice(offer, ask) for _ in range(ask.n)]
+        self._choices = [ToldChoice(offer, ask) for _ in range(ask.n)]
         self._usage = ChunkUsage(ask)
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class ChatReply:
             choice |= told_fates(answer.tokens, answer.fates, parts)
         return choice
 
-    def _delta(self, choice: int, state: _Choice, step: Told | Thought) -> dict[str, Any]:
+    def _delta(self, choice: int, state: ToldChoice, step: Told | Thought) -> dict[str, Any]:
         if isinstance(step, str):
             return {"content": step}
         if isinstance(step, Thought):
@@ -122,7 +122,7 @@ class ChatReply:
         return {**head, "choices": [choice], **self._usage.field()}
 
 
-class _Choice:
+class ToldChoice:
     """What was told of one choice so far."""
 
     def __init__(self, offer: Offer, ask: Ask) -> None:

@@ -1,0 +1,211 @@
+"""`POST /v1/messages`: Anthropic's route, read as the chat that it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forerun.serve.admission.ask import Ask
+from forerun.serve.openai.fields import Choice, Either, Flag, Json, ListOf, Text, Whole
+from forerun.serve.openai.objects import Field, Object, Tagged
+from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.options import check_model, common_fields
+from forerun.serve.openai.routes.chat import Chat
+from forerun.serve.openai.routes.messages_reply import MessagesReply
+from forerun.serve.openai.templates import MOST_PARTS, template_of, text_of
+
+OURS = ("seed", "speculation", "priority", "timeout", "min_p")
+CACHED = {"cache_control": Field(Json(256), "What is kept is not a request's to decide.")}
+TEXT_BLOCK = Object({"text": Field(Text(), required=True), **CACHED})
+TEXTS = Either(
+    (Text(), ListOf(Tagged("type", {"text": TEXT_BLOCK}), MOST_PARTS)),
+    "a text or a list of text blocks",
+)
+RESULT = Object(
+    {
+        "tool_use_id": Field(Text(), required=True),
+        "content": Field(TEXTS),
+        "is_error": Field(Flag(), "The content says so itself.", False),
+        **CACHED,
+    }
+)
+CALL = Object(
+    {
+        "id": Field(Text(), required=True),
+        "name": Field(Text(), required=True),
+        "input": Field(Json(2**20), required=True),
+        **CACHED,
+    }
+)
+THOUGHTS = Object({"thinking": Field(Text(), required=True), "signature": Field(Text())})
+NO_PICTURES = "a text or a list of blocks of texts, calls and their results"
+USER_CONTENT = ListOf(Tagged("type", {"text": TEXT_BLOCK, "tool_result": RESULT}), MOST_PARTS)
+OWN_CONTENT = ListOf(
+    Tagged("type", {"text": TEXT_BLOCK, "tool_use": CALL, "thinking": THOUGHTS}), MOST_PARTS
+)
+MESSAGE = Tagged(
+    "role",
+    {
+        role: Object({"content": Field(Either((Text(), blocks), NO_PICTURES), required=True)})
+        for role, blocks in (("user", USER_CONTENT), ("assistant", OWN_CONTENT))
+    },
+)
+IS_ALONE = {"disable_parallel_tool_use": Field(Flag(), "One call at most.", False)}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Messages:
+    """Reads and words messages."""
+
+    path = "/v1/messages"
+    ends_with_done = False  # its last event says that it is the last
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self._chat = Chat(offer)
+        self.body = Object(
+            {
+                **_conversation(offer),
+                "max_tokens": Field(Whole(1, offer.max_tokens), "New tokens.", required=True),
+                **_sampling(offer),
+            }
+        )
+
+    def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        fields = self.body.check(body)
+        check_model(self.offer, fields["model"])
+        return fields
+
+    def read(self, body: Mapping[str, Any]) -> Ask:
+        fields = self.check(body)
+        asked = ("max_tokens", "stream", "temperature", "top_p", "top_k", *OURS)
+        chat = {name: fields[name] for name in asked if fields[name] is not None}
+        chat |= {"stop": fields["stop_sequences"], **_chat(self.offer, fields)}
+        return replace(self._chat.read(chat), includes_usage=True)
+
+    def count(self, fields: Mapping[str, Any]) -> int:
+        """The tokens of a conversation."""
+        return len(self._chat.tokens(_chat(self.offer, fields)))
+
+    def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> MessagesReply:
+        return MessagesReply(self.offer, ask, request_id)
+
+
+class CountTokens:
+    """`POST /v1/messages/count_tokens`."""
+
+    path = "/v1/messages/count_tokens"
+    method = "POST"
+
+    def __init__(self, offer: Offer) -> None:
+        self._messages = Messages(offer)
+        self.body = Object(_conversation(offer))
+
+    def answer(self, body: Mapping[str, Any], **_: str) -> dict[str, Any]:
+        fields = self.body.check(body)
+        check_model(self._messages.offer, fields["model"])
+        return {"input_tokens": self._messages.count(fields)}
+
+
+def _conversation(offer: Offer) -> dict[str, Field]:
+    """What is said, and with which tools."""
+    limits = offer.limits
+    tool = Object(
+        {
+            "name": Field(Text(64, least=1), required=True),
+            "description": Field(Text()),
+            "input_schema": Field(Json(limits.max_schema_length), required=True),
+            "type": Field(Choice(("custom",)), "Tools are the client's own."),
+            **CACHED,
+        }
+    )
+    named = Object({"name": Field(Text(), required=True), **IS_ALONE})
+    chosen = {**{name: Object(IS_ALONE) for name in CHOICES}, "tool": named}
+    budget = Field(Whole(1, 2**31), "A hint, to which nobody is held.")
+    thinking = {"enabled": Object({"budget_tokens": budget}), "disabled": Object({})}
+    return {
+        "model": Field(Text(), "The id of the model, as /v1/models lists it."),
+        "messages": Field(ListOf(MESSAGE, limits.max_messages, 1), "So far.", required=True),
+        "system": Field(TEXTS, "What the system says first."),
+        "tools": Field(ListOf(tool, limits.max_tools), "Functions that the model may call."),
+        "tool_choice": Field(Tagged("type", chosen), "Which is called."),
+        "thinking": Field(Tagged("type", thinking), "Whether the model thinks first."),
+    }
+
+
+def _sampling(offer: Offer) -> dict[str, Field]:
+    common, limits = common_fields(offer), offer.limits
+    stop = Text(limits.max_stop_length, least=1)
+    return {
+        **{name: common[name] for name in ("stream", "temperature", "top_p", *OURS)},
+        "top_k": Field(Whole(0, 1 << 31), "Keep so many tokens; 0 keeps all."),
+        "stop_sequences": Field(ListOf(stop, limits.max_stops), "Texts that end the answer."),
+        "metadata": Field(Object({"user_id": Field(Text(512))}), "A label of the client's own."),
+        "service_tier": Field(Choice(("auto", "standard_only")), "There is one tier."),
+    }
+
+
+def _chat(offer: Offer, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The conversation in a chat's words; a last message of the model's own goes on."""
+    reads_thoughts = "reasoning_content" in template_of(offer)
+    messages = [m for message in fields["messages"] for m in _messages(message, reads_thoughts)]
+    if fields["system"] is not None:
+        messages.insert(0, {"role": "system", "content": text_of(fields["system"])})
+    chat: dict[str, Any] = {"messages": messages}
+    if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+        chat["continue_final_message"] = True
+    if fields["tools"]:
+        chat["tools"] = [_tool(tool) for tool in fields["tools"]]
+    if (choice := fields["tool_choice"]) is not None:
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        chat["tool_choice"] = CHOICES.get(choice["type"], named)
+        chat["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    if (thinking := fields["thinking"]) is not None:
+        chat["enable_thinking"] = thinking["type"] == "enabled"
+    return chat
+
+
+def _messages(message: Mapping[str, Any], reads_thoughts: bool) -> Sequence[dict[str, Any]]:
+    """A message as those of a chat: results of calls have one each.
+
+    Thoughts of earlier answers go to a template that reads them; others were written without.
+    """
+    role, content = message["role"], message["content"]
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    kinds: dict[str, list[Any]] = {}
+    for block in content:
+        kinds.setdefault(block["type"], []).append(block)
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": block["tool_use_id"],
+            "content": text_of(block["content"]),
+        }
+        for block in kinds.get("tool_result", ())
+    ]
+    if role == "user":
+        texts = kinds.get("text", [])
+        said = [{"role": "user", "content": text_of(texts)}] if texts or not results else []
+        return [*results, *said]
+    own: dict[str, Any] = {"role": role, "content": text_of(kinds.get("text", []))}
+    if calls := kinds.get("tool_use"):
+        own["content"] = own["content"] or None
+        own["tool_calls"] = [_call(call) for call in calls]
+    if reads_thoughts and "thinking" in kinds:
+        own["reasoning_content"] = "".join(block["thinking"] for block in kinds["thinking"])
+    return [own]
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
+    return {"id": block["id"], "type": "function", "function": function}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    if tool["description"] is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
