@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, arrays, the clock."""
+"""The foundations of the package: errors, arrays, the clock."""

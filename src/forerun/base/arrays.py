@@ -1,7 +1,7 @@
-"""The few array operations the standard lacks, for NumPy, Torch, JAX and any array-API library.
+"""Array operations that the array-API standard lacks, for NumPy, Torch, JAX and others.
 
-Rules are written once against the array-API namespace `xp`.  What that standard cannot say
-portably (scatter, wide integers, the widest float of a device) is said here and nowhere else.
+Rules are written once against the array-API namespace `xp`.  Operations that the standard has no
+portable form of (scatter, wide integers, the widest float of a device) are here and nowhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ BLOCK = 256
 
 
 def namespace_of(**named: object) -> Namespace:
-    """The one array library behind the named arguments; `None` and plain sequences are skipped."""
+    """The array library of the named arguments; NumPy if none is an array.
+
+    `None` and plain sequences are skipped.  Raises InputError if libraries differ.
+    """
     arrays = {name: value for name, value in named.items() if compat.is_array_api_obj(value)}
     if not arrays:
         return compat.array_namespace(np.empty(0))
@@ -42,7 +45,7 @@ def namespace_of(**named: object) -> Namespace:
 
 
 def device_of(**named: object) -> Any:
-    """The one device behind the named arrays."""
+    """The device of the named arrays; InputError if they are on different ones."""
     devices = {n: compat.device(v) for n, v in named.items() if compat.is_array_api_obj(v)}
     if len({str(device) for device in devices.values()}) > 1:
         received = ", ".join(f"{name}: {device}" for name, device in devices.items())
@@ -52,27 +55,29 @@ def device_of(**named: object) -> Any:
 
 
 def on_host(xp: Namespace, device: Any) -> bool:
-    """Whether Python can look at single numbers cheaply: NumPy, or Torch on the CPU."""
+    """Whether Python can read single numbers cheaply: in NumPy, or Torch on the CPU."""
     if compat.is_torch_namespace(xp):
         return str(device) == "cpu"
     return bool(compat.is_numpy_namespace(xp))
 
 
 def is_floating(xp: Namespace, x: Array) -> bool:
+    """Whether an array has a floating-point dtype, bfloat16 included."""
     return bool(xp.isdtype(x.dtype, "real floating")) or "bfloat16" in str(x.dtype)
 
 
 def is_integer(xp: Namespace, x: Array) -> bool:
+    """Whether an array has an integer dtype."""
     return bool(xp.isdtype(x.dtype, "integral"))
 
 
 def is_half(x: Array) -> bool:
-    """Whether the floating array is float16 or bfloat16, which are upcast before any arithmetic."""
-    return getattr(x.dtype, "itemsize", 0) == 2  # the standard, and so its strict twin, has none
+    """Whether a floating-point array is float16 or bfloat16; these are upcast before arithmetic."""
+    return getattr(x.dtype, "itemsize", 0) == 2  # dtypes of array_api_strict have no itemsize
 
 
 def upcast(xp: Namespace, x: Array) -> Array:
-    """Half precision becomes float32; everything else is left alone."""
+    """An array in half precision as float32; any other as it is."""
     return xp.astype(x, xp.float32) if is_half(x) else x
 
 
@@ -89,14 +94,14 @@ def index_dtype(xp: Namespace) -> Any:
 
 
 def as_indices(xp: Namespace, values: Any, device: Any) -> Array:
-    """Integers as an index array of the namespace."""
+    """Integers, a list or an array, as an index array of the namespace."""
     if compat.is_array_api_obj(values):
         return xp.astype(values, index_dtype(xp), copy=False)
     return xp.asarray(values, dtype=index_dtype(xp), device=device)
 
 
 def to_numpy(x: Array) -> HostArray:
-    """Any supported array in NumPy, in the same memory where that is possible."""
+    """Any supported array as a NumPy array, which shares its memory where that is possible."""
     if isinstance(x, np.ndarray):
         return x
     if compat.is_torch_array(x):
@@ -115,7 +120,7 @@ def tensor_if_loaded(x: HostArray) -> Array:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Arrays (N_i, F) one after another: a torch tensor if all are, else NumPy."""
+    """Arrays (N_i, F) joined to one: a torch tensor if all are tensors, else a NumPy array."""
     if len(parts) == 1:
         return parts[0]
     if any(isinstance(part, np.ndarray) for part in parts):  # others are tensors in main memory
@@ -140,14 +145,14 @@ def scatter_rows(xp: Namespace, ids: Array, values: Array, width: int) -> Array:
 
 
 def positive_part(xp: Namespace, x: Array) -> Array:
-    """max(x, 0), entry by entry; x is given up and overwritten where the library can do that."""
+    """max(x, 0), entry by entry.  x must not be used again: it is overwritten where possible."""
     if compat.is_numpy_namespace(xp):
         return np.maximum(x, 0.0, out=x)
     return x.clamp_(min=0.0) if compat.is_torch_namespace(xp) else xp.maximum(x, 0.0)
 
 
 def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
-    """rest (B, ...) with its rows where mask (B,) is true replaced by values (R, ...), in order."""
+    """rest (B, ...) in which the R rows where mask (B,) is true are those of values (R, ...)."""
     if values.shape[0] == rest.shape[0]:
         return values
     index = xp.cumulative_sum(xp.astype(mask, index_dtype(xp))) - 1
@@ -156,7 +161,7 @@ def put_rows(xp: Namespace, mask: Array, values: Array, rest: Array) -> Array:
 
 
 def sum_rows(xp: Namespace, x: Array) -> Array:
-    """Sums over the last axis of x; for NumPy BLAS has the fastest ones."""
+    """Sums over the last axis of x; in NumPy by a product with ones, which is fastest."""
     if compat.is_numpy_namespace(xp):
         return x @ _ones(x.shape[-1], x.dtype)
     return xp.sum(x, axis=-1)
@@ -168,7 +173,8 @@ def _ones(count: int, dtype: Any) -> Array:
 
 
 def reduce_blocks(xp: Namespace, reduce: Callable[[Array], Array], x: Array) -> Array:
-    """`reduce`, of the last axis, over each block of x (R, V), giving (R, num_blocks)."""
+    """The results (R, num_blocks) of `reduce`, which reduces the last axis, on the blocks of
+    x (R, V)."""
     num_rows, width = x.shape
     whole = width // BLOCK * BLOCK
     parts = [reduce(xp.reshape(x[:, :whole], (num_rows, -1, BLOCK)))] if whole else []
@@ -178,24 +184,25 @@ def reduce_blocks(xp: Namespace, reduce: Callable[[Array], Array], x: Array) -> 
 
 
 def argmax_blocks(xp: Namespace, x: Array) -> tuple[Array, Array]:
-    """The largest entry of each block of x (R, V): (column, value), both (R, num_blocks)."""
+    """The column and the value of the largest entry of each block of x (R, V), both
+    (R, num_blocks)."""
     columns = in_blocks(xp, reduce_blocks(xp, partial(xp.argmax, axis=-1), x))
     return columns, take_columns(xp, x, columns)
 
 
 def sum_blocks(xp: Namespace, x: Array) -> Array:
-    """The sum of each block of x (R, V), (R, num_blocks)."""
+    """The sums (R, num_blocks) of the blocks of x (R, V)."""
     return reduce_blocks(xp, partial(sum_rows, xp), x)
 
 
 def in_blocks(xp: Namespace, lanes: Array) -> Array:
-    """Columns of a row out of lanes (R, num_blocks), one in each block."""
+    """Columns (R, num_blocks) of a row, from a lane in each block, (R, num_blocks)."""
     starts = xp.arange(lanes.shape[1], dtype=lanes.dtype, device=compat.device(lanes)) * BLOCK
     return lanes + starts[None, :]
 
 
 def take_columns(xp: Namespace, x: Array, columns: Array) -> Array:
-    """Entries of x (R, V) at columns (R, N): take_along_axis, without its overhead."""
+    """Entries (R, N) of x (R, V) at columns (R, N): take_along_axis without its overhead."""
     rows = xp.arange(x.shape[0], dtype=columns.dtype, device=compat.device(x))
     return x[rows[:, None], columns]
 

@@ -1,4 +1,4 @@
-"""CUDA graphs, captured one at a time in a process, on the device they belong to."""
+"""Captures CUDA graphs, one at a time in a process, each on its own device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LOCK = Lock()
 
 
 def captured(queue: Callable[[], Any], device: Any) -> tuple[Any, Any]:
-    """A graph of what `queue` launches, and what it returned; nothing has run yet.
+    """A graph of the kernels that `queue` launches, and the value it returned; nothing has run.
 
-    Other threads may use the device meanwhile.  The capture stream is the device's own: torch's
-    belongs to whichever device captured first.
+    Other threads may use the device meanwhile.  Each device has its own capture stream, because
+    torch's belongs to the device that captured first.
     """
     with LOCK, torch.cuda.device(device), _without_collections():
         graph = torch.cuda.CUDAGraph()
@@ -31,7 +31,7 @@ def captured(queue: Callable[[], Any], device: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """A graph that is destroyed by the thread that captures another one ends the capture."""
+    """Suspend garbage collection: a capture fails if its thread destroys another graph."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

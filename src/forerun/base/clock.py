@@ -1,8 +1,7 @@
-"""The clock that steers drafts: rounds and drafters are timed by it.
+"""The clock that times rounds and drafters, and so steers how much is drafted.
 
-It stands still while code is compiled: that is done once on a machine, and tells nothing about the
-next round.  What is learned from real times differs from run to run.  Tests set a clock of their
-own.
+It stands still while code is compiled, because that happens once on a machine and says nothing
+about the next round.  Real times differ from run to run, so tests use a clock of their own.
 """
 
 from __future__ import annotations
@@ -12,36 +11,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-NUM_STAGES = 5  # of a round, the time between two rounds included
-SPELL = 20 * NUM_STAGES  # readings for which a stage is dear or cheap
+NUM_STAGES = 5  # stages of a round, the time between two rounds included
+SPELL = 20 * NUM_STAGES  # readings after which the durations of `ErraticClock` change
 
 source: Callable[[], float] = time.perf_counter
-"""Seconds since some moment."""
+"""The clock in use: a function that returns seconds since some moment."""
 
 
 is_code_kept = True
-"""Whether what was compiled is found again by the next process."""
+"""Whether compiled code is kept on disk for the next process."""
 
-_compiler: tuple[float, float | None] = 0.0, None  # seconds it took so far, and running since
+_compiler: tuple[float, float | None] = 0.0, None  # its seconds so far, and when it began to run
 
 
 def now() -> float:
+    """The reading of the clock, in seconds."""
     return source()
 
 
 def working() -> float:
-    """`now` without the seconds of the compiler, in whichever thread that ran."""
+    """The reading of the clock without the seconds that the compiler ran, in any thread."""
     if source is not time.perf_counter:
         return source()
     while True:
         state, moment = _compiler, time.perf_counter()
-        if state is _compiler:  # and so has not run in between
+        if state is _compiler:  # it has not changed between the two readings
             seconds, since = state
             return (moment if since is None else since) - seconds
 
 
 def compiled() -> float:
-    """Seconds that this process has spent compiling; none by a clock that was set."""
+    """The seconds that this process has spent compiling; 0 if another clock is in use."""
     seconds, since = _compiler
     if source is not time.perf_counter:
         return 0.0
@@ -49,13 +49,13 @@ def compiled() -> float:
 
 
 def start_compiler() -> None:
-    """The compiler begins; it runs in one thread at a time."""
+    """Note that the compiler begins; it runs in one thread at a time."""
     global _compiler
     _compiler = _compiler[0], time.perf_counter()
 
 
 def stop_compiler() -> None:
-    """The compiler is done."""
+    """Note that the compiler has ended."""
     global _compiler
     seconds, since = _compiler
     if since is not None:
@@ -64,7 +64,7 @@ def stop_compiler() -> None:
 
 @contextmanager
 def timed_by(other: Callable[[], float]) -> Iterator[None]:
-    """Another clock for a while."""
+    """Use another clock within the context."""
     global source
     before, source = source, other
     try:
@@ -74,10 +74,10 @@ def timed_by(other: Callable[[], float]) -> Iterator[None]:
 
 
 class ErraticClock:
-    """A clock that is the same in every run, and never calm.
+    """A clock for tests whose readings depend on the seed alone, and change all the time.
 
-    For about twenty rounds a stage takes this long and another one that; then they change.  So
-    drafts come to pay, cease to, and come to pay again.
+    Each stage of a round has a random duration for about twenty rounds, then another.  So drafting
+    pays for some time, then does not, and then pays again.
     """
 
     def __init__(self, seed: int) -> None:

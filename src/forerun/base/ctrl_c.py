@@ -1,7 +1,7 @@
-"""Ctrl-C in the first second of the `forerun` command, which goes by with imports.
+"""Lets Ctrl-C end the `forerun` command quietly in its first second, during imports.
 
-Importing this file begins it, and the package imports it first.  In a program that only uses
-Forerun nothing happens.
+The package imports this file first, which installs a signal handler.  In programs that use Forerun
+as a library nothing happens.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ import threading
 from pathlib import PurePath
 
 COMMANDS = ("forerun", "forerun.cli")
-"""What `python -m` is told."""
+"""The module names with which `python -m` runs the command."""
 
 
 def begin() -> None:
-    """Until `end`, an interruption ends the command with its exit status and no traceback."""
+    """Until `end` is called, let Ctrl-C end the command with its usual exit status and without a
+    traceback; nothing if this process is not the command."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_usual and is_command() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _leave)
 
 
 def end() -> None:
-    """From here on whatever runs answers for itself."""
+    """Restore Python's handling of Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_command() -> bool:
-    """Whether this process is the command, by its script or by `python -m`."""
+    """Whether this process is the `forerun` command, run as a script or by `python -m`."""
     script = sys.argv[0] if getattr(sys, "argv", None) else ""
-    if script != "-m":  # which it is as long as Python looks for the module
+    if script != "-m":  # Python sets "-m" while it looks for the module
         return PurePath(script).stem == "forerun"
     return any(name in sys.orig_argv for name in COMMANDS)
 

@@ -1,8 +1,8 @@
-"""How Forerun's pictures look, and the only door to matplotlib.
+"""The style of Forerun's pictures, and the only import of matplotlib.
 
-Colours are Okabe and Ito's, told apart by every kind of colour vision; the background is
-transparent and the text a grey that reads on white and on black.  Text stays text in SVG, so that a
-page can give it its own font and colour.
+Colours are Okabe and Ito's, which people with any kind of colour vision can distinguish; the
+background is transparent, and the text is a grey that can be read on white and on black.  Text
+stays text in SVG, so that a page can give it its own font and colour.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ STYLE = {
 
 @contextmanager
 def canvas(width: float, height: float, *, padding: float = 0.12) -> Iterator[Figure]:
-    """An empty figure of so many inches; what is drawn on it inside takes our style.
+    """An empty figure of a size in inches; axes that are made within the context have our style.
 
-    padding is the room above and below each of its axes.
+    padding: the space above and below each of the axes, in inches.
     """
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=padding)
@@ -72,9 +72,9 @@ def canvas(width: float, height: float, *, padding: float = 0.12) -> Iterator[Fi
 
 @contextmanager
 def titled(figure: Figure, title: str) -> Iterator[None]:
-    """The figure with a title on top for as long as this lasts: a page has headings of its own."""
+    """Within the context, the figure has a title; pages show it without, under their headings."""
     width, height = figure.get_size_inches()
-    letters = int(8.6 * width)  # in a line of the title
+    letters = int(8.6 * width)  # letters in a line of the title
     lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
     with matplotlib.rc_context(STYLE):
         text = figure.suptitle(
@@ -88,7 +88,7 @@ def titled(figure: Figure, title: str) -> Iterator[None]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure; the suffix chooses SVG or PNG."""
+    """Write the figure to a file; the suffix of `path` chooses SVG or PNG."""
     _write(figure, path, path.suffix[1:].lower())
 
 

@@ -1,7 +1,7 @@
-"""One exception family.
+"""The exceptions and warnings of the package.
 
-Every message says what is wrong, what was received, and what to do about it, so
-`raise` sites use :func:`explain` rather than a bare string.
+Every message says what is wrong, what was received, and what to do about it, so code that raises
+uses `explain` instead of a bare string.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any
 
 PACKAGE = str(Path(__file__).parents[1])
 LOG = logging.getLogger("forerun")
-LOG.addHandler(logging.NullHandler())  # a library is silent unless its user sets up logging
+LOG.addHandler(logging.NullHandler())  # a library logs nothing unless its user sets up logging
 
 
 class ForerunError(Exception):
-    """Base of everything Forerun raises on purpose."""
+    """The base of all exceptions that Forerun raises on purpose."""
 
 
 class InputError(ForerunError, ValueError):
-    """The caller passed something that has no meaning here."""
+    """An argument is invalid."""
 
 
 class UnsupportedError(ForerunError):
-    """Well formed, but it cannot be honoured exactly, so it is refused by name."""
+    """A request is valid but cannot be fulfilled exactly, so it is refused with the reason."""
 
 
 class MissingExtraError(ForerunError, ImportError):
-    """An optional dependency is needed; the message names the install command."""
+    """An optional dependency is missing; the message contains the command that installs it."""
 
 
 class EngineFullError(ForerunError, RuntimeError):
-    """As many requests wait as may; try again when some have finished."""
+    """The queue is full; try again when some requests have finished."""
 
 
 class GenerationError(ForerunError, RuntimeError):
     """A request failed while it was being answered.
 
-    results: what `generate` would have returned, the failed request included as far as it got:
-    its `finish_reason` is "error" and its `error` the reason.
+    results: the results of all requests.  The failed one has the text so far, the `finish_reason`
+    "error", and the reason in `error`.
     """
 
     def __init__(self, message: str, results: Any) -> None:
@@ -53,7 +53,10 @@ class GenerationError(ForerunError, RuntimeError):
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Tell the caller of the package, through `warnings` and through the log named "forerun"."""
+    """Warn the caller of the package, through `warnings` and through the log named "forerun".
+
+    The warning points at the first line outside the package.
+    """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -62,7 +65,7 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def notice(message: str) -> None:
-    """Say on standard error what takes long, and in the log named "forerun"."""
+    """Print a message to standard error, for example before slow work, and log it as "forerun"."""
     print(f"forerun: {message}", file=sys.stderr, flush=True)
     LOG.info(message)
 
@@ -89,16 +92,18 @@ def shown(value: object, as_text: Callable[[Any], str] = repr) -> str:
 
 
 def explain(wrong: str, received: object, cure: str) -> str:
-    """The three parts of a useful message, in the order a reader needs them."""
+    """An error message: what is wrong, what was received, and what to do."""
     return f"{wrong} Received {shown(received, str)}. {cure}"
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question to add to a message about an unknown name: the known one that is most like it."""
+    """A question to append to a message about an unknown name, with the most similar known name;
+    empty if none is similar."""
     alike = get_close_matches(name, list(known), 1, cutoff=0.7)
     return f" Did you mean {alike[0]}?" if alike else ""
 
 
 def wrong_type(name: str, value: object, cure: str) -> InputError:
+    """The error for an argument of a wrong type."""
     received = f"the {type(value).__name__} {shown(value):.80}"
     return InputError(explain(f"{name} has a wrong type.", received, cure))

@@ -1,4 +1,4 @@
-"""Shows a call that is right to whoever calls a function with the wrong arguments."""
+"""Adds the example of a correct call to errors about wrong arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Returned = TypeVar("Returned")
 def shown_by(
     example: str,
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
-    """Add an example to Python's own error about the arguments of a call."""
+    """A decorator that appends `example` to Python's own TypeError about the arguments of a
+    call."""
 
     def with_example(
         function: Callable[Parameters, Returned],
@@ -24,7 +25,7 @@ def shown_by(
                 return function(*args, **options)
             except TypeError as error:
                 trace = error.__traceback__
-                if trace is not None and trace.tb_next is None:  # the function was not entered
+                if trace is not None and trace.tb_next is None:  # raised by the call itself
                     error.add_note(f"For example: {example}")
                 raise
 

@@ -1,4 +1,4 @@
-"""Published write-ups of speculative decoding, each with its own signature over one core.
+"""The signatures of published write-ups of speculative decoding, all over Forerun's own rules.
 
 numpy_verify   `speculative_decoding_verify`: one round, NumPy rows, bonus where there is a row
 torch_verify   `speculative_decode`: one round, Torch tensors, never a bonus

@@ -1,11 +1,11 @@
 """One round with the caller's coins: Onlearn's "Draft-Target Speculative Decoding Simulation".
 
-Asked for: a round with nothing random in it.  The caller brings one coin per draft token, and
-where a sampler would draw (the correction from the residual, the bonus from the last row) the
-likeliest token is taken.  That makes a round checkable by hand.  It also makes it *lossy*: the
-argmax of a residual is not a sample of it (`certify` lists it as "argmax correction").
+The task is a round without randomness.  The caller gives one coin per draft token, and where a
+sampler would draw (the correction from the residual, the bonus from the last row) the likeliest
+token is taken.  So a round can be checked by hand, but it is *lossy*: the argmax of a residual is
+not a sample of it (`certify` lists it as "argmax correction").
 
-So this is the `ratio` rule on noise of another kind: coins that are given, draws that are argmax.
+This is the `ratio` rule with other noise: coins that are given, and draws that are argmax.
 A coin accepts when it is below min(1, p / q), strictly, so that p = 0 is never accepted.  A draft
 token with q = 0 was not drawn from q, and is refused with an error.
 """
@@ -27,7 +27,7 @@ from forerun.verification import prepare
 
 @dataclass(frozen=True)
 class GivenNoise:
-    """Coins that were tossed beforehand, (1, K), and draws that take the likeliest token."""
+    """Noise with coins that were tossed before, (1, K), and draws that take the likeliest token."""
 
     tossed: Array
 
@@ -47,7 +47,7 @@ def speculative_decode(
     draft_tokens: list[int],
     random_coins: list[float],
 ) -> dict[str, Any]:
-    """`accepted_tokens` (the extra one included), `num_generated` and `acceptance_rate`.
+    """One round: `accepted_tokens` (the extra one included), `num_generated`, `acceptance_rate`.
 
     draft_probs: K rows (V,).  target_probs: K + 1 rows.  draft_tokens: K ids.  random_coins: K
     numbers in [0, 1).  The rate is accepted / K to four decimals, 0.0 for K = 0.
@@ -68,7 +68,8 @@ def speculative_decode(
 
 
 def _coins(given: list[float], num_drafted: int) -> Array:
-    """One number from [0, 1] per draft token; 1 itself is let through, since it only refuses."""
+    """The coins as an array (1, K); InputError unless there is one number from [0, 1] per draft
+    token.  1 is allowed, although it can only refuse."""
     tossed = np.array(given, dtype=np.float64)
     if tossed.shape != (num_drafted,) or not np.all((tossed >= 0) & (tossed <= 1)):
         cure = f"Pass {num_drafted} numbers from [0, 1), one per draft token."

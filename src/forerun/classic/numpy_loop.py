@@ -1,14 +1,14 @@
 """Speculative sampling as one loop over two model functions: `speculative_sampling`.
 
-Asked for: extend ids x by N tokens.  Each round drafts K tokens one by one, scores them all in
+The task: extend ids x by N tokens.  Each round drafts K tokens one by one, scores them all in
 one call of the target, and keeps what the `ratio` rule accepts plus one extra token.  A model is
 a function from ids (L,) to probabilities (L, V), whose row i is the law of the token after
 x[: i + 1].
 
 What differs: the published loop can return up to K tokens too many, because its last round may
-accept more than is still wanted.  Here a round drafts at most what is missing, less one for the
-extra token, so that exactly N come out and no draft is wasted.  Shortening is exact: it
-looks at the number of tokens, never at the tokens themselves.
+accept more than is still wanted.  Here a round drafts at most one token less than is missing, which
+leaves room for the extra token, so that exactly N come out and no draft is wasted.  Shortening is
+exact, because it depends on the number of tokens and never on the tokens themselves.
 
 One seed is taken from NumPy's global generator per call; every number after that is a function of
 it, of the position where the round starts, and of the slot.
@@ -30,13 +30,13 @@ from forerun.theory.arguments import as_count, as_law
 from forerun.verification import verify
 
 ModelFunction = Callable[[HostArray], HostArray]
-"""ids (L,) -> probabilities (L, V)."""
+"""A function from ids (L,) to probabilities (L, V)."""
 
 
 def speculative_sampling(
     x: HostArray, draft_model: ModelFunction, target_model: ModelFunction, N: int, K: int
 ) -> HostArray:
-    """x, extended by exactly N tokens that follow the target's law; at most K drafted a round."""
+    """x, extended by exactly N tokens that follow the target's law; K: the most drafts a round."""
     x = _prompt(x)
     end = len(x) + as_count("N", N)
     longest = as_count("K", K)
@@ -55,13 +55,13 @@ def speculative_sampling(
 
 
 def _sample(row: HostArray, seed: int, first: int, slot: int) -> int:
-    """A draft token from its row (V,), with noise of the drafter's own."""
+    """A draft token drawn from its row (V,), with the drafter's own noise."""
     unit = np.reshape(uniform(seed, first, slot, Purpose.DRAFT), (1,))
     return int(draw(namespace_of(), row[None, :], unit)[0])
 
 
 def _last_rows(model: ModelFunction, ids: HostArray, count: int, name: str) -> HostArray:
-    """The last `count` rows of what a model says about ids, checked and normalised."""
+    """The last `count` rows of a model's probabilities for ids, checked and normalised."""
     laws = np.asarray(model(ids))
     if laws.ndim != 2 or len(laws) != len(ids):
         wrong = f"{name} must return one row of probabilities per id."
@@ -71,6 +71,7 @@ def _last_rows(model: ModelFunction, ids: HostArray, count: int, name: str) -> H
 
 
 def _prompt(x: HostArray) -> HostArray:
+    """The prompt as an array of ids; InputError unless it is one row of integers, not empty."""
     ids = np.asarray(x)
     if ids.ndim != 1 or len(ids) == 0 or ids.dtype.kind not in "iu":
         cure = "Pass at least one id: a model says nothing about the token after no tokens."

@@ -1,6 +1,6 @@
 """One round on NumPy rows: `speculative_decoding_verify`, as in problem 394 of deep-ml.com.
 
-Asked for: accept each draft token with chance min(1, p / q), replace the first refused one by a
+The task: accept each draft token with chance min(1, p / q), replace the first refused one by a
 draw from (p - q)+, and after full acceptance add a bonus token where there is a row for it.
 Randomness comes from NumPy's global generator, so `np.random.seed` makes a round repeatable.
 
@@ -9,7 +9,7 @@ What differs, so that the law really is the target's:
 * The published code recognises full acceptance by the number of tokens, which is K after a
   refusal in the *last* slot as well; it then appends a "bonus" drawn after a token that was just
   thrown away.  Here a refusal ends the round.
-* It adds 1e-10 to q and gives up on residuals below 1e-10.  Here neither is bent.
+* It adds 1e-10 to q and ignores residuals below 1e-10.  Here both are used as they are.
 * A draft token with q = 0 was not drawn from q.  It is refused with an error, not accepted.
 """
 
@@ -38,7 +38,7 @@ def speculative_decoding_verify(
     num_drafted = len(draft_tokens)
     has_bonus_row = len(target) > num_drafted
     if num_drafted == 0 and not has_bonus_row:
-        return []  # nothing to verify and nothing to draw from
+        return []  # there are no tokens to verify and no rows to draw from
     guess = Draft.sampled([list(draft_tokens)], draft[None])
     rows = with_bonus_row(target, num_drafted)
     (emitted,) = verify(guess, rows, rule="ratio", seed=fresh_seed()).tokens()
@@ -46,5 +46,5 @@ def speculative_decoding_verify(
 
 
 def fresh_seed() -> int:
-    """64 bits from NumPy's global generator."""
+    """A seed of 64 bits from NumPy's global generator."""
     return int.from_bytes(np.random.bytes(8), "little")  # noqa: NPY002

@@ -1,4 +1,4 @@
-"""Rows as the write-ups pass them become the table that the core reads."""
+"""Converts rows as the write-ups pass them to the tables that rules read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from forerun.base.errors import InputError, explain
 def as_table(
     name: str, rows: Sequence[HostArray] | HostArray, vocab_size: int | None = None
 ) -> HostArray:
-    """(N, V) float64 from N rows (V,); a list without rows is (0, V)."""
+    """A float64 table (N, V) from N rows (V,); an empty list gives (0, V).
+
+    name: the argument's name in errors.  Raises InputError for rows of different or wrong width.
+    """
     if len(rows) == 0:
         return np.empty((0, vocab_size or 0))
     try:
@@ -30,10 +33,10 @@ def as_table(
 
 
 def with_bonus_row(target: Array, num_drafted: int) -> Array:
-    """K + 1 rows for the core, which always emits a bonus after full acceptance.
+    """K + 1 rows for the rule, which always emits a bonus after full acceptance.
 
-    Where only K were given the last one stands in.  It is read after full acceptance alone, so
-    it changes nothing else, and the caller drops the token drawn from it.
+    If only K rows were given, the last one is repeated.  The copy is read after full acceptance
+    only, so it changes nothing else, and the caller drops the token drawn from it.
     """
     if len(target) != num_drafted:
         return target[: num_drafted + 1]

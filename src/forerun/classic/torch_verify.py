@@ -1,11 +1,11 @@
 """One round on Torch tensors: `speculative_decode`, as in TorchCode's "Speculative Decoding".
 
-Asked for: accept each draft token with chance min(1, p / q), replace the first refused one by a
+The task: accept each draft token with chance min(1, p / q), replace the first refused one by a
 draw from (p - q)+, and stop.  At most K tokens come out: there is no bonus, because the target
 has K rows only.  It passes `torch_judge.check("speculative_decoding")`.
 
-What differs: q is not raised to 1e-10, and a residual that rounding emptied falls back to the
-target's row, never to a uniform one that could emit tokens the target forbids.  Randomness comes
+What differs: q is not raised to 1e-10, and if rounding leaves an empty residual the target's row
+takes its place, never a uniform one that could emit tokens the target forbids.  Randomness comes
 from Torch's global CPU generator wherever the tensors live, so `torch.manual_seed` gives the same
 round on every device.
 """

@@ -1,9 +1,9 @@
-"""What a pass costs: seconds for `tokens` tokens of each of `batch` requests.
+"""The cost of a pass: seconds for `tokens` tokens of each of `batch` requests.
 
 Drafting pays as long as a pass over K + 1 tokens costs about as much as a pass over one.  That is
-true while the pass waits for weights to arrive from memory, and stops being true when batch times
-tokens keeps the arithmetic units busy.  `Roofline` computes that point from four numbers of a data
-sheet; `MeasuredCosts` takes it from measurements.
+true while the pass waits for weights to arrive from memory, and ends where batch times tokens keeps
+the arithmetic units busy.  `Roofline` computes that point from four numbers of a data sheet;
+`MeasuredCosts` takes it from measurements.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class MeasuredCosts:
         return float(np.interp(batch, [below, above], ends)) if below < above else ends[0]
 
     def _at_measured(self, batch: int, tokens: int) -> float:
+        """Seconds at a batch size that was measured, interpolated over tokens."""
         row = sorted((t, cost) for (b, t), cost in self.seconds.items() if b == batch)
         lengths = [t for t, _ in row]
         self._check_inside(f"tokens at batch {batch}", tokens, lengths)
@@ -97,9 +98,9 @@ class MeasuredCosts:
 class CostModel:
     """The cost of a round and of plain decoding, from the costs of their passes.
 
-    `target_cost` may be relative, as in `theory.speedup`: a number or a list, in units of a pass
-    over one token, the same at every batch.  A numeric `draft_cost` is relative too: the share
-    of that target pass, at the same batch, that one draft step takes.
+    target_cost: seconds, as a function, or relative as in `theory.speedup`: a number or a list in
+    units of a pass over one token, equal at every batch size.  draft_cost: seconds, as a function,
+    or a number, the cost of a draft step as a share of that pass at equal batch size.
     """
 
     draft_cost: float | PassCost
@@ -110,22 +111,25 @@ class CostModel:
         as_cost("overhead", self.overhead, may_be_zero=True)
 
     def plain(self, batch: int = 1) -> float:
-        """A step of plain decoding, which emits one token for every request."""
+        """The cost of a step of plain decoding, which emits one token for every request."""
         return self.target_pass(batch, 1)
 
     def round(self, batch: int, draft_length: int) -> float:
-        """Draft steps, one target pass over K + 1 tokens, overhead; K = 0 is plain decoding."""
+        """The cost of a round: K draft steps, one target pass over K + 1 tokens, and the overhead.
+        K = 0 is plain decoding."""
         if draft_length == 0:
             return self.plain(batch)
         drafting = draft_length * self.draft_step(batch)
         return drafting + self.target_pass(batch, draft_length + 1) + self.overhead
 
     def target_pass(self, batch: int, tokens: int) -> float:
+        """The cost of a target pass over `tokens` tokens of each request."""
         if callable(self.target_cost):
             return as_cost("target_cost", self.target_cost(batch, tokens))
         return relative_pass(self.target_cost, tokens)
 
     def draft_step(self, batch: int) -> float:
+        """The cost of drafting one token for each request."""
         if callable(self.draft_cost):
             return as_cost("draft_cost", self.draft_cost(batch, 1), may_be_zero=True)
         return as_cost("draft_cost", self.draft_cost, may_be_zero=True) * self.plain(batch)

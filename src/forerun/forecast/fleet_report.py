@@ -1,4 +1,4 @@
-"""Fleets of several sizes in a table, and what breaks first as they grow."""
+"""Reports fleets of several sizes in a table, and the limit that a growing fleet meets first."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Shared:
-    """What all replicas share, and what one costs it."""
+    """The parts of a fleet that all replicas share, and the load of one replica on them."""
 
-    ingress_seconds: float  # of a core, per token that passes the ingress
-    weights_gb: float  # that a starting replica loads
-    store_gbps: float  # gigabytes a second, of the store they come from
+    ingress_seconds: float  # seconds of a core per token that passes the ingress
+    weights_gb: float  # gigabytes that a starting replica loads
+    store_gbps: float  # gigabytes per second from the store of weights
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A size of the fleet at which something breaks."""
+    """The number of replicas at which something breaks, and what that is."""
 
     replicas: float
     what: str
@@ -39,25 +39,28 @@ class Size:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens that all replicas emit per second."""
         return self.fleet.rate * self.fleet.answer_tokens
 
     @property
     def ingress_cores(self) -> float:
+        """Cores that the ingress keeps busy."""
         return self.tokens_per_second * self.shared.ingress_seconds
 
     @property
     def deaths_per_day(self) -> float:
+        """The expected number of replicas that die in a day."""
         return self.fleet.replicas * self.fleet.death_rate * DAY
 
     @property
     def cold_start(self) -> float:
-        """Seconds until all replicas have started at once, through one store."""
+        """Seconds until all replicas are ready if they start at once and load from one store."""
         loading = self.fleet.replicas * self.shared.weights_gb / self.shared.store_gbps
         return max(self.fleet.start_seconds, loading)
 
 
 def limits(size: Size) -> list[Limit]:
-    """What breaks as the fleet grows at the same load per replica, the first one first."""
+    """The limits that the fleet meets as it grows at constant load per replica, smallest first."""
     fleet, shared = size.fleet, size.shared
     per_replica = size.ingress_cores / fleet.replicas
     result = []
@@ -76,12 +79,12 @@ def limits(size: Size) -> list[Limit]:
 
 
 def render(sizes: Sequence[Size]) -> str:
-    """A line per size, and the limits."""
+    """The report as text: a line for each size, then the limits of the last one."""
     return "\n".join([*_table(sizes), "", *_in_words(sizes[-1])])
 
 
 def as_dict(sizes: Sequence[Size]) -> dict[str, Any]:
-    """Everything the table shows, unrounded."""
+    """All numbers of the table, unrounded, as dictionaries and lists."""
     return {
         "sizes": [_size_as_dict(size) for size in sizes],
         "limits": [asdict(limit) for limit in limits(sizes[-1])],

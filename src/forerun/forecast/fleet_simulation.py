@@ -1,8 +1,8 @@
-"""Replicas behind one queue, simulated event by event: waiting, autoscaling, deaths.
+"""Simulates a fleet of replicas behind one queue, event by event: waiting, autoscaling, deaths.
 
-All requests of a replica advance at one speed, which depends on how many there are.  So each
-replica has a clock that counts tokens per row, a request ends when that clock has advanced by its
-work, and only the next end in each replica has to be known.
+All requests of a replica advance at one speed, which depends on their number.  So each replica has
+a clock that counts tokens per row, a request ends when that clock has advanced by its work, and
+only the next end in each replica must be known.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from forerun.base.errors import InputError, explain
 
 Failover = Literal["exact", "again"]
-"""What happens to a request whose replica dies: it goes on elsewhere with the same text, or its
-client sees an error and asks for all of it again."""
+"""The fate of a request whose replica dies: it goes on elsewhere with the same text, or its client
+gets an error and sends it again."""
 
 
 @dataclass(frozen=True)
 class Autoscale:
-    """As Ray Serve does it: as many replicas as keep `target` requests on each.
+    """Autoscaling as in Ray Serve: as many replicas as keep `target` requests on each.
 
-    A change is made when it has been called for all through its delay.
+    A change is made after it has been called for during its whole delay.
     """
 
     least: int
@@ -41,10 +41,10 @@ class Autoscale:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas, their measured costs, and what is asked of them.
+    """Replicas, their measured costs, and their load.
 
-    token_seconds: a token of one answer, with 1, 2, ... answers in the replica; the last entry
-    holds for more.  Answer lengths are exponential.
+    token_seconds: seconds for a token of one answer, with 1, 2, ... answers in the replica; the
+    last entry holds for more.  The lengths of answers are distributed exponentially.
     """
 
     replicas: int
@@ -53,7 +53,7 @@ class Fleet:
     rows: int = 8
     answer_tokens: float = 100.0  # mean
     prompt_tokens: float = 0.0
-    prompt_cost: float = 0.0  # reading a prompt token, in answer tokens
+    prompt_cost: float = 0.0  # of reading a prompt token, in answer tokens
     max_queue: float = math.inf
     start_seconds: float = 0.0  # until a new replica answers
     death_rate: float = 0.0  # per replica and second
@@ -77,12 +77,12 @@ class Fleet:
             raise InputError(explain("A token takes time.", list(self.token_seconds), cure))
 
     def seconds_at(self, num_running: int) -> float:
-        """Seconds of a token of one answer, with so many in the replica."""
+        """Seconds for a token of one answer, with `num_running` answers in the replica."""
         return self.token_seconds[min(num_running, len(self.token_seconds)) - 1]
 
     @property
     def work(self) -> float:
-        """Mean work of a request, in answer tokens."""
+        """The mean work of a request, in answer tokens."""
         return self.answer_tokens + self.prompt_tokens * self.prompt_cost
 
     @property
@@ -93,8 +93,11 @@ class Fleet:
 
 @dataclass
 class Outcome:
-    """What happened.  Waits and totals leave out the first quarter of the answers, and `busy` is
-    of the time from there to the last arrival: the fleet is empty before and after."""
+    """The results of a simulation.
+
+    Waits and totals leave out the first quarter of the answers, and `busy` is measured from then to
+    the last arrival, because the fleet is emptier before and after.
+    """
 
     waits: list[float] = field(default_factory=list)  # seconds before the first row
     totals: list[float] = field(default_factory=list)  # seconds until the answer was whole
@@ -111,40 +114,42 @@ class Outcome:
     seconds: float = 0.0
 
     def percentile(self, name: Literal["waits", "totals", "pauses"], share: float) -> float:
+        """The quantile `share` of these seconds; NaN if there are none."""
         values = getattr(self, name)
         return float(np.quantile(values, share)) if values else math.nan
 
 
 @dataclass(eq=False)
 class Job:
-    """One request on its way."""
+    """A request that waits or runs."""
 
     arrived: float
     answer: float  # tokens
-    left: float  # of these
+    left: float  # tokens that are not emitted yet
     first_start: float | None = None
-    died: float | None = None  # when its replica did, while it waits for another
+    died: float | None = None  # the time its replica died, while it waits for another
 
 
 @dataclass(eq=False)
 class Replica:
-    """The jobs of one replica, by the tokens per row at which they end."""
+    """A replica: its clock, and a heap of its jobs by the reading of the clock at their end."""
 
     number: int
     jobs: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap
-    tokens: float = 0.0  # per row, so far
+    tokens: float = 0.0  # the clock: tokens per row so far
     updated: float = 0.0
-    version: int = 0  # of its next end: events of older ones are void
+    version: int = 0  # of the plan for its next end: events of older plans are ignored
     is_leaving: bool = False
 
     def advance(self, now: float, fleet: Fleet) -> None:
+        """Set the clock to the time `now`."""
         if self.jobs:
             self.tokens += (now - self.updated) / fleet.seconds_at(len(self.jobs))
         self.updated = now
 
 
 def simulate_fleet(fleet: Fleet, *, num_requests: int = 20_000, seed: int = 0) -> Outcome:
-    """Let so many requests arrive, and answer them all."""
+    """Simulate `num_requests` requests until all are answered."""
     return _Simulation(fleet, num_requests, seed).run()
 
 
@@ -152,7 +157,7 @@ class _Simulation:
     def __init__(self, fleet: Fleet, num_requests: int, seed: int) -> None:
         self.fleet = fleet
         self._requests = np.random.default_rng([seed, 0])
-        self._lives = np.random.default_rng([seed, 1])  # or deaths would change the requests
+        self._lives = np.random.default_rng([seed, 1])  # own numbers: deaths change no requests
         self.outcome = Outcome()
         self.now = 0.0
         self._num_requests = num_requests
@@ -166,8 +171,8 @@ class _Simulation:
         self._replicas: dict[int, Replica] = {}
         self._num_starting = 0
         self._busy_rows = 0
-        self._row_seconds = [0.0, 0.0]  # busy and all, while requests arrive
-        self._called_for: dict[int, float] = {}  # since when more (1) or fewer (-1) are needed
+        self._row_seconds = [0.0, 0.0]  # of busy and of all rows, while requests arrive
+        self._called_for: dict[int, float] = {}  # the time since more (1) or fewer (-1) are needed
 
     def run(self) -> Outcome:
         scale = self.fleet.autoscale
@@ -223,7 +228,7 @@ class _Simulation:
         return any(self._by_load[load] for load in range(self.fleet.rows))
 
     def _give_out(self) -> None:
-        """Jobs that wait go to the replicas with the fewest."""
+        """Start waiting jobs on the replicas with the fewest jobs."""
         while self._queue:
             load = next((b for b in range(self.fleet.rows) if self._by_load[b]), None)
             if load is None:
@@ -246,7 +251,7 @@ class _Simulation:
         self._plan_end(replica)
 
     def _reading(self, job: Job) -> float:
-        """What reading its prompt and its text so far costs, in answer tokens."""
+        """The cost of reading a job's prompt and its text so far, in answer tokens."""
         fleet = self.fleet
         return fleet.prompt_cost * (fleet.prompt_tokens + job.answer - job.left)
 
@@ -295,7 +300,7 @@ class _Simulation:
         self._after(self.fleet.start_seconds, ready)
 
     def _die(self, replica: Replica) -> None:
-        """Its jobs wait for another replica, before those that have none, once it is noticed."""
+        """Remove a replica; once its death is noticed, its jobs wait ahead of all others."""
         if replica.number not in self._replicas:
             return
         fleet = self.fleet
@@ -334,7 +339,7 @@ class _Simulation:
         self._by_load[len(replica.jobs)].pop(replica.number, None)
 
     def _look(self) -> None:
-        """Compare the replicas there are with those that are needed."""
+        """Autoscale: compare the number of replicas with the number that is needed."""
         scale = self.fleet.autoscale
         assert scale is not None
         staying = [replica for replica in self._replicas.values() if not replica.is_leaving]
@@ -352,7 +357,7 @@ class _Simulation:
         self._after(scale.interval, self._look)
 
     def _dismiss(self, replicas: Sequence[Replica]) -> None:
-        """These take nothing more, and go when they are empty."""
+        """Give these replicas no more jobs, and remove each when it is empty."""
         for replica in replicas:
             self._remove_load(replica)
             replica.is_leaving = True

@@ -1,4 +1,4 @@
-"""The scan as a picture: the best draft length, and up to which batch it pays."""
+"""Draws a scan: the best draft length, and the batch sizes up to which drafting pays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from forerun.forecast.simulator import Scan
 
 
 def save_picture(scan: Scan, path: Path, *, in_seconds: bool) -> None:
-    """Draw to `path`; the suffix chooses SVG or PNG."""
+    """Draw a scan into a file; the suffix of `path` chooses SVG or PNG.
+
+    in_seconds: costs are in seconds, not relative.
+    """
     has_batches = in_seconds and len(scan.batches) > 1
     with canvas(12 if has_batches else 6.6, 5.4) as figure:
         grid = figure.add_gridspec(2, 1 + has_batches)
@@ -23,7 +26,7 @@ def save_picture(scan: Scan, path: Path, *, in_seconds: bool) -> None:
 
 
 def _by_draft_length(axes: Any, scan: Scan) -> None:
-    """Tokens per round and speed-up by K; the gap between them is the cost of drafting."""
+    """Draw tokens per round and speed-up by K; their distance is the cost of drafting."""
     batch, lengths = scan.batches[0], scan.draft_lengths
     best = scan.best(batch)
     for name, label, colour, marker in (
@@ -57,7 +60,8 @@ def _by_draft_length(axes: Any, scan: Scan) -> None:
 
 
 def _by_batch(top: Any, bottom: Any, scan: Scan) -> None:
-    """Throughput and latency of the best K against plain; K is written where it changes."""
+    """Draw throughput and latency of the best K and of plain decoding by batch; K is written where
+    it changes."""
     best = [scan.best(batch) for batch in scan.batches]
     plain = [scan.by_batch[batch][0] for batch in scan.batches]
     for axes, name, scale in ((top, "throughput", 1.0), (bottom, "latency", 1e3)):

@@ -1,4 +1,7 @@
-"""A scan in words: tables and a curve for people, plain dictionaries for machines."""
+"""Reports a scan: tables and a curve for the terminal, plain dictionaries for programs.
+
+The curve has eight dots to a character (braille), so that 60 columns show a smooth line.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,29 @@ import numpy as np
 from forerun.forecast.simulator import Estimate, Scan, Simulation
 
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bit of each dot of a braille character: column first, then row from the top."""
+"""The bit of each dot of a braille character: column first, then row from the top."""
 
 Paint = Callable[[str, str], str]
-"""(text, style) -> text; the styles are "best", "curve" and "faint"."""
+"""A function from a text and a style to coloured text; styles are "best", "curve", "faint"."""
 
 STYLES = {"best": "1;32", "curve": "36", "faint": "2"}
 
 
 def in_colour(text: str, style: str) -> str:
+    """A text with the terminal's escape codes of a style."""
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def plain_text(text: str, style: str) -> str:
+    """A text without colour."""
     return text
 
 
 def render(scan: Scan, *, in_seconds: bool, paint: Paint = plain_text) -> str:
-    """Tables by draft length and by batch, the curve between them, and the advice."""
+    """The report as text: tables by draft length and by batch, the curve between them, and advice.
+
+    in_seconds: costs are in seconds, not relative.  paint: colours parts of the text.
+    """
     blocks = [_by_draft_length(scan, in_seconds, paint)]
     if len(scan.draft_lengths) > 1:
         blocks.append(_curve(scan, paint))
@@ -38,7 +46,7 @@ def render(scan: Scan, *, in_seconds: bool, paint: Paint = plain_text) -> str:
 
 
 def as_dict(scan: Scan, *, in_seconds: bool) -> dict[str, Any]:
-    """Everything the tables show, unrounded."""
+    """All numbers of the tables, unrounded, as dictionaries and lists."""
     return {
         "unit_of_time": "second" if in_seconds else "target pass over one token",
         "batches": [
@@ -122,7 +130,7 @@ def _interval(value: Estimate, unit: str = "") -> str:
 
 
 class CurveLine(NamedTuple):
-    """One text line of the drawing, in parts, so that a caller may colour them."""
+    """One line of the drawn curve, in two parts so that a caller may colour them."""
 
     label: str
     plot: str
@@ -137,7 +145,10 @@ def draw_curve(
     width: int = 60,
     height: int = 9,
 ) -> list[CurveLine]:
-    """The polyline through (xs, ys), a dotted `baseline` and a diamond at point `mark`."""
+    """Draw the polyline through (xs, ys), a dotted `baseline` and a diamond at point `mark`.
+
+    width, height: the size of the plot in characters.
+    """
     low, high = min(*ys, baseline), max(*ys, baseline)
     span = (high - low) or 1.0
     num_columns, num_rows = 2 * width, 4 * height
@@ -180,7 +191,7 @@ def _column_of(x: int, xs: Sequence[int], width: int) -> int:
 
 
 def _ticks(xs: Sequence[int], width: int, gutter: int) -> CurveLine:
-    """The x values below the axis, leaving out those that would touch."""
+    """The x values below the axis, without those that would touch the one before."""
     text = [" "] * (width + 4)
     free_from = 0
     for x in xs:

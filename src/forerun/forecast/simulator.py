@@ -1,4 +1,4 @@
-"""Simulates rounds without models: the speed-up, and how precisely it can be measured.
+"""Simulates rounds without models: the speed-up with its uncertainty, for one setting or a grid.
 
 Acceptance does not depend on the batch, only the cost of a pass does.  So a simulation draws the
 accepted lengths of one request's rounds, and the batch enters through the cost model alone.
@@ -24,7 +24,7 @@ from forerun.theory.arguments import as_count, as_rates
 from forerun.theory.rounds import beta_parameters, conditional_rates
 
 Z_95 = 1.959964
-"""Standard errors on either side of a mean that a normal law covers 95% of the time."""
+"""The half width, in standard errors, of an interval with 95% of a normal law."""
 
 
 class Estimate(NamedTuple):
@@ -35,6 +35,7 @@ class Estimate(NamedTuple):
     high: float
 
     def times(self, factor: float) -> Estimate:
+        """The estimate of `factor` times the quantity; the factor must be positive."""
         return Estimate(self.mean * factor, self.low * factor, self.high * factor)
 
 
@@ -51,7 +52,7 @@ class Simulation:
 
     @property
     def speedup(self) -> Estimate:
-        """Times faster than plain decoding at the same batch."""
+        """The factor by which decoding gets faster than plain decoding at this batch size."""
         return self.tokens_per_round.times(self.plain_cost / self.round_cost)
 
     @property
@@ -61,7 +62,7 @@ class Simulation:
 
     @property
     def latency(self) -> Estimate:
-        """Time between two tokens of one request."""
+        """The mean time between two tokens of one request."""
         mean, low, high = (self.round_cost / tokens for tokens in self.tokens_per_round)
         return Estimate(mean, high, low)
 
@@ -79,10 +80,10 @@ def simulate(
     seed: int = 0,
     spread: float = 0.0,
 ) -> Simulation:
-    """Draw `rounds` rounds and price them; see `CostModel` for what a cost may be.
+    """Draw `rounds` rounds and compute their cost; `CostModel` explains the cost arguments.
 
-    `acceptance` is one rate, or one per position given that the position is reached.  `spread` is
-    the standard deviation of a rate shared by the drafts of a round (see `difficulty_rates`).
+    acceptance: one rate, or one per position, given that the position is reached.  spread: the
+    standard deviation of a rate shared by the drafts of a round (see `difficulty_rates`).
     """
     costs = CostModel(draft_cost, target_cost, overhead)
     accepted = draw_accepted(acceptance, draft_length, rounds=rounds, seed=seed, spread=spread)
@@ -100,11 +101,12 @@ def replay(
     overhead: float = 0.0,
     batch: int = 1,
 ) -> Simulation:
-    """Price the accepted lengths of rounds that really ran, with drafts of `recorded_length`.
+    """Compute the cost of rounds that really ran, with drafts of `recorded_length`.
 
-    A shorter `draft_length` cuts each round, which is what it would have accepted under any rule
-    that decides left to right (`match`, `ratio`).  A longer one was not observed, and is refused.
-    Neighbouring rounds of real text resemble each other, and the interval allows for it.
+    accepted: the accepted length of each round.  draft_length: cuts each round to fewer drafts,
+    which gives what any rule that decides left to right (`match`, `ratio`) would have accepted; a
+    longer one was not observed and raises InputError.  Neighbouring rounds of real text are
+    correlated, which the interval takes into account.
     """
     longest = as_count("recorded_length", recorded_length)
     length = longest if draft_length is None else as_count("draft_length", draft_length)
@@ -128,7 +130,7 @@ def replay(
 def draw_accepted(
     acceptance: Any, draft_length: int, *, rounds: int, seed: int = 0, spread: float = 0.0
 ) -> NDArray[np.int64]:
-    """Accepted drafts (R,) of each round: one coin per round against the falling survival."""
+    """Draw the accepted drafts (R,) of each round, by one uniform number against the survival."""
     rates = conditional_rates(acceptance, draft_length)
     rng = np.random.default_rng(as_count("seed", seed))
     coins = rng.random(as_count("rounds", rounds, minimum=1))
@@ -153,7 +155,10 @@ def price(
     batch: int = 1,
     lags: int = 0,
 ) -> Simulation:
-    """Rounds (R,) cut to `draft_length` and charged at `batch`."""
+    """The simulation of rounds (R,) cut to `draft_length`, with their costs at a batch size.
+
+    lags: rounds up to this distance may be correlated.
+    """
     batch = as_count("batch", batch, minimum=1)
     kept = np.minimum(accepted, draft_length)
     return Simulation(
@@ -171,8 +176,8 @@ def mean_interval(
 ) -> Estimate:
     """The mean of a series (R,) with its 95% interval, clipped to the possible range.
 
-    Values up to `lags` apart may be correlated: their covariances count with falling (Bartlett)
-    weights, which keeps the variance positive.
+    Values up to `lags` apart may be correlated: their covariances have falling (Bartlett) weights,
+    which keeps the variance positive.  smallest, largest: the possible range.
     """
     n, mean = len(values), float(values.mean())
     if n == 1:
@@ -192,15 +197,18 @@ class Scan:
     by_batch: dict[int, tuple[Simulation, ...]]
 
     def best(self, batch: int) -> Simulation:
-        """The fastest at this batch, the shorter draft on a tie; draft length 0 is plain."""
+        """The fastest simulation at a batch size, the shorter draft on a tie; draft length 0 is
+        plain decoding."""
         return max(self.by_batch[batch], key=lambda run: (run.speedup.mean, -run.draft_length))
 
     @property
     def batches(self) -> tuple[int, ...]:
+        """The batch sizes, ascending."""
         return tuple(self.by_batch)
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
+        """The draft lengths, ascending, 0 included."""
         return tuple(run.draft_length for run in next(iter(self.by_batch.values())))
 
 
@@ -214,7 +222,11 @@ def scan(
     seed: int = 0,
     spread: float = 0.0,
 ) -> Scan:
-    """Simulate the grid.  Draft length 0, plain decoding, is always included."""
+    """Simulate every draft length at every batch size, with one set of random draws.
+
+    Draft length 0, plain decoding, is always included.  The other arguments are those of
+    `simulate`.
+    """
     lengths = sorted({0, *(as_count("draft_length", k) for k in draft_lengths)})
     sizes = sorted({as_count("batch", b, minimum=1) for b in batches})
     if not sizes:

@@ -1,4 +1,4 @@
-"""Grammars: what a text must look like, token by token, inside drafts as well."""
+"""Grammars that restrict texts token by token, also inside drafts."""
 
 from forerun.grammars.base import Cursor, Grammar, Matcher
 from forerun.grammars.guided import json_object, json_schema, lark, regex
@@ -15,5 +15,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The names that are meant for others."""
+    """The public names of this package."""
     return __all__

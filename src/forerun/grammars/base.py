@@ -1,9 +1,9 @@
-"""What a grammar is, and how one matcher answers for every slot of a draft.
+"""The interface of grammars, and the cursor with which one matcher serves every slot of a draft.
 
-A grammar is a description.  For each request it makes a matcher, which stands somewhere in the
-text, moves on by one token with `accept` and back with `rollback`.  The engine asks for the mask
-after the text and some draft tokens; a `Cursor` moves the matcher there.  Slots are asked for in
-the order of a chain or tree, so most moves are one token long.
+A grammar is a description.  For each request it makes a matcher, which has a place in the text and
+moves forward by a token with `accept` and back with `rollback`.  The engine needs the mask after
+the text and some draft tokens; a `Cursor` moves the matcher there.  Slots come in the order of a
+chain or tree, so most moves are one token long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Matcher(Protocol):
     """A grammar at one place in the text of one request."""
 
     def accept(self, token: int) -> bool:
-        """Move on by a token; where the grammar does not allow it, stay and return False."""
+        """Move forward by a token; if the grammar does not allow it, stay and return False."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -30,20 +30,20 @@ class Matcher(Protocol):
         ...
 
     def mask(self) -> Any:
-        """Which tokens may come next: booleans (V,), or the allowed ids."""
+        """The tokens that may come next: booleans (V,), or the allowed ids."""
         ...
 
     def forced(self) -> list[int]:
-        """Tokens that come next because the grammar leaves no choice; may be empty.
+        """The tokens that must come next because the grammar leaves no choice; may be empty.
 
-        They are drafted, and verified like any draft: a wrong one costs time and changes no text.
+        They are drafted and verified like any draft: a wrong one costs time and changes no text.
         """
         ...
 
 
 @runtime_checkable
 class Grammar(Protocol):
-    """The description of a language; `Sampling(grammar=...)` takes it."""
+    """The description of a language, for `Sampling(grammar=...)`."""
 
     def matcher(self, tokenizer: Any, vocab_size: int, endings: Sequence[int]) -> Matcher:
         """A matcher at the beginning of the output.
@@ -55,15 +55,15 @@ class Grammar(Protocol):
 
 
 class Cursor:
-    """A grammar at work on one request: the mask after any output, drafted tokens included."""
+    """A grammar in use for one request, with the mask after any output, drafted tokens included."""
 
     def __init__(self, make: Callable[[], Matcher]) -> None:
         self._make = make
         self._matcher: Matcher | None = make()
-        self._taken: list[int] = []  # what the matcher has accepted
+        self._taken: list[int] = []  # tokens that the matcher has accepted
 
     def __call__(self, output: Sequence[int]) -> Any:
-        """Which tokens may follow an output: booleans (V,), or the allowed ids.
+        """The tokens that may follow an output: booleans (V,), or the allowed ids.
 
         Raises ValueError for an output that the grammar does not allow.
         """
@@ -99,7 +99,7 @@ class Cursor:
 
 
 def _num_shared(one: list[int], other: list[int]) -> int:
-    """How many leading tokens two lists share; at once where one begins with the other."""
+    """The number of leading tokens that two lists share; fast if one begins with the other."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most

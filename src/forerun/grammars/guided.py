@@ -27,8 +27,8 @@ NUM_COMPILED = 64
 class Guided:
     """A grammar that llguidance has checked.  Make one with `json_schema`, `regex` or `lark`."""
 
-    kind: str  # as messages call it
-    text: str  # in llguidance's own format
+    kind: str  # its name in messages
+    text: str  # the grammar in llguidance's own format
 
     def matcher(self, tokenizer: Any, vocab_size: int, endings: Sequence[int]) -> GuidedMatcher:
         if tokenizer is None:
@@ -45,10 +45,10 @@ class Guided:
 def json_schema(
     schema: Mapping[str, Any] | bool | str, *, separators: tuple[str, str] | None = None
 ) -> Guided:
-    """JSON that a schema describes; the schema as a dict, or as JSON text.
+    """The grammar of JSON that a schema describes; the schema is a dict, or JSON text.
 
-    separators: after an item and after a key, as in `json.dumps`, and no other white space; None
-    allows any.  With fixed separators more tokens are forced, which makes speculation faster.
+    separators: the texts after an item and after a key, as in `json.dumps`, with no other white
+    space; None allows any.  Fixed separators force more tokens, which makes speculation faster.
     """
     if isinstance(schema, str):
         try:
@@ -74,28 +74,29 @@ def json_schema(
 
 
 def json_object() -> Guided:
-    """Any JSON object."""
+    """The grammar of any JSON object."""
     return json_schema({"type": "object"})
 
 
 def regex(pattern: str) -> Guided:
-    """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`."""
+    """The grammar of texts that a regular expression matches as a whole, in the syntax of Rust's
+    `regex`."""
     _check_text("regular expression", pattern)
     compiled = _llguidance().LLMatcher.grammar_from_regex(pattern)
     return _checked("regular expression", compiled, pattern)
 
 
 def lark(grammar: str) -> Guided:
-    """A text of a context-free grammar in llguidance's variant of the Lark syntax."""
+    """A context-free grammar in llguidance's variant of the Lark syntax."""
     _check_text("Lark grammar", grammar)
     compiled = _llguidance().LLMatcher.grammar_from_lark(grammar)
     return _checked("Lark grammar", compiled, grammar)
 
 
 class GuidedMatcher:
-    """llguidance's matcher, and whether the text has ended.
+    """A matcher of llguidance that also knows whether the text has ended.
 
-    Tokens that end the text are kept from llguidance, which would not take one back at every place.
+    Tokens that end the text are not passed to llguidance, which cannot always take one back.
     """
 
     def __init__(self, inner: Any, vocab_size: int, endings: tuple[int, ...]) -> None:
@@ -146,7 +147,7 @@ class GuidedMatcher:
         return bool(self._inner.is_accepting())
 
     def _check(self) -> None:
-        """A matcher in trouble goes on as if the text had ended, so it is asked every time."""
+        """Raise ValueError if the matcher has failed; it would go on as if the text had ended."""
         if self._inner.is_error():
             reason = self._inner.get_error().partition("\n")[0]
             if reason.startswith("NoExtension"):
@@ -155,7 +156,7 @@ class GuidedMatcher:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance sees it, and the grammars that were compiled for it."""
+    """A tokenizer in llguidance's form, and the grammars that were compiled for it."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, endings: tuple[int, ...]) -> None:
         from llguidance.hf import from_tokenizer
@@ -190,7 +191,7 @@ def _vocabulary(tokenizer: Any, vocab_size: int, endings: tuple[int, ...]) -> _V
 
 
 def _checked(kind: str, text: str, source: str) -> Guided:
-    """A grammar that can be compiled, or what llguidance says is wrong with it, and where."""
+    """A grammar that can be compiled; InputError with llguidance's message if it cannot."""
     is_error, messages = _llguidance().LLMatcher.validate_grammar_with_warnings(text)
     if is_error:
         raise _refused(kind, messages[0], f"{source!r:.80}")

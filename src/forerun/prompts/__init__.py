@@ -23,7 +23,7 @@ GROUPS = {
     "math_reasoning": "maths",
     "rag": "retrieval",
 }
-"""Spec-Bench's six task groups, in its leaderboard's order, and what a reader calls them."""
+"""Spec-Bench's six task groups, in its leaderboard's order, with their names in reports."""
 
 CHAT = {
     "writing",
@@ -36,15 +36,15 @@ CHAT = {
     "humanities",
     "mt_bench",
 }
-"""Categories that are topics of the one group `chat`."""
+"""The categories that belong to the group `chat`."""
 
 UNGROUPED = "prompts"
-"""The group of prompts that name no category."""
+"""The group of prompts without a category."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The turns of a user; `id` is unique within a prompt set."""
+    """A user's turns of a conversation; `id` is unique within a set of prompts."""
 
     id: str
     group: str
@@ -63,7 +63,7 @@ def own() -> list[Prompt]:
 
 
 def read(file: str | Path, *, bare_lines: bool = False) -> list[Prompt]:
-    """The prompts of a file; see `parse`."""
+    """The prompts of a file in the format that `parse` describes."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -74,10 +74,11 @@ def read(file: str | Path, *, bare_lines: bool = False) -> list[Prompt]:
 
 
 def parse(text: str, name: str, *, bare_lines: bool = False) -> list[Prompt]:
-    """A prompt per line: JSON with "prompt", or with "turns" as in Spec-Bench.
+    """The prompts of a text with one JSON object per line, with "prompt", or "turns" as in
+    Spec-Bench.
 
-    With `bare_lines`, a line that is not a JSON object is itself a prompt.  Errors call the file
-    `name`.
+    name: the name of the file in errors.  bare_lines: a line that is no JSON object is a prompt
+    itself.  Raises InputError for lines that cannot be read.
     """
     prompts: dict[str, Prompt] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -105,7 +106,7 @@ def pick(prompts: Sequence[Prompt], per_group: int) -> list[Prompt]:
     picked: list[Prompt] = []
     for group in [*order, *(group for group in present if group not in GROUPS)]:
         members = [prompt for prompt in prompts if prompt.group == group]
-        step = max(1, len(members) // per_group)  # topics of MT-Bench are in blocks
+        step = max(1, len(members) // per_group)  # the topics of MT-Bench are in blocks
         picked += members[::step][:per_group]
     return picked
 

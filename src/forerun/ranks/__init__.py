@@ -1,7 +1,7 @@
 """A model whose weights are spread over several processes, the *ranks*, one for each GPU.
 
-Rank 0 plans, drafts, decides and samples.  What it asks of the target (`start`, `score`, `commit`
-and so on) it sends to the others as a line of JSON, and all ranks do it together: the model's
+Rank 0 plans, drafts, decides and samples.  It sends each call of the target (`start`, `score`,
+`commit` and so on) to the others as a line of JSON, and all ranks execute it together: the model's
 layers add up their shares in between.  Only rank 0 has an engine, so no clock and no policy can
 make ranks differ.
 """

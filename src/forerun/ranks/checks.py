@@ -1,4 +1,4 @@
-"""What is refused before any rank is started: too few GPUs, and models that cannot be split."""
+"""Checks before any rank is started: enough GPUs, and a model that can be split."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from forerun.base.errors import InputError, UnsupportedError, explain
 
 QUERIES = ("q_proj", "qkv_proj", "query_key_value")
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
-"""The last part of the names of projections to attention heads in transformers' models."""
+"""QUERIES and KEYS: the last part of the names of projections to attention heads in
+transformers."""
 
 
 def check_device(device: str | None, num_local: int) -> str:
     """The kind of device that ranks compute on: "cuda" or "cpu".
 
-    num_local: ranks on this machine.
+    num_local: the number of ranks on this machine.  Raises an error if there are too few GPUs.
     """
     import torch
 
@@ -36,13 +37,15 @@ def check_device(device: str | None, num_local: int) -> str:
 
 
 def check_count(num_ranks: int) -> None:
+    """Raise InputError unless the number of ranks is 2 or more."""
     if type(num_ranks) is not int or num_ranks < 2:
         cure = "Use 2 or more; a model on one device needs no ranks."
         raise InputError(explain("A model is spread over several ranks.", num_ranks, cure))
 
 
 def check_config(config: Any, name: str, num_ranks: int) -> None:
-    """Refuse a model without a plan for its layers, or whose heads do not divide evenly."""
+    """Raise UnsupportedError for a model that transformers has no plan to split, or whose heads do
+    not divide evenly among the ranks."""
     config = config.get_text_config(decoder=True)
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     if not plan:

@@ -1,8 +1,7 @@
-"""The ranks after rank 0: each holds a part of the model and does what rank 0 sends.
+"""The ranks after rank 0: each has a part of the model and executes the calls that rank 0 sends.
 
-A follower ends when rank 0 does, whatever it is doing: its wire closes.  It ignores the signals by
-which people and supervisors stop a program, because rank 0 is told too and may have answers to
-finish.
+A follower ends when rank 0 ends, because its wire closes.  It ignores the signals by which people
+and supervisors stop a program, because rank 0 receives them too and may have answers to finish.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from forerun.ranks.watchdog import Watchdog
 from forerun.ranks.wire import Wire
 
 ON_ROWS = ("score", "commit", "release", "copy_prefix", "truncate", "watch")
-"""Methods of the model that get a state, and are called with what rank 0 sends."""
+"""The methods of the model that take a state; their other arguments come from rank 0."""
 
 
 def is_follower(num_ranks: int | None) -> bool:
-    """Whether this process is one of the ranks that torchrun started, and not rank 0.
+    """Whether this process is one of the ranks that torchrun started, but not rank 0.
 
-    num_ranks: how many were asked for; None for none.
+    num_ranks: the number of ranks that the user asked for; None for none.
     """
     launched = launched_ranks()
     if num_ranks is None or launched is None:
@@ -48,7 +47,7 @@ def is_follower(num_ranks: int | None) -> bool:
 
 
 def follow(place: Place | None = None) -> int:
-    """Be a rank until rank 0 ends; gives the exit status of the process."""
+    """Work as a rank until rank 0 ends; returns the exit status for the process."""
     place = place or place_by_torchrun()
     wire = join(place)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -85,7 +84,7 @@ class Follower:
         self._states: dict[int, Any] = {}
 
     def work(self) -> bool:
-        """Do what comes until rank 0 says that it is over; false if rank 0 is gone."""
+        """Execute calls until rank 0 ends the run; returns False if rank 0 has disappeared."""
         self._watchdog.end()
         while (message := self._wire.receive()) is not None:
             verb, number, *arguments = message
@@ -116,14 +115,17 @@ class Follower:
 
 
 def _exit(reason: str) -> None:
-    """End this process at once: its main thread may be stuck, and leaving a process group in order
-    could wait for ranks that are gone."""
+    """End this process at once.  Its main thread may be stuck, and an orderly exit from a process
+    group could wait for ranks that are gone."""
     print(f"forerun: this rank ends: {reason}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def main(words: Sequence[str]) -> int:
-    """A rank that `start_ranks` started: the folder of the store, its number, how many."""
+    """Run a rank that `start_ranks` started; returns its exit status.
+
+    words: the folder of the store, the number of the rank, and the number of ranks.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     folder, rank, num_ranks = words

@@ -21,7 +21,7 @@ from forerun.ranks.model import TensorParallelModel
 from forerun.ranks.ranks import LOAD_SECONDS, Ranks, enter_group
 
 PASS_SECONDS = 300.0
-"""What one pass may take before ranks are given up."""
+"""The longest that one pass may take; after that, ranks are given up."""
 
 
 def load(
@@ -77,8 +77,8 @@ def load(
 def load_shard(num_ranks: int, name: str, dtype: str | None, options: dict[str, Any]) -> Any:
     """This rank's part of the model, as a `HuggingFaceModel`.
 
-    How its rows are kept is tried out here, on all ranks in step: those passes are slow, and no
-    later call makes some of its own.
+    The trial passes that choose how rows are kept run here, on all ranks in step, so that no later
+    call makes passes of its own.
     """
     from transformers.utils import logging
 

@@ -1,8 +1,8 @@
-"""How ranks find each other: started here, or by torchrun.
+"""Connects ranks that were started here or by torchrun.
 
-Rank 0 opens a door, a listening socket, and leaves its address and a secret in a store that only
-the ranks of this run can read: a file in a private folder, or torchrun's own store.  The others
-knock with the secret and their versions.  Nothing is loaded before all are there and agree.
+Rank 0 opens a listening socket, and puts its address and a secret into a store that only the ranks
+of this run can read: a file in a private folder, or torchrun's own store.  The others connect and
+send the secret and their versions.  Nothing is loaded before all have come and versions agree.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from forerun.base.version import __version__
 from forerun.ranks.wire import Wire
 
 JOIN_SECONDS = 120.0
-"""In which all ranks must have come."""
+"""The time within which all ranks must have connected."""
 KNOCK_SECONDS = 5.0
-"""In which whoever knocks must say who it is."""
+"""The time within which a connection must send its secret."""
 ADDRESS = "forerun/door"
 """The key of the address in the store."""
 
 
 class RankError(ForerunError, RuntimeError):
-    """A rank is gone, stuck, or could not do its part; the model cannot go on."""
+    """A rank is gone, stuck, or has failed, and the model cannot go on."""
 
 
 @dataclass
 class Place:
-    """A rank, how many there are, and the store they share."""
+    """The number of a rank, the number of ranks, and the store they share."""
 
     rank: int
     num_ranks: int
@@ -50,7 +50,7 @@ class Place:
     folder: tempfile.TemporaryDirectory[str] | None = None
 
     def end(self, patience: float = 0.0) -> None:
-        """End the processes that were started here, with force after some seconds."""
+        """End the processes that were started here; after `patience` seconds they are killed."""
         for process in self.processes.values():
             try:
                 process.wait(patience)
@@ -62,13 +62,14 @@ class Place:
 
 
 def versions() -> dict[str, str]:
-    """What must be equal on all ranks: their passes must be the same arithmetic in step."""
+    """The versions of packages, which must be equal on all ranks, so that passes are equal."""
     packages = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {"forerun": __version__, **packages}
 
 
 def launched_ranks() -> int | None:
-    """How many ranks torchrun has started, this process among them; None if it has not."""
+    """The number of ranks that torchrun has started, this process included; None if torchrun has
+    not started this process."""
     is_launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
     return int(os.environ["WORLD_SIZE"]) if is_launched else None
 
@@ -109,7 +110,10 @@ def start_ranks(num_ranks: int) -> Place:
 
 
 def receive_ranks(place: Place) -> dict[int, Wire]:
-    """At rank 0: open the door, wait for the others, and refuse them if versions differ."""
+    """At rank 0: open the socket, wait for all other ranks, and refuse them if versions differ.
+
+    Returns the wire to each rank.  Raises RankError if a rank does not come in time.
+    """
     secret = secrets.token_hex(16)
     wires: dict[int, Wire] = {}
     told = {0: versions()}
@@ -141,7 +145,7 @@ def receive_ranks(place: Place) -> dict[int, Wire]:
 
 
 def join(place: Place) -> Wire:
-    """At another rank: knock at rank 0's door; raises if that refuses."""
+    """At another rank: connect to rank 0; raises RankError if rank 0 refuses."""
     place.store.set_timeout(timedelta(seconds=JOIN_SECONDS))
     host, port, secret = json.loads(place.store.get(ADDRESS))
     wire = Wire(socket.create_connection((host, port), timeout=JOIN_SECONDS))
@@ -154,11 +158,12 @@ def join(place: Place) -> Wire:
 
 
 def _knows(hello: Mapping[str, Any], secret: str) -> bool:
+    """Whether a first message contains the secret, compared in constant time."""
     return hmac.compare_digest(str(hello.get("secret")), secret)
 
 
 def _check_arrival(place: Place, present: Mapping[int, Wire], deadline: float) -> None:
-    """Raise if somebody who is missing cannot come any more."""
+    """Raise RankError if a missing rank has ended, or if time is up."""
     for rank, process in place.processes.items():
         status = process.poll()
         if rank not in present and status is not None:
@@ -173,7 +178,7 @@ def _check_arrival(place: Place, present: Mapping[int, Wire], deadline: float) -
 
 
 def _difference(told: Mapping[int, Mapping[str, str]]) -> str:
-    """Which versions differ from those of rank 0; empty if none do."""
+    """The versions that differ from those of rank 0, in words; empty if none do."""
     differences: Sequence[str] = [
         f"{package} {version} on rank {rank}, {told[0].get(package)} on rank 0"
         for rank, packages in sorted(told.items())

@@ -1,4 +1,4 @@
-"""Rank 0's end of a model that is spread over ranks: a `LanguageModel` like any other."""
+"""The model that is spread over ranks, as rank 0 sees it: a `LanguageModel` like any other."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class SpreadRows:
     def __init__(self, number: int, shard: Any) -> None:
         self.number = number
         self.shard = shard  # this rank's rows
-        self.lengths: list[int] = shard.lengths  # the same list: it is written to in place
+        self.lengths: list[int] = shard.lengths  # one list, which is changed in place
 
 
 class Outline:
-    """What others may read of the transformers model; the weights here are a part of them."""
+    """The parts of the transformers model that others may read.  Its weights are on all ranks."""
 
     def __init__(self, shard: Any, ranks: Ranks) -> None:
         self.config = shard.config
         self.generation_config = shard.generation_config
         self.device = shard.device
         self.dtype = shard.dtype
-        self.weight: Any = None  # of the embedding (V, H), whole, once somebody has asked for it
+        self.weight: Any = None  # the whole embedding (V, H), after it has been asked for
         self._shard = shard
         self._ranks = ranks
 
     def get_input_embeddings(self) -> Outline:
-        """Something with the `weight` of the embedding, for drafters that read it."""
+        """This object, with the whole embedding in `weight`, for drafters that read it."""
         if self.weight is None:
             with self._ranks.together("embedding", ["embedding", None]):
                 self.weight = whole_embedding(self._shard)
@@ -56,8 +56,8 @@ class Outline:
 class TensorParallelModel:
     """A transformers model over several ranks, driven from rank 0.
 
-    Every call that computes, or changes rows, is made on all ranks, in one order.  Arguments are
-    checked first: what is refused is refused before the others hear of it.
+    Every call that computes or changes rows is made on all ranks, in one order.  Arguments are
+    checked before a call is sent to the other ranks.
     """
 
     why_not_lean = "its weights are spread over ranks"
@@ -75,7 +75,7 @@ class TensorParallelModel:
         self.ranks = ranks
         self._shard = shard
         self._numbers = count()
-        self._dropped: deque[int] = deque()  # states that nobody holds any more
+        self._dropped: deque[int] = deque()  # numbers of states that have been freed here
         self.close = finalize(self, ranks.close)  # ends the ranks; at exit at the latest
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class TensorParallelModel:
 
     @property
     def decides_on_device(self) -> bool:
-        """Whether rank 0 can judge its logits where they are."""
+        """Whether rank 0 can judge logits on the device that has computed them."""
         return self._shard.decides_on_device
 
     def start(self, num_rows: int, capacity: int = 0) -> SpreadRows:
@@ -167,7 +167,7 @@ class TensorParallelModel:
             return getattr(self._shard, verb)(state.shard, *arguments)
 
     def _drops(self) -> list[Any]:
-        """Messages that let the others forget states."""
+        """Messages that let the other ranks free states that have been freed here."""
         return [["drop", self._dropped.popleft()] for _ in range(len(self._dropped))]
 
 
@@ -178,8 +178,8 @@ def whole_embedding(shard: Any) -> Any:
 
 
 def start(shard: HuggingFaceModel, num_rows: int, capacity: int) -> Any:
-    """Rows of one rank.  Passes are not captured as CUDA graphs: collectives in graphs have not
-    been tried."""
+    """Make the rows of one rank.  Their passes are not captured as CUDA graphs, because collectives
+    in graphs have not been tested."""
     rows = shard.start(num_rows, capacity)
     if hasattr(rows, "captured"):
         rows.captured = None
@@ -187,7 +187,7 @@ def start(shard: HuggingFaceModel, num_rows: int, capacity: int) -> Any:
 
 
 def digest(model: Any) -> str:
-    """Equal for equal shards of equal weights."""
+    """A digest of the weights that one rank has; equal for equal shards of equal weights."""
     import torch
 
     total = blake2b(digest_size=16)

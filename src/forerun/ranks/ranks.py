@@ -1,10 +1,10 @@
-"""Rank 0's hold on the other ranks: what it sends them, and what happens when one is lost.
+"""The other ranks as rank 0 drives them: sending calls, and ending the group when a rank is lost.
 
-Three things end a group: a rank whose process ends (its wire closes, which is noticed at once), a
-rank that reports an error, and work that takes longer than `pass_seconds` (a rank that is stopped).
-In each case the processes started here are killed.  That makes the pass of rank 0 fail where
-collectives run over sockets.  Where they run on GPUs it may wait for ever, so rank 0's process is
-ended if its pass is still under way `GRACE_SECONDS` later.
+Three events end a group: the process of a rank ends (its wire closes, which is noticed at once), a
+rank reports an error, or work takes longer than `pass_seconds` (a rank is stopped).  In each case
+the processes started here are killed.  Then the pass of rank 0 fails where collectives run over
+sockets.  On GPUs it may wait for ever, so rank 0's process is ended if its pass is still running
+`GRACE_SECONDS` later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from forerun.ranks.watchdog import Watchdog
 from forerun.ranks.wire import Wire
 
 GRACE_SECONDS = 10.0
-"""After a failure, for the pass of rank 0 to fail too; and for ranks to end when told to."""
+"""The time for the pass of rank 0 to fail after a failure, and for ranks to end when asked to."""
 NOTICE_SECONDS = 2.0
-"""For the reason to arrive when a pass has failed: a rank's death and its wire's end are two."""
+"""The time for the reason to arrive after a pass has failed: the pass fails before the wire of a
+dead rank closes, or its process is reaped."""
 LOAD_SECONDS = 7200.0
-"""In which all ranks must have loaded the model."""
+"""The time within which all ranks must have loaded the model."""
 
 
 class Ranks:
@@ -58,9 +59,11 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str, *messages: Any, seconds: float | None = None) -> Iterator[None]:
-        """Send messages to all ranks and do one's own part inside, one thread at a time.
+        """Send messages to all ranks; the caller does its own part within the context.
 
-        If that part fails, ranks are no longer in step, so the group is broken.
+        One thread at a time.  If the caller's part fails, ranks are no longer in step, so the group
+        is broken.  what: the work in words, for errors.  seconds: the longest it may take, instead
+        of `pass_seconds`.
         """
         with self._lock:
             self.check()
@@ -71,7 +74,7 @@ class Ranks:
                     for wire in self._wires.values():
                         wire.send(message)
                 yield
-            except (RuntimeError, OSError) as error:  # a collective fails where a rank is lost
+            except (RuntimeError, OSError) as error:  # a collective fails if a rank is lost
                 is_known = self._failed.wait(NOTICE_SECONDS)
                 self._fail(f"rank 0 failed in {what}: {error!r}")
                 if is_known:
@@ -85,7 +88,7 @@ class Ranks:
                 self._watchdog.end()
 
     def reply(self) -> Any:
-        """The next answer of any rank to a message, asked for inside `together`."""
+        """The next answer of any rank to a message; to be called within `together`."""
         message = self._replies.get()
         if message is None:
             raise self._error()
@@ -99,7 +102,7 @@ class Ranks:
             raise RankError(explain("The ranks have ended.", "a closed model", "Load it again."))
 
     def close(self) -> None:
-        """End the other ranks; what they hold is freed."""
+        """End the other ranks, which frees their memory."""
         with self._lock:
             if self._is_closed:
                 return
@@ -112,6 +115,7 @@ class Ranks:
         self._place.end(GRACE_SECONDS)
 
     def _listen(self, rank: int, wire: Wire) -> None:
+        """In a thread: receive a rank's messages until its wire closes."""
         while (message := wire.receive()) is not None:
             if "error" in message:
                 self._fail(f"rank {rank} failed: {message['error']}")
@@ -121,6 +125,7 @@ class Ranks:
             self._fail(f"rank {rank} ended{self._status(rank)}")
 
     def _status(self, rank: int) -> str:
+        """The exit status of a rank in words, if it was started here and has ended."""
         process = self._place.processes.get(rank)
         with suppress(TimeoutExpired):
             return "" if process is None else f" with {ending(process.wait(NOTICE_SECONDS))}"
@@ -130,7 +135,7 @@ class Ranks:
         self._fail(f"{what}: a rank is stopped or cannot be reached")
 
     def _fail(self, reason: str) -> None:
-        """Break the group; only the first reason counts."""
+        """Break the group: kill the processes started here, and keep the first reason."""
         with self._failing:
             if self.failure is not None or self._is_closed:
                 return
@@ -146,6 +151,7 @@ class Ranks:
         patience.start()
 
     def _give_up(self) -> None:
+        """End this process if its pass is still running after a failure."""
         if self._is_busy and not self._is_closed:
             print(f"forerun: {self._error()}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -156,7 +162,7 @@ class Ranks:
 
 
 def enter_group(place: Place, kind: str) -> None:
-    """Make the process group of all ranks; kind: "cpu" or "cuda"."""
+    """Join torch's process group of all ranks.  kind: "cpu" or "cuda"."""
     import torch
     import torch.distributed as dist
 
@@ -175,7 +181,7 @@ def enter_group(place: Place, kind: str) -> None:
 
 
 def leave_group(*, is_sound: bool) -> None:
-    """End the process group.  One on GPUs that is broken is left alone: ending it could wait for
+    """Leave the process group.  A broken one on GPUs is not left in order, which could wait for
     ranks that are gone."""
     import torch.distributed as dist
 

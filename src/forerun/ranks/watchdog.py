@@ -1,6 +1,6 @@
-"""Notices work that does not end: a rank that is stopped, or a collective that waits for nobody.
+"""Notices work that does not end: a rank is stopped, or a collective waits for a rank that is gone.
 
-The clock is read to give up, never to decide what is computed.
+The clock only decides when to give up, never what is computed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ PERIOD = 0.5
 
 
 class Watchdog:
-    """Watches one piece of work at a time.
+    """Watches one piece of work at a time, in a thread.
 
-    seconds: what it may take.
+    seconds: the longest that work may take.
     on_overrun: called once, with a description, if it takes longer.
-    is_alone: asked while work is under way; if true, `on_overrun` is called at once.
+    is_alone: called while work is running; if it returns true, `on_overrun` is called at once.
     """
 
     def __init__(
@@ -30,19 +30,21 @@ class Watchdog:
         self.seconds = seconds
         self._on_overrun = on_overrun
         self._is_alone = is_alone
-        self._work: tuple[str, float, float] | None = None  # what, its seconds, when they are over
+        self._work: tuple[str, float, float] | None = None  # description, seconds, deadline
         self._is_over = threading.Event()
         threading.Thread(target=self._look, name="forerun-watchdog", daemon=True).start()
 
     def begin(self, what: str, seconds: float | None = None) -> None:
-        """Work begins; seconds: what this piece may take, if not the usual."""
+        """Begin to watch a piece of work.  seconds: the longest it may take; None for the usual."""
         limit = self.seconds if seconds is None else seconds
         self._work = (what, limit, time.monotonic() + limit)
 
     def end(self) -> None:
+        """Note that the work has ended."""
         self._work = None
 
     def close(self) -> None:
+        """End the thread."""
         self._is_over.set()
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
-"""Lines of JSON between rank 0 and another rank, over a connection that also tells who is alive.
+"""Lines of JSON between rank 0 and another rank; the connection shows whether both are alive.
 
-When a process ends, however it ends, its connections close.  So the end of the stream is the
-message that the other rank is gone, and no message has to be sent to say "still here".
+When a process ends, however it ends, its connections close.  So the end of the stream says that the
+other rank is gone, and no rank has to send signs of life.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A host that has lost power closes nothing: after 10 + 3 * 5 seconds its connections fail."""
+"""A host without power closes no connections; with these options they fail after 10 + 3 * 5
+seconds."""
 
 
 class Wire:
@@ -28,12 +29,12 @@ class Wire:
         self._lines = connection.makefile("rb")
 
     def send(self, message: Any) -> None:
-        """Send a message; nothing happens if the other end is gone, which `receive` tells."""
+        """Send a message.  If the other end is gone, nothing happens; `receive` shows that."""
         with suppress(OSError):
             self._connection.sendall(encoded(message))
 
     def receive(self, seconds: float | None = None) -> Any:
-        """The next message; None when the other end is gone, or silent for too many seconds."""
+        """The next message; None if the other end is gone, or sends nothing for `seconds`."""
         self._connection.settimeout(seconds)
         try:
             line = self._lines.readline()
@@ -42,7 +43,7 @@ class Wire:
         return json.loads(line) if line.endswith(b"\n") else None
 
     def is_closed(self) -> bool:
-        """Whether the other end is gone and has left nothing to be received."""
+        """Whether the other end is gone and no message is left to receive."""
         try:
             return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -57,5 +58,5 @@ class Wire:
 
 
 def encoded(message: Any) -> bytes:
-    """A message as a line; `None` is no message.  NumPy's integers are integers."""
+    """A message as a line of JSON.  It must not be `None`; NumPy's integers are allowed."""
     return json.dumps(message, separators=(",", ":"), default=int).encode() + b"\n"
