@@ -15,7 +15,9 @@ pytest.importorskip("transformers")
 
 from tiny import MIDDLING, ON_DEVICE, Reference, build, error  # noqa: E402
 
+from forerun.gpu.forward import Cache, Inputs, Kernels, PassShape, Scratch  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.gpu.weights import Weights  # noqa: E402
 
 pytestmark = ON_DEVICE
 DEVICE = "cuda"
@@ -155,6 +157,22 @@ def test_in_trees(target: GpuModel, one_by_one: Any, begin: int) -> None:
     target.commit(rows, [1], [path])
     after = target.score(rows, [1], [text[begin + 3 : begin + 6]], [3])[0]
     assert num_differing(after, one_by_one[begin + 3 : begin + 6]) == 0
+
+
+def test_a_head_of_more_than_2_31_weights() -> None:
+    """Places in it are no 32-bit numbers: the last tokens' logits are those of their own rows."""
+    hidden, vocab, count = 8192, 262_400, 4
+    head = 0.02 * torch.randn(vocab, hidden, dtype=torch.bfloat16, device=DEVICE)
+    given = Weights((), head, head, None, hidden, 16, 1, 1, 16, 1.0, 0.0, 0.0)
+    shape = PassShape(count, count, 1, count, 1)
+    inputs, scratch = Inputs.empty(shape, head.device), Scratch(given, count)
+    inputs.picked.copy_(torch.arange(count))
+    scratch.normed.normal_()
+    scratch.squares.fill_(16.0)  # of 16 columns each, so that the norm leaves them as they are
+    logits = torch.empty((count, vocab), device=DEVICE)
+    Kernels(given, shape, inputs, Cache(None, None, None, None), scratch).head(logits)
+    expected = scratch.normed.float() @ head[-64:].float().T
+    assert (logits[:, -64:] - expected).abs().max() < 0.02
 
 
 SHAPES: dict[str, dict[str, Any]] = {

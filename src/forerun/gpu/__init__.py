@@ -4,6 +4,6 @@ Nothing here is imported by `import forerun`.  `fr.verify` takes the verificatio
 tensors where they cover the case; `FORERUN_KERNELS=0` turns them off.
 """
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """The version of the kernels' arithmetic, as docs/gpu.md states it.  Texts sampled on a device are
 the same wherever this number is the same, whatever the batch, K, the drafter and the row."""
