@@ -80,7 +80,7 @@ class AsyncEngine:
             drafter=None if drafts_with is None else Forced(drafts_with),
             draft_length=draft_length,
             tree=tree,
-            rule=rules.get(rule),
+            rule=rules.trusted(rule),
             num_rows=max_batch,
             is_paced=True,
             executor_of=executor_of,

@@ -93,7 +93,7 @@ class Run:
             drafter=drafts_with,
             draft_length=draft_length,
             tree=tree,
-            rule=rules.get(rule),
+            rule=rules.trusted(rule),
             num_rows=max(1, min(batch_size, len(self.requests))),
             capacity=max(lengths, default=1),
             is_paced=is_paced,
