@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from forerun.base.errors import LOG, ForerunError
 from forerun.drafters.base import Drafter
 from forerun.generation.async_engine import AsyncEngine
+from forerun.generation.checks import MOST
 from forerun.rules.types import DraftLength
 from forerun.serve.admission.engine_roles import Pair
 from forerun.serve.admission.errors import ApiError
@@ -159,7 +159,7 @@ class Engines:
             draft_length=self._draft_length,
             rule=rule,
             max_batch=max_batch or self._max_batch,
-            max_waiting=sys.maxsize,  # the desk has refused whoever is too much
+            max_waiting=MOST,  # the desk has refused whoever is too much
         )
 
     async def _revive(self, pair: Pair) -> None:
