@@ -1,4 +1,4 @@
-"""Kernels compiled side by side before they are launched, where Triton can do that."""
+"""Compiles kernels in several threads before they are launched, if Triton can do that."""
 
 from __future__ import annotations
 

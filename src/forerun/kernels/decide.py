@@ -1,8 +1,8 @@
-"""Launch the kernels on preallocated memory: no host work, no synchronisation, static shapes.
+"""Launches the kernels on preallocated memory: no host work, no synchronisation, static shapes.
 
 All of it can be captured in a CUDA graph: make a `Round` of the tensors that the graph reads, a
 `Scratch` and an `Outcome` beforehand, and launch.  Contents are not checked on the host;
-`Outcome.fault` says what a kernel met.
+`Outcome.fault` says what a kernel has found wrong.
 """
 
 from __future__ import annotations
@@ -25,37 +25,42 @@ from forerun.kernels.scratch import (
 from forerun.kernels.triton.match import bar_kernel, sift_kernel
 from forerun.kernels.triton.ratios import ratio_kernel
 from forerun.kernels.triton.residuals import residual_kernel
+from forerun.kernels.triton.siblings import sibling_kernel
 from forerun.noise.addresses import Purpose
+from forerun.trees.tree import ROOT, Tree
+
+TILE = 8
+"""The number of segments that a program of `siblings` sums."""
 
 LAW_WARPS = 4
-"""Of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
+"""The warps of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
 AT_ONCE = 2**23
-"""Tokens of target rows, 65 of 128,256.  Of so many `ratio` and `block` ask for all before they
-know what counts; of more, `ratio` looks for a refusal before it reads."""
+"""Tokens of all target rows of a round: 65 rows of 128,256.  Up to this number `ratio` and `block`
+load rows before they know which ones count; above it `ratio` looks for a refusal first."""
 MOST_NEWS = 15
-"""Target rows of a sequence of which a number of 32 bits says how they ended."""
+"""The most target rows of a sequence whose state fits the 32 bits of its news."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is judged, for B sequences of K draft tokens, all of it on the device.
+    """The input of a launch, for B sequences of K draft tokens, all of it on the device.
 
-    logits: row 0 is the law after the text, row i + 1 the one after draft token i; float32,
+    logits: row 0 gives the law after the text, row i + 1 that after draft token i; float32,
         bfloat16 or float16, contiguous, at an address divisible by 16.
     seeds: the bits of unsigned 64-bit seeds.
-    positions: of the first token that the round emits.
+    positions: the position of the first token that the round emits.
     draft_logits: softmax(draft_logits / temperature) is the law that each token was drawn from, for
         `ratio` and `block`; None for tokens of a deterministic drafter, which are point masses.
-    parents: for drafts that are trees the node that each node follows, -1 for the text.
-    thresholds: smaller logits are taken as -inf.  Both kinds are given or neither, where there are
-        draft logits.
+    parents: for trees the parent of each node, -1 for the text; None for chains.
+    thresholds, draft_thresholds: logits below count as -inf.  If there are draft logits, both are
+        given or neither.
     """
 
     logits: Tensor  # (B, K + 1, V)
     tokens: Tensor  # (B, K) int64
-    lengths: Tensor  # (B,) int32, how many tokens of each row count
+    lengths: Tensor  # (B,) int32, the number of tokens of each row that count
     temperature: Tensor  # (B,) float32, 0 for greedy
     seeds: Tensor  # (B,) int64
     positions: Tensor  # (B,) int64
@@ -66,7 +71,7 @@ class Round:
 
 
 def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
-    """`match` on chains and trees, in one launch, or two where there are many rows."""
+    """Decide `match` on chains and trees, in one launch, or in two if there are many rows."""
     num_sequences, num_rows, vocab_size = made.logits.shape
     piece = race_piece(scratch.num_sequences * scratch.num_rows, vocab_size)
     inputs = (
@@ -116,13 +121,13 @@ def decide_match(made: Round, scratch: Scratch, out: Outcome) -> None:
 
 
 def decide_ratio(made: Round, scratch: Scratch, out: Outcome) -> None:
-    """`ratio` on chains, in two launches."""
+    """Decide `ratio` on chains, in two launches."""
     laws = launch_laws(RATIO, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(RATIO, made, scratch, laws, out)
 
 
 def decide_block(made: Round, scratch: Scratch, out: Outcome) -> None:
-    """`block` on chains, in two launches."""
+    """Decide `block` on chains, in two launches."""
     laws = launch_laws(BLOCKWISE, made, scratch, out, Purpose.RESIDUAL, 0)
     _launch_residuals(BLOCKWISE, made, scratch, laws, out)
 
@@ -138,7 +143,7 @@ def sample(
     out: Outcome,
     thresholds: Tensor | None = None,
 ) -> None:
-    """One token for each row of logits (B, V) into `out.extra`, in one launch.
+    """Sample one token for each row of logits (B, V) into `out.extra`, in one launch.
 
     purpose: TARGET races under the target's noise at positions (B,): plain sampling, and drafting
         for `match`, where a guess has the position it is for.  slot is not used.
@@ -148,7 +153,7 @@ def sample(
     """
     made = Round(
         logits[:, None, :],
-        out.extra,  # no token counts
+        out.extra,  # stands for draft tokens, of which none counts
         scratch.no_tokens,
         temperature,
         seeds,
@@ -164,7 +169,7 @@ def sample(
 def launch_laws(
     rule: int, made: Round, scratch: Scratch, out: Outcome, purpose: Purpose, slot: int
 ) -> LawScratch:
-    """The first launch of the rules that divide by a draft law, which is all of `sample`."""
+    """The first launch of the rules that divide by a draft law, and the only one of `sample`."""
     laws = scratch.laws
     assert laws is not None, "this scratch was allocated for `match` only"
     num_sequences, num_rows, vocab_size = made.logits.shape
@@ -227,7 +232,7 @@ def launch_laws(
 def _launch_residuals(
     rule: int, made: Round, scratch: Scratch, laws: LawScratch, out: Outcome
 ) -> None:
-    """The second launch, which decides `ratio`, and for `block` sums what refusals leave."""
+    """The second launch, which decides `ratio`, and sums the residuals of `block`."""
     num_sequences, num_rows, vocab_size = made.logits.shape
     num_slots = 1 if rule == RATIO else num_rows - 1
     if num_slots == 0:
@@ -281,16 +286,83 @@ def _launch_residuals(
 
 
 def _tells_news(rule: int, made: Round) -> bool:
-    """Whether the launches of `ratio` run beside each other, the second one as it hears of slots:
-    where rows are few.  Where they are many there is always something to read."""
+    """Whether the two launches of `ratio` overlap, the second one reading the news of the first.
+
+    They do if rows are few; with many rows the memory is busy anyway.
+    """
     return rule == RATIO and made.logits.numel() <= AT_ONCE and made.logits.shape[1] <= MOST_NEWS
 
 
 def _law_piece(rule: int, made: Round) -> LawPiece:
-    """How the rows are cut, steps being twice as wide for logits of 16 bits: a warp then reads two
-    segments at once, and one warp must have all of a segment, or its sum depends on the piece."""
+    """How rows are cut into programs.
+
+    Steps are twice as wide for logits of 16 bits, of which a warp reads two segments at once: one
+    warp must have all of a segment, or its sum would depend on the cut.
+    """
     num_sequences, num_rows, vocab_size = made.logits.shape
     piece = law_piece(num_sequences * num_rows, vocab_size, rule == RATIO)
     laws = (made.logits, made.draft_logits)
     is_narrow = any(law is not None and law.element_size() == 2 for law in laws)
     return piece._replace(step=2 * piece.step) if is_narrow else piece
+
+
+def most_refusals(tree: Tree) -> int:
+    """The largest number of children that a walk from the text to a leaf can refuse."""
+    most = [0] * (len(tree) + 1)  # from each node on; the last entry is that of the text
+    for node in (*reversed(range(len(tree))), ROOT):
+        children = tree.children[node]
+        ways = (tried + most[child] for tried, child in enumerate(children))
+        most[node] = max(len(children), *ways) if children else 0
+    return most[ROOT]
+
+
+def decide_siblings(
+    made: Round, scratch: Scratch, out: Outcome, most_refused: int | None = None
+) -> None:
+    """Decide `siblings` on chains and trees, in two launches and one per child that may be refused.
+
+    made: its parents must be given.
+    most_refused: the largest number of children that a walk can refuse, from `most_refusals`; None
+        for the number of nodes.
+    """
+    assert made.parents is not None, "chains have parents too"
+    laws = launch_laws(LAWS, made, scratch, out, Purpose.RESIDUAL, 0)
+    num_sequences, num_rows, vocab_size = made.logits.shape
+    most_refused = num_rows - 1 if most_refused is None else most_refused
+    for launch in range(most_refused + 1):
+        is_first = launch == 0
+        sibling_kernel[(num_sequences * (1 if is_first else num_tiles(vocab_size, TILE)),)](
+            made.logits,
+            made.logits if made.draft_logits is None else made.draft_logits,
+            made.tokens,
+            made.parents,
+            made.temperature,
+            made.seeds,
+            made.positions,
+            scratch.nothing if made.thresholds is None else made.thresholds,
+            scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
+            made.lengths,
+            laws.maxima,
+            laws.sums,
+            laws.owed,
+            laws.laws,
+            laws.likeliests,
+            laws.ratios,
+            laws.tested,
+            laws.planned,
+            scratch.finished,
+            out.reached,
+            out.accepted,
+            out.extra,
+            out.fault,
+            num_rows,
+            FIRST=is_first,
+            V=vocab_size,
+            SEGMENTS=num_segments(vocab_size),
+            TILE=TILE,
+            ROWS=padded(num_rows),
+            POINT=made.draft_logits is None,
+            TRUNCATED=made.thresholds is not None,
+            num_warps=LAW_WARPS,
+            **OPTIONS,
+        )

@@ -1,8 +1,7 @@
-"""A rule's `decide` by kernels: a trial in, the row where each round ends and the token after it.
+"""Decides a trial by kernels: the twin of `Rule.decide` for what `forerun.rules.on_device` covers.
 
-The twin of `Rule.decide` for what `forerun.rules.on_device` covers.  Contents are checked by
-the kernels where they read them, and the faults they report come back with the result in one
-synchronisation.
+The kernels check contents where they read them, and the faults they report come back with the
+result in one synchronisation.
 """
 
 from __future__ import annotations
@@ -17,9 +16,15 @@ import numpy as np
 import torch
 
 from forerun.base.errors import InputError
-from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio
+from forerun.kernels.decide import (
+    Round,
+    decide_block,
+    decide_match,
+    decide_ratio,
+    decide_siblings,
+    most_refusals,
+)
 from forerun.kernels.scratch import Outcome, Scratch, Tensor
-from forerun.kernels.siblings import decide_siblings, most_refusals
 from forerun.rules import refusals
 from forerun.rules.base import Rule, Trial
 from forerun.rules.rows import Logits
@@ -31,14 +36,16 @@ LAUNCHES: dict[str, Callable[..., None]] = {
     "siblings": decide_siblings,
 }
 TARGET_ROW, DRAFT_ROW, IMPOSSIBLE, OUTSIDE = 1, 2, 3, 4
-"""The kinds of faults; a fault is kind + 16 * slot."""
+"""The kinds of faults.  A fault is kind + 16 * slot."""
 
 
 def decide(
     trial: Trial, rule: Rule, seeds: Sequence[int], positions: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """(reached (B,), extra (B,)), as the rule itself decides; raises `InputError` for what the
-    kernels found refusals."""
+    """Judge a trial: (reached (B,), extra (B,)), as `Rule.decide` returns them.
+
+    Raises InputError for logits or tokens in which the kernels found a fault.
+    """
     assert isinstance(trial.target, Logits), "only logits are covered"
     logits = aligned(trial.target.logits)
     num_sequences, num_rows, vocab_size = logits.shape
@@ -74,8 +81,8 @@ def decide(
 
 
 def aligned(table: Tensor) -> Tensor:
-    """The tensor, contiguous and at an address that allows the widest reads: the order of sums,
-    and so their last bits, must not depend on where a tensor lies."""
+    """The tensor, or a copy that is contiguous and at an address that allows the widest reads: the
+    order of sums, and so their last bits, must not depend on the address."""
     table = table.contiguous()
     return table if table.data_ptr() % 16 == 0 else table.clone()
 

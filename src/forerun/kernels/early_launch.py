@@ -1,10 +1,10 @@
-"""Kernels that are launched while the one before them ends, which hides the latency of a launch.
+"""Launches kernels while the kernel before them ends, which hides the latency of a launch.
 
-Such a kernel calls `gdc_wait` before it reads anything that the one before it wrote; that one calls
-`gdc_launch_dependents` when the next may come, and not before its own `gdc_wait` has returned.  So
-what was written before it began may be read without waiting (past the first-level cache, `.cg`),
-and so may weights.  `ratio` goes by what single programs tell, and waits only before it ends
-(kernels/news.py).
+Such a kernel calls `gdc_wait` before it reads anything that the kernel before it wrote.  That one
+calls `gdc_launch_dependents` when the next may begin, and not before its own `gdc_wait` has
+returned.  So data that were written before it began, and weights, may be read without waiting (past
+the first-level cache, `.cg`).  `ratio` reads the news of single programs instead, and waits only
+before it ends (`triton/handover.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ OLDEST = (9, 0)
 
 @cache
 def dependent_launch(device: Any) -> dict[str, Any]:
-    """Options of a kernel that is launched while the last one ends, where the device can do it."""
+    """Launch options of a kernel that may begin while the one before it ends; on devices that
+    cannot do that, options that turn it off."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
         return {"PDL": False}
     return {"PDL": True, "launch_pdl": True}

@@ -1,6 +1,6 @@
-"""How the rows of a round are cut into programs.  No outcome depends on it.
+"""Cuts the rows of a round into programs.  No outcome depends on the cut.
 
-The choices are the fastest of those measured on an H200 (benchmarks/gpu_kernels.py --sweep).
+The choices were the fastest on an H200 (benchmarks/gpu_kernels.py --sweep).
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from typing import NamedTuple
 from forerun.kernels.scratch import SEGMENT
 
 FEW, SOME, MANY = 2**21, 2**24, 2**26
-"""Tokens of all rows of a round: 16, 130 and 520 rows of 128,256."""
+"""Numbers of tokens in all rows of a round: 16, 130 and 520 rows of 128,256."""
 
 
 class LawPiece(NamedTuple):
-    """How rows are cut where weights are summed.  One warp sums a segment, so no sum depends on
-    it; steps are multiples of the warps of a program."""
+    """A cut of rows for summing weights.  One warp sums a segment, so no sum depends on the cut;
+    steps are multiples of the warps of a program."""
 
     step: int  # segments that are read at a time
     steps: int = 1
-    stages: int = 1  # of the pipeline that reads
+    stages: int = 1  # stages of the pipeline that reads
 
 
 def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
-    """skips: rows past a refusal are not read, for which small pieces are better."""
+    """The cut for summing weights.
+
+    skips: rows past a refusal are not read, for which small pieces are better.
+    """
     num_tokens = num_rows * vocab_size
     if num_tokens > MANY:
         return LawPiece(4, 8, 3)
@@ -33,16 +36,16 @@ def law_piece(num_rows: int, vocab_size: int, skips: bool) -> LawPiece:
 
 
 class RacePiece(NamedTuple):
-    """How `match` is cut into programs.  The winner of a race does not depend on it."""
+    """A cut of rows for `match`.  The winner of a race does not depend on it."""
 
-    lines: int  # half blocks that a warp reads; of a program an even number, of a warp at most 16
+    lines: int  # half blocks that a warp reads, at most 16; an even number in a program
     num_warps: int
     scouts: int  # tokens that a program times first; 0: a launch before it times them
-    bar_warps: int = 8  # of that launch
+    bar_warps: int = 8  # the warps of that launch
 
 
 def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
-    """Small pieces where rows are few, so that they fill the device."""
+    """The cut for `match`: small pieces if rows are few, so that they fill the device."""
     num_tokens = num_rows * vocab_size
     if num_tokens <= FEW:
         return RacePiece(4, 4, 128)
@@ -50,5 +53,5 @@ def race_piece(num_rows: int, vocab_size: int) -> RacePiece:
 
 
 def num_tiles(vocab_size: int, tile: int) -> int:
-    """Programs that share a row, each with so many segments."""
+    """The number of programs that share a row, each with `tile` segments."""
     return -(-vocab_size // (tile * SEGMENT))

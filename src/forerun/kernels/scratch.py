@@ -1,4 +1,4 @@
-"""Memory that the kernels work in, and where they put what they decided."""
+"""The memory of the kernels: scratch memory, and the outcome of a launch."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ Tensor = Any
 """A torch tensor; its shape and type stand beside its name."""
 
 FAR = 1 << 30
-"""Past every slot: what `limits` holds between launches."""
+"""A number above every slot: the value of `limits` between launches."""
 LOWEST_KEY = -(2**63 - 1)
-"""Below the key of every token: what `keys` holds between launches."""
+"""A number below the key of every token: the value of `keys` between launches."""
 SEGMENT = 512
-"""Tokens whose weights are summed together."""
+"""The number of tokens whose weights are summed together."""
 FEWEST_SEGMENTS = 16
 BLOCK, HALF_BLOCK = 256, 128
-"""Tokens that share a minimum of noise; those that a warp reads at once."""
+"""The number of tokens that share a minimum of noise, and the number that a warp reads at once."""
 
 
 def padded(count: int) -> int:
-    """The next power of two, which is what Triton's vectors have."""
+    """The next power of two: the length that Triton's vectors must have."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 def num_segments(vocab_size: int) -> int:
-    """Segments of a row in scratch memory: a power of two."""
+    """The number of segments of a row in scratch memory, a power of two."""
     return max(FEWEST_SEGMENTS, padded(-(-vocab_size // SEGMENT)))
 
 
 def num_blocks(vocab_size: int) -> int:
-    """Blocks of a row in scratch memory: a power of two."""
+    """The number of blocks of a row in scratch memory, a power of two."""
     return padded(-(-vocab_size // BLOCK))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch decides, one entry per sequence.
+    """The decision of a launch, one entry per sequence.
 
     reached: the target row that the extra token follows; on a chain it is `accepted`.
-    fault: 0, or what is wrong with what was read (see `forerun.gpu.faults`); the other entries of
-        that sequence then mean nothing.
+    fault: 0, or a fault in the input (`decide_trial` explains it); then the other entries of that
+        sequence are meaningless.
     """
 
     reached: Tensor  # (B,) int32
@@ -60,8 +60,8 @@ class Outcome:
 class Scratch:
     """Memory for rounds of up to `num_rows` target rows (K + 1) of `num_sequences` sequences.
 
-    A launch leaves its counters as it found them, so one scratch serves launch after launch, but
-    only one at a time.
+    A launch resets its counters, so one scratch memory serves any number of launches, one after the
+    other.
     """
 
     num_sequences: int
@@ -88,7 +88,10 @@ class Scratch:
         *,
         for_match_only: bool = False,
     ) -> Scratch:
-        """for_match_only: leave out what only `ratio`, `block` and draws need."""
+        """Allocate scratch memory.
+
+        for_match_only: leave out the part that only `ratio`, `block` and draws need.
+        """
         rows = num_sequences, num_rows
         integers = {"dtype": torch.int32, "device": device}
         return cls(
@@ -110,7 +113,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class LawScratch:
-    """What the rules that divide by a draft law need besides."""
+    """Further scratch memory for the rules that divide by a draft law."""
 
     maxima: Tensor  # (B, N, SEGMENTS) float32
     sums: Tensor  # (B, N, SEGMENTS) float32

@@ -33,7 +33,7 @@ def find_thresholds(
         target's rows and 0 for the draft's.
     temperature: (B,) float32; top_k: (B,) int32, 0 for none; top_p: (B,) float32, 1 for none;
         min_p: (B,) float32, 0 for none.  Ties at an edge are kept.
-    out: (B, N) float32; -inf for rows that nothing is cut from, which are not read.
+    out: (B, N) float32; -inf for rows without such options, which are not read.
     scratch: for B * N rows at least.
     """
     num_sequences, num_rows, vocab_size = logits.shape

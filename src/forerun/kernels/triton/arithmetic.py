@@ -1,4 +1,4 @@
-"""The arithmetic all kernels share: Philox words, exponentials, logarithms, thresholds.
+"""The arithmetic of all kernels: Philox words, exponentials, logarithms, thresholds, depths.
 
 Noise is computed with additions, multiplications, correctly rounded divisions and integer
 operations in float32, none of them fused, so it is the same bits on every device and in NumPy
@@ -6,24 +6,26 @@ operations in float32, none of them fused, so it is the same bits on every devic
 `forerun.gpu.ARITHMETIC`.
 """
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
 BLOCK = tl.constexpr(256)
-"""Tokens that share a minimum of noise."""
+"""The number of tokens that share a minimum of noise."""
 HALF = tl.constexpr(128)
-"""Half a block: float32 logits that one warp reads at once."""
+"""Half a block: the number of float32 logits that one warp reads at once."""
 LANES = tl.constexpr(32)
-"""Threads of a warp; each has four tokens of half a block."""
+"""The threads of a warp; each has four tokens of half a block."""
 SEGMENT = tl.constexpr(512)
-"""Tokens whose weights are summed together."""
+"""The number of tokens whose weights are summed together."""
 PARTS = tl.constexpr(4)
-"""Parts of a segment: 128 float32 logits, which one warp reads at once."""
+"""The parts of a segment; one warp reads a part of 128 float32 logits at once."""
 FAR = tl.constexpr(1 << 30)
-"""Past every token, block, node and slot."""
+"""A number above every token, block, node and slot."""
 
-# What a number is for: forerun.noise.addresses.Purpose.
+# The purposes of random numbers, as in forerun.noise.addresses.Purpose.
 TARGET = tl.constexpr(0)
 TARGET_BLOCK = tl.constexpr(1)
 DRAFT = tl.constexpr(2)
@@ -62,14 +64,14 @@ def word(seed, position, index, PURPOSE: tl.constexpr):
 
 @triton.jit
 def unit(seed, position, slot, PURPOSE: tl.constexpr):
-    """(k + 1/2) / 2**32 in float64."""
+    """The number (k + 1/2) / 2**32 of a slot, in float64."""
     slot = (seed * 0).to(tl.int32) + slot  # a plain number becomes a tensor
     return (word(seed, position, slot, PURPOSE).to(tl.float64) + 0.5) * 2.3283064365386963e-10
 
 
 @triton.jit
 def _twice_atanh(s):
-    """2 atanh(s) = log((1 + s) / (1 - s)) for |s| <= 1/3: its series up to s**15."""
+    """2 atanh(s) = log((1 + s) / (1 - s)) for |s| <= 1/3, by its series up to s**15."""
     z = s * s
     series = z * 0.06666667014360428 + 0.07692307978868484
     series = series * z + 0.09090909361839294
@@ -102,7 +104,7 @@ def exponential(k):
 
 @triton.jit
 def block_minimum(k):
-    """The smallest exponential of a block, from the first of its words."""
+    """The smallest exponential of a block, from the first of the block's words."""
     return exponential(k) * 0.00390625
 
 
@@ -115,14 +117,14 @@ def block_noise(seed, position, block):
 
 @triton.jit
 def lane_noise(seed, position, tokens, minimum, lane):
-    """The exponentials of tokens of one block, its minimum and lane given."""
+    """The exponentials of tokens of one block, from its minimum and the lane that has it."""
     rest = exponential(word(seed, position, tokens, TARGET))
     return tl.where((tokens & 255) == lane, minimum, minimum + rest)
 
 
 @triton.jit
 def load_values(row, tokens, inside, threshold):
-    """Logits in float32; -inf below the threshold and past the vocabulary.  NaN stays."""
+    """Load logits as float32: -inf below the threshold and past the vocabulary; NaN stays NaN."""
     values = tl.load(row + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     return tl.where(values < threshold, float("-inf"), values)
 
@@ -147,7 +149,7 @@ def at_slot(values, slots, slot):
 
 @triton.jit
 def arrive(counter):
-    """Count this program in, after all that it wrote; how many were there before it."""
+    """Increment a counter after everything this program has written; returns the number before."""
     tl.debug_barrier()
     before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -156,6 +158,16 @@ def arrive(counter):
 
 @triton.jit
 def limit_now(limit):
-    """A number that other programs may be changing, the same for all warps of this one: a plain
-    load, done by each warp, could differ between them and part their ways."""
+    """Read a number that other programs may be changing, with one value for all warps.  In a plain
+    load each warp could see another value, and they would take different branches."""
     return tl.atomic_add(limit, 0, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def depth_of(parents, node):
+    """The number of guesses on the path to a node, itself included; 0 for the text, node -1."""
+    depth = 0
+    while node >= 0:
+        node = tl.load(parents + node).to(tl.int32)
+        depth += 1
+    return depth

@@ -1,9 +1,9 @@
-"""How the second launch of `ratio` hears from the first, beside whose last programs it runs.
+"""Passes results from the first launch of `ratio` to the second, which overlaps its end.
 
-A sequence has one number, its news, with two bits for every slot: the lower one says that the slot
-is done, the other that its guess is kept.  Whoever finishes a slot adds its bits after all that it
-wrote, and whoever sees them may read that.  So nobody waits for the end of a launch, and a sequence
-that ends early does not wait for its later slots.
+A sequence has one number, its news, with two bits for every slot: the lower bit says that the slot
+is done, the higher one that its guess is kept.  The program that finishes a slot adds its bits
+after everything it has written, and a program that sees them may read that.  So no program waits
+for the end of a launch, and a sequence that ends early does not wait for its later slots.
 """
 
 import triton
@@ -18,7 +18,7 @@ DONE = tl.constexpr(0x15555555)
 
 @triton.jit
 def tell(news, slot, is_kept):
-    """Add how a slot ended, after all that this program wrote."""
+    """Add the bits of a slot to the news, after everything this program has written."""
     what = tl.where(is_kept, 3, 1) << (2 * slot)
     tl.debug_barrier()
     tl.atomic_add(news, what, sem="release", scope="gpu")
@@ -26,7 +26,8 @@ def tell(news, slot, is_kept):
 
 @triton.jit
 def _end_of(news, slots):
-    """(the first slot whose guess is not known to be kept, whether the round ends there)."""
+    """The first slot whose guess is not known to be kept, and whether it is known that the round
+    ends there."""
     first = tl.min(tl.where(((news >> (2 * slots)) & 3) == 3, FAR, slots), axis=0)
     return first, ((news >> (2 * first)) & 1) == 1
 
@@ -40,10 +41,10 @@ def is_past_refusal(news, slot):
 
 @triton.jit
 def hear(news, slots):
-    """The slot where a sequence ends, as soon as it is known.
+    """Wait until it is known at which slot a sequence ends, and return that slot.
 
-    It is told by programs that run by now: a dependent launch begins when all programs of the one
-    before it have begun.
+    The programs that report it are running: a dependent launch begins when all programs of the
+    launch before it have begun.
     """
     slot, is_known = _end_of(tl.atomic_add(news, 0, sem="acquire", scope="gpu"), slots)
     while is_known == 0:
@@ -53,7 +54,7 @@ def hear(news, slots):
 
 @triton.jit
 def forget(news, PDL: tl.constexpr):
-    """Clear the news once nobody adds to them: slots past a refusal still do."""
+    """Clear the news when no program adds to them any more; those of slots past a refusal do."""
     if PDL:
         gdc_wait()
     tl.store(news, 0)

@@ -1,8 +1,9 @@
-"""What a race is decided by: the keys of tokens, whole numbers that are larger the sooner they win.
+"""The keys of tokens, whole numbers that decide a race: the largest key wins.
 
 No token arrives before the minimum of its block of 256 allows.  So the key of any token, the bar,
-gives for every block the logit that a winner must have.  Tokens that have it are hits.  A hit is
-timed in full only if its own number is small enough for the bar, which few are.
+gives for every block the logit that a winner must have.  Tokens that have it are hits.  The arrival
+of a hit is computed in full only if its own random number is small enough for the bar, which few
+are.
 """
 
 import triton
@@ -33,22 +34,23 @@ from forerun.kernels.triton.faults import TARGET_ROW, fault_at, outside
 HIGHEST = tl.constexpr(2**63 - 1)
 """The key of a row with NaN or +inf."""
 LOWEST = tl.constexpr(-(2**63 - 1))
-"""The key of nothing: `keys` between launches, and tokens of probability 0."""
+"""The key of tokens of probability 0, and the value of `keys` between launches."""
 TOKEN_BITS = tl.constexpr(2**20 - 1)
 SLACK = tl.constexpr(1e-4)
-"""Above the rounding error of a logarithm, so that a bound cannot exclude the winner."""
+"""A bound of the rounding error of a logarithm, so that no bar excludes the winner."""
 KEY_SLACK = tl.constexpr(2.0**-30)
-"""Above the part of a score that its key leaves out."""
+"""A bound of the part of a score that its key leaves out."""
 LOGIT_SLACK = tl.constexpr(2.0**-21)
-"""Above the rounding error of a float32 number."""
+"""A bound of the rounding error of a float32 number."""
 TIME_SLACK = tl.constexpr(1.001)
-"""Above the rounding errors of what an exponential may be at most."""
+"""A factor above the rounding errors of the bound of an exponential."""
 SMALLEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def _key(value, score, token):
-    """A larger key wins: the larger score, or the lower id where scores agree in 44 bits."""
+    """The key of a score: larger for a larger score, and, if scores agree in 44 bits, for a lower
+    id."""
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int64, bitcast=True)  # -0 equals 0
     ordered = tl.where(bits >= 0, bits, bits ^ HIGHEST) | TOKEN_BITS
     return tl.where(finite(value), ordered - token, LOWEST)
@@ -56,7 +58,7 @@ def _key(value, score, token):
 
 @triton.jit
 def _least_score(key):
-    """A score that no score of this key is below."""
+    """A lower bound of all scores with this key."""
     ordered = key & ~TOKEN_BITS
     bits = tl.where(ordered >= 0, ordered, ordered ^ HIGHEST)
     return tl.where(key == LOWEST, float("-inf"), bits.to(tl.float64, bitcast=True))
@@ -64,15 +66,15 @@ def _least_score(key):
 
 @triton.jit
 def noisy_key(values, rate, noise, tokens):
-    """Keys of the scores x r - log E in float64; the product is exact."""
+    """The keys of the scores x r - log E in float64; the product is exact."""
     score = values.to(tl.float64) * rate.to(tl.float64) - logarithm(noise).to(tl.float64)
     return _key(values, score, tokens)
 
 
 @triton.jit
 def scout_keys(row, blocks, threshold, rate, greedy, seed, position, V: tl.constexpr):
-    """(keys, minima, lanes) of the tokens that have the minimum of blocks (N,).  Logits are asked
-    for before exponentials are made."""
+    """(keys, minima, lanes) for blocks (N,): the key of the token that has each block's minimum.
+    Logits are loaded before exponentials are computed."""
     drawn, second, _, _ = words(seed, position, blocks, TARGET_BLOCK)
     lane = (second & 255).to(tl.int32)
     tokens = blocks * BLOCK + lane
@@ -109,7 +111,8 @@ def _needed_logit(bar, minimum, temperature):
 def write_notes(
     notes, blocks, bar, minimum, lane, temperature, V: tl.constexpr, SIZE: tl.constexpr
 ):
-    """What hits of blocks (N,) are judged by, (3, SIZE): needed logits, minima, lanes."""
+    """Write the numbers by which hits of blocks (N,) are judged into notes (3, SIZE): needed
+    logits, minima, lanes."""
     inside = blocks * BLOCK < V
     tl.store(notes + blocks, _needed_logit(bar, minimum, temperature), mask=inside)
     tl.store(notes + SIZE + blocks, minimum, mask=inside)
@@ -118,8 +121,8 @@ def write_notes(
 
 @triton.jit
 def find_hits(values, needed, WARPS: tl.constexpr, LINES: tl.constexpr):
-    """Which of the tokens that a thread has read are hits, (threads,): bit 4 i + k for the k-th of
-    four in its line i.
+    """The hits among the tokens that each thread has read, (threads,): bit 4 i + k is that of the
+    k-th of four tokens in the thread's line i.
 
     values: (WARPS, LINES, HALF); needed: (WARPS, LINES).  NaN is a hit.
     """
@@ -132,7 +135,7 @@ def find_hits(values, needed, WARPS: tl.constexpr, LINES: tl.constexpr):
 
 @triton.jit
 def _lowest_bit(bits):
-    """(the lowest set bit of every entry, its number)."""
+    """The lowest set bit of every entry, and its number."""
     low = bits & -bits
     exponent = (low.to(tl.float64).to(tl.int64, bitcast=True) >> 52) & 0x7FF
     return low, (exponent - 1023).to(tl.int32)
@@ -140,9 +143,10 @@ def _lowest_bit(bits):
 
 @triton.jit
 def _reach_bar(values, tokens, notes, drawn, rate, greedy, SIZE: tl.constexpr):
-    """(whether tokens may reach the bar, their exponentials' minima and whether they are these).
+    """Whether tokens may reach the bar, the minima of their blocks, and whether they have these.
 
-    An exponential is at least its u, and at most what the logit above the needed one allows.
+    The exponential of a token is at least its uniform number u, and must not exceed the bound that
+    follows from its logit and the needed one.
     """
     blocks = tokens // BLOCK
     needed = tl.load(notes + blocks, cache_modifier=".cg")
@@ -170,9 +174,9 @@ def best_hit(
     SIZE: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """The largest key of hits that reach the bar; the highest of all where there is NaN or +inf.
+    """The largest key of hits that reach the bar; HIGHEST if there is NaN or +inf.
 
-    A thread takes its hits one after the other.  start: the first half block that was read.
+    Each thread judges its hits one after the other.  start: the first half block that was read.
     """
     places = tl.arange(0, WARPS * LANES) * 4
     best = tl.full((WARPS * LANES,), LOWEST, tl.int64)
@@ -198,7 +202,7 @@ def best_hit(
 
 @triton.jit
 def token_of(key):
-    """The token of a key, 0 if it is of none."""
+    """The token of a key; 0 for HIGHEST and LOWEST, which are keys of no token."""
     return tl.where((key == HIGHEST) | (key == LOWEST), 0, TOKEN_BITS - (key & TOKEN_BITS))
 
 
@@ -244,9 +248,9 @@ def conclude(
     ROWS: tl.constexpr,
     TREE: tl.constexpr,
 ):
-    """Say how far the draft of a sequence was right, whose rows are all decided, and forget them.
+    """Write the outcome of a sequence whose rows are all decided, and reset their keys.
 
-    All pointers are to what the sequence has.
+    All pointers are to the entries of this sequence.
     """
     slots = tl.arange(0, ROWS)
     inside = slots < length

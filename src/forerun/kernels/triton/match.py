@@ -1,13 +1,13 @@
-"""`match`: every row is raced, and the draft compared with the winners.
+"""`match`: every row is raced, and the draft is compared with the winners.
 
 A row is cut into pieces, one program each.  A program reads its piece at the speed of memory and
-times what may win.  The winner of a row is one atomic maximum over its pieces, in any order; the
-last program of a sequence compares the winners with the draft.
+computes the arrival of tokens that may win.  The winner of a row is one atomic maximum over its
+pieces, in any order; the last program of a sequence compares the winners with the draft.
 
-What a winner must have comes from tokens that are timed first.  With few rows every program times
-the guesses for its row and some scouts, the fastest tokens of blocks all over the row.  With more
-rows a launch before this one times the guesses and the fastest tokens of all blocks, one program a
-row, while this one is waiting for memory.
+The bar that a winner must reach comes from tokens that are timed first.  With few rows every
+program times the guesses for its row and some scouts, the fastest tokens of blocks all over the
+row.  With more rows a launch before this one times the guesses and the fastest tokens of all
+blocks, one program a row, while this one is waiting for memory.
 
 A key above that of the guess refuses it: programs of later rows that begin then read nothing.
 """
@@ -22,6 +22,7 @@ from forerun.kernels.triton.arithmetic import (
     HALF,
     arrive,
     block_noise,
+    depth_of,
     inverse,
     limit_now,
 )
@@ -35,14 +36,14 @@ from forerun.kernels.triton.keys import (
     scout_keys,
     write_notes,
 )
-from forerun.kernels.triton.trees import depth_of
 
 
 @triton.jit
 def _followers(tokens, parents, index, length, num_rows, ROWS: tl.constexpr, TREE: tl.constexpr):
-    """(the guesses of a sequence for one of its rows (ROWS,), -1 for the others; the row's depth).
+    """The guesses (ROWS,) of a sequence for one of its rows, -1 for other slots; and the row's
+    depth.
 
-    tokens, parents: pointers to what the sequence has.
+    tokens, parents: pointers to the entries of this sequence.
     """
     slots = tl.arange(0, ROWS)
     exist = slots < num_rows - 1

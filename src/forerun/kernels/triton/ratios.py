@@ -1,13 +1,14 @@
 """The first of two launches of `ratio` and `block`, and all of `sample`.
 
 Every target and draft row is read once and reduced to the largest logit and the sum of weights of
-each segment of 512 tokens.  Whoever finishes a slot last knows both normalisers, and so p(x) / q(x)
-of the drafted token.  For `ratio` the second launch throws the coins.  For the others whoever
-finishes a sequence last does.  Where all guesses are kept (and at temperature 0 always) the extra
-token is then drawn at once, and the second launch has nothing to do for the sequence.
+each segment of 512 tokens.  The program that finishes a slot last knows both normalisers, and so
+p(x) / q(x) of the drafted token.  For `ratio` the second launch throws the coins; for the others
+the program that finishes a sequence last does.  If all guesses are kept (and always at temperature
+0) the extra token is then drawn at once, and the second launch has nothing to do for the sequence.
 
-If NEWS, the second launch runs beside the last programs of this one: whoever finishes a slot of
-`ratio` throws its coin and tells how that ended, and rows past a known refusal are not read.
+With NEWS, the second launch runs beside the last programs of this one: the program that finishes a
+slot of `ratio` throws its coin and publishes the result, and rows past a known refusal are not
+read.
 """
 
 import triton
@@ -23,21 +24,27 @@ from forerun.kernels.triton.arithmetic import (
     limit_now,
     unit,
 )
-from forerun.kernels.triton.drawing import draw_law, summarise, tokens_of
+from forerun.kernels.triton.drawing import (
+    draw_law,
+    gather,
+    is_fine,
+    load_segments,
+    summarise,
+    tokens_of,
+)
 from forerun.kernels.triton.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 from forerun.kernels.triton.handover import is_past_refusal, tell
-from forerun.kernels.triton.normalisers import gather, is_fine, load_segments
 
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)
 SAMPLE = tl.constexpr(2)
 LAWS = tl.constexpr(3)
-"""Nothing but the laws of all rows, for `siblings`."""
+"""LAWS computes only the laws of all rows, for `siblings`."""
 
 
 @triton.jit
 def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
-    """Write maxima and sums of segments (TILE,) with logits (TILE, PARTS, 128)."""
+    """Write the maxima and sums of segments (TILE,) whose logits are values (TILE, PARTS, 128)."""
     largest, total = summarise(values, rate)
     inside = segments * SEGMENT < V
     tl.store(maxima + segments, largest, mask=inside)
@@ -46,7 +53,7 @@ def _write_tile(values, rate, maxima, sums, segments, V: tl.constexpr):
 
 @triton.jit
 def _load_once(row, tokens, inside, threshold):
-    """As `load_values`, with a hint for the cache."""
+    """Like `load_values`, with a hint to the cache that these logits are not read again."""
     values = tl.load(
         row + tokens, mask=inside, other=float("-inf"), eviction_policy="evict_first"
     ).to(tl.float32)
@@ -65,9 +72,9 @@ def _load_rows(
     V: tl.constexpr,
     POINT: tl.constexpr,
 ):
-    """Logits of the target's and the draft's row; both are asked for before either is used.
+    """Load logits of the target's and the draft's row; both loads begin before either is used.
 
-    is_open: whether they count; if not, nothing is read.
+    is_open: whether the rows count; if not, nothing is read.
     """
     inside = (columns < V) & is_open
     values = _load_once(row, columns, inside, threshold)

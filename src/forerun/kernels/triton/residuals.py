@@ -1,11 +1,11 @@
-"""The second launch of `ratio` and `block`: what the target's row still owes, and a draw from it.
+"""The second launch of `ratio` and `block`: the residual of the target's law, and a draw from it.
 
 (scale * p - q)+ is summed over segments at every slot where the round may end.  For `ratio` that is
-one, and every program throws the coins that say which; where all guesses are kept the first program
-of the sequence draws from the target's law.  If NEWS, the first launch throws these coins, and
-programs go to work as soon as they hear where their sequence ends.  Whoever finishes a sequence
-last throws the second
-coins of `block`, for which the sums are the Z of its slots, and draws the extra token.
+one slot, and every program throws the coins that say which; if all guesses are kept, the first
+program of the sequence draws from the target's law.  With NEWS, the first launch throws these
+coins, and programs begin as soon as they know where their sequence ends.  The program that finishes
+a sequence last throws the second coins of `block`, for which the sums are the Z of its slots, and
+draws the extra token.
 """
 
 import triton
@@ -42,7 +42,10 @@ def _owed(
     scale,
     POINT: tl.constexpr,
 ):
-    """(scale * p - q)+ at some columns; law: largest logit and mass of target and draft, (4,)."""
+    """(scale * p - q)+ at some columns.
+
+    law: (4,), the largest logit and the mass of the target, then of the draft.
+    """
     values = load_values(row, columns, inside, threshold)
     if POINT:
         drawn = (columns == token).to(tl.float32)
@@ -68,7 +71,7 @@ def _draw_target(
     SEGMENTS: tl.constexpr,
     TRUNCATED: tl.constexpr,
 ):
-    """A token of the target's own law in one of all rows."""
+    """Draw a token of the target's law at one row."""
     every = tl.arange(0, SEGMENTS)
     inside = every * SEGMENT < V
     threshold = float("-inf")
@@ -89,9 +92,10 @@ def _draw_target(
 
 @triton.jit
 def _throw_coins(tokens, ratios, faults, coins, length, V: tl.constexpr, ROWS: tl.constexpr):
-    """(how many guesses of a sequence `ratio` keeps, fault); pointers to what the sequence has.
+    """The number of guesses of a sequence that `ratio` keeps, and the fault.
 
-    Nothing past the first refusal is looked at, which may be left from another round.
+    All pointers are to the entries of this sequence.  Entries past the first refusal are not used,
+    because they may be from another round.
     """
     slots = tl.arange(0, ROWS)
     inside = slots <= length

@@ -1,11 +1,14 @@
 """`siblings` on trees, from the laws of all rows: a walk from the text down, child after child.
 
-A child x is kept with chance min(1, P(x) / q(x)), P being what the earlier children left of the
-target's law: single numbers, so one program walks for a sequence.  Where a child is refused, the
-next P needs the sum of (P - q)+ over the vocabulary.  There the walk stops, and the next launch
-forms the sum by many programs, the last of which walks on.  A launch has nothing to do for
-sequences whose walk is over.
+A child x is kept with chance min(1, P(x) / q(x)), where P is the part of the target's law that its
+refused siblings left.  These are single numbers, so one program walks for a sequence.  If a child
+is refused, the next P needs the sum of (P - q)+ over the vocabulary.  There the walk stops, and the
+next launch computes the sum in many programs, the last of which walks on.  Sequences whose walk is
+over need nothing from a launch.  P itself is not stored: it is computed again from the logits and
+the sums.
 """
+
+from __future__ import annotations
 
 import triton
 import triton.language as tl
@@ -15,14 +18,93 @@ from forerun.kernels.triton.arithmetic import (
     RESIDUAL,
     SEGMENT,
     arrive,
+    depth_of,
     finite,
     inverse,
+    load_values,
     unit,
 )
-from forerun.kernels.triton.drawing import draw_law, pick, sum_segments, tokens_of, total_of
+from forerun.kernels.triton.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
 from forerun.kernels.triton.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
-from forerun.kernels.triton.leftovers import chance_at, left_over
-from forerun.kernels.triton.trees import depth_of
+
+
+@triton.jit
+def chance_at(row, columns, inside, threshold, rate, law):
+    """The probabilities of some tokens.  law: (2,), the largest logit and the mass of the row."""
+    values = load_values(row, columns, inside, threshold)
+    largest = tl.load(law, cache_modifier=".cg")
+    return power(values, largest, rate) * tl.div_rn(1.0, tl.load(law + 1, cache_modifier=".cg"))
+
+
+@triton.jit
+def _draft_chance(
+    draft_row,
+    token,
+    columns,
+    inside,
+    threshold,
+    rate,
+    law,
+    POINT: tl.constexpr,
+):
+    """The probabilities of some tokens under the law that a node was drawn from: a row of logits,
+    or with POINT a point mass on `token`."""
+    if POINT:
+        chance = (columns == token).to(tl.float32)
+    else:
+        chance = chance_at(draft_row, columns, inside, threshold, rate, law + 2)
+    return chance
+
+
+@triton.jit
+def left_over(
+    logits,
+    draft_logits,
+    tokens,
+    thresholds,
+    draft_thresholds,
+    laws,
+    refused,
+    rests,
+    reached,
+    num_refused,
+    columns,
+    rate,
+    V: tl.constexpr,
+    POINT: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+):
+    """The target's law minus the refused children, at some columns, before the last normalisation.
+
+    All pointers are to the entries of one sequence.  rests: the sums that normalise after each
+    refused child but the last.
+    """
+    inside = columns < V
+    threshold = float("-inf")
+    if TRUNCATED:
+        threshold = tl.load(thresholds + reached)
+    row = logits + reached.to(tl.int64) * V
+    left = chance_at(row, columns, inside, threshold, rate, laws + reached * 4)
+    count = 0
+    rest = 1.0
+    while count < num_refused:
+        node = tl.load(refused + count, cache_modifier=".cg")
+        if TRUNCATED:
+            threshold = tl.load(draft_thresholds + node)
+        drawn = _draft_chance(
+            draft_logits + node.to(tl.int64) * V,
+            tl.load(tokens + node),
+            columns,
+            inside,
+            threshold,
+            rate,
+            laws + node * 4,
+            POINT,
+        )
+        left = tl.maximum(left * tl.div_rn(1.0, rest) - drawn, 0.0)
+        rest = tl.load(rests + count, cache_modifier=".cg")
+        count += 1
+    return left
 
 
 @triton.jit
@@ -56,9 +138,10 @@ def _walk(
     POINT: tl.constexpr,
     TRUNCATED: tl.constexpr,
 ):
-    """(refused node or length, row reached, children refused there, fault), from `node` on.
+    """Walk from `node` on: (refused node or length, row reached, children refused there, fault).
 
-    All pointers are to what one sequence has.  Ends at a refusal, whose sum is not known yet.
+    The walk ends at a refusal, because its sum is not known yet.  All pointers are to the entries
+    of one sequence.
     """
     fault = tl.where(_is_fine(laws + reached * 4), 0, fault_at(reached, TARGET_ROW))
     going_on = (node < length) & (fault == 0)

@@ -24,7 +24,7 @@ UNIT = tl.constexpr(1099511627776.0)  # 2**40: the weight of the likeliest token
 
 @triton.jit
 def _key(value):
-    """Whole numbers in the order of the floats."""
+    """Whole numbers in the order of float32 values."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     key = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     return tl.where(value == value, key, BELOW).to(tl.int64)
@@ -32,6 +32,7 @@ def _key(value):
 
 @triton.jit
 def _value(key):
+    """The float32 value of a key."""
     bits = key.to(tl.int32)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
