@@ -71,7 +71,7 @@ def notice(message: str) -> None:
 
 
 def ends_process(error: BaseException) -> bool:
-    """Whether an exception that left somebody's code is Ctrl-C or an exit of the whole process.
+    """Whether an exception that left a user's code is Ctrl-C or an exit of the whole process.
 
     Signals arrive in the main thread only: in any other, that code has raised it by itself.
     """
@@ -80,7 +80,7 @@ def ends_process(error: BaseException) -> bool:
 
 
 def shown(value: object, as_text: Callable[[Any], str] = repr) -> str:
-    """A value in a message; one that cannot be written, or is too long a number, by its type."""
+    """A value as text for a message; its type, if it cannot be written or is too long a number."""
     if isinstance(value, int) and abs(value) >> 128:
         return f"a whole number of {value.bit_length()} bits"
     try:

@@ -74,7 +74,10 @@ class Cursor:
         return list(self._at(output, lambda matcher: matcher.forced()))
 
     def _at(self, output: Sequence[int], ask: Callable[[Matcher], Any]) -> Any:
-        """An answer of the matcher after an output; after one that raises comes a new matcher."""
+        """The result of `ask` for the matcher after an output.
+
+        A matcher that raises is dropped, and the next call makes a new one.
+        """
         matcher, self._matcher = self._matcher, None
         if matcher is None:
             matcher, self._taken = self._make(), []
@@ -86,7 +89,7 @@ class Cursor:
         return answer
 
     def _move(self, matcher: Matcher, output: list[int]) -> int | None:
-        """Move a matcher to an output; the first token that it refuses, if there is one."""
+        """Move a matcher to an output; returns the first token that it refuses, or None."""
         num_shared = _num_shared(self._taken, output)
         if num_shared < len(self._taken):
             matcher.rollback(len(self._taken) - num_shared)

@@ -31,6 +31,7 @@ class Guided:
     text: str  # the grammar in llguidance's own format
 
     def matcher(self, tokenizer: Any, vocab_size: int, endings: Sequence[int]) -> GuidedMatcher:
+        """A matcher at the beginning of an output; see `Grammar.matcher`."""
         if tokenizer is None:
             cure = "Wrap the model with its tokenizer: forerun.wrap(model, tokenizer)."
             raise InputError(explain(f"A {self.kind} needs a tokenizer.", "a model without", cure))

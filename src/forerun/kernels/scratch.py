@@ -148,7 +148,8 @@ class LawScratch:
 
 @dataclass(frozen=True)
 class CutScratch:
-    """What the programs that search for the thresholds of up to so many rows hand to each other."""
+    """Memory through which the programs that search for thresholds of rows pass on their
+    results."""
 
     sums: Tensor  # (R, 17) int64: zero between launches
     finished: Tensor  # (R,) int32: zero between launches

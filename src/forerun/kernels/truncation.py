@@ -1,6 +1,7 @@
-"""Per-row options that cut a law: top-k, then top-p, then min-p, as `forerun.sampling` means them.
+"""Applies top-k, then top-p, then min-p to rows of logits, as `forerun.sampling` defines them.
 
-They become one threshold per row, below which `forerun.kernels.decide` takes logits as -inf.
+The three options become one threshold per row; for `forerun.kernels.decide`, logits below it count
+as -inf.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from forerun.kernels.scratch import CutScratch, Tensor
 from forerun.kernels.triton.truncation import STEPS, threshold_kernel
 
 PIECE = 2048
-"""Tokens of a row that a program reads."""
+"""The number of tokens of a row that one program reads."""
 NUM_WARPS = 4
 
 
@@ -27,7 +28,7 @@ def find_thresholds(
     *,
     more: int,
 ) -> None:
-    """The smallest logit that is kept, for each row of logits (B, N, V), in 16 short launches.
+    """Write the smallest logit that is kept in each row of logits (B, N, V), in 16 short launches.
 
     lengths: (B,) int32; the first lengths + more rows of each sequence count: more is 1 for the
         target's rows and 0 for the draft's.

@@ -6,8 +6,8 @@ kept in its original bits, and a weight becomes the same float32 again in a regi
 multiplied as a whole number and a scale.  Nothing is rounded: a format is used only where every
 weight survives the way there and back.
 
-The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales can be told from the
-weights of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
+The block formats keep GGUF's Q8_0, Q5_0, Q4_1 and Q4_0, whose exact scales follow from the weights
+of a block.  The largest is 127 times the scale of a Q8_0 and 16 times that of a Q5_0.  The
 least is the offset of a Q4_1, and the largest 15 scales more.  The largest is the offset of a Q4_0
 and -8 times its scale.  Matrices of several types that are used as one may have blocks of both.
 Those named K keep GGUF's Q4_K (and all before with offsets), Q6_K and Q3_K, Q5_K and Q5_1, at 6, 10

@@ -37,7 +37,7 @@ class Pass(NamedTuple):
 
 
 class Forward:
-    """Calls `model` on token ids, with logits for chosen columns."""
+    """Calls a transformers model on token ids, with logits for chosen columns."""
 
     def __init__(self, model: Any) -> None:
         parameters = inspect.signature(model.forward).parameters

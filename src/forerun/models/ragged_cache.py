@@ -101,6 +101,7 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
             stored[at[0], :, at[2]] = stored[at[0], :, at[1]]
 
     def get_seq_length(self) -> int:
+        """The number of tokens before this pass in the longest row; transformers calls this."""
         return self.cache.placement.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

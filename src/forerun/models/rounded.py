@@ -45,6 +45,7 @@ class RoundedLinear(torch.nn.Module, ABC):  # type: ignore[misc]
         """The product (N, out) of inputs (N, in) with the weight."""
 
     def forward(self, x: Any) -> Any:
+        """The outputs (..., out) for inputs (..., in)."""
         flat = x.reshape(-1, x.shape[-1])
         output = self.product(flat).view(*x.shape[:-1], -1)
         return output if self.bias is None else output + self.bias

@@ -89,6 +89,7 @@ class TensorParallelModel:
 
     @property
     def pass_name(self) -> str:
+        """The pass of one rank and the number of ranks, in words."""
         return f"{self._shard.pass_name}, {self.ranks.num_ranks} ranks"
 
     @property
@@ -154,9 +155,11 @@ class TensorParallelModel:
         self._call("watch", state, layers)
 
     def watched(self, state: SpreadRows, row: int) -> Any:
+        """Hidden states (N, layers * hidden) of the tokens that the last commit added to a row."""
         return self._shard.watched(state.shard, row)
 
     def fresh(self, text: Sequence[int]) -> Any:
+        """Logits (V,) after a text, computed from scratch by all ranks."""
         with self.ranks.together("fresh", ["fresh", None, text]):
             return self._shard.fresh(text)
 

@@ -52,6 +52,7 @@ class Wire:
             return True
 
     def close(self) -> None:
+        """Close this end, which the other end receives as the end of the stream."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

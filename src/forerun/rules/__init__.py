@@ -58,11 +58,11 @@ def get(rule: str | Rule, **settings: Any) -> Rule:
 
 
 DOUBTS: list[Callable[[Rule], None]] = []
-"""Asked about a rule of somebody's own before it decides; `forerun.proof` has one."""
+"""Functions that check a user's own rule before it decides; `forerun.proof` registers one."""
 
 
 def trusted(rule: str | Rule) -> Rule:
-    """The rule that is to decide; one that is not ours is looked at first."""
+    """The rule that is to decide; a rule that is not one of ours is checked first."""
     chosen = get(rule)
     if type(chosen) not in RULES.values():
         for doubt in DOUBTS:

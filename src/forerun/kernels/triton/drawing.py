@@ -48,13 +48,13 @@ def segment_sums(maxima, sums, best, rate):
 
 @triton.jit
 def pick(weights, aim, SIZE: tl.constexpr):
-    """The first of weights (SIZE,) whose running sum passes aim, or the last that adds to it, and
-    the running sum before it."""
+    """The index of the first weight (SIZE,) whose running sum exceeds aim, or of the last weight
+    above 0, and the running sum before it."""
     index = tl.arange(0, SIZE)
     wide = weights.to(tl.float64)
     running = tl.cumsum(wide, axis=0)
-    # one reduction: those that pass have their index, the others of some weight what is above all
-    # of these and falls with their index
+    # One minimum finds both: entries that exceed aim have their index, other entries with a weight
+    # a number above all indices that falls with theirs.
     other = tl.where(weights > 0.0, 2 * SIZE - index, 2 * SIZE)
     chosen = tl.min(tl.where((running > aim) & (weights > 0.0), index, other), axis=0)
     chosen = tl.where(chosen < SIZE, chosen, 2 * SIZE - chosen)

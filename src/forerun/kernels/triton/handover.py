@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_wait
 from forerun.kernels.triton.arithmetic import FAR
 
 DONE = tl.constexpr(0x15555555)
-"""The lower bits of 15 slots."""
+"""The lower bits of all 15 slots."""
 
 
 @triton.jit

@@ -77,6 +77,7 @@ def bar_kernel(
     TRUNCATED: tl.constexpr,
     PDL: tl.constexpr,  # whether the next launch may begin at once
 ):
+    """Time the guesses and the fastest tokens of all blocks of a row, and write the bar's notes."""
     if PDL:
         gdc_launch_dependents()
     place = tl.program_id(0)

@@ -1,10 +1,10 @@
-"""Top-k, top-p and min-p as one threshold per row: the smallest logit that is kept.
+"""Finds the threshold of a row for top-k, top-p and min-p: the smallest logit that is kept.
 
-A step of the search cuts what is left of a row's interval of logits into `WAYS` parts, and goes on
-with the one that has the threshold; after `STEPS` of them it is a single float32 number.  A row is
-cut into pieces, one program each, and the program that finishes last takes the step.  Tokens and
-their weights are summed as whole numbers, so the sums are exact in any order: a row's threshold
-depends on nothing but the row.
+A step of the search divides the row's interval of logits into `WAYS` parts and continues with the
+part that contains the threshold; after `STEPS` steps it is a single float32 number.  A row is cut
+into pieces, one program each, and the program that finishes last takes the step.  Tokens and their
+weights are summed as whole numbers, so the sums are exact in any order, and a row's threshold
+depends on the row alone.
 """
 
 import triton
@@ -16,9 +16,9 @@ from forerun.kernels.triton.drawing import power
 
 WAYS = tl.constexpr(16)
 STEPS = tl.constexpr(8)
-"""Of a search: the keys of a row are 32-bit numbers."""
+"""The number of steps of a search, enough for keys of 32 bits."""
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
-BELOW = tl.constexpr(-2139095042)  # of what is no number, and no token
+BELOW = tl.constexpr(-2139095042)  # the key of NaN, and of places past the vocabulary
 UNIT = tl.constexpr(1099511627776.0)  # 2**40: the weight of the likeliest token
 
 
@@ -39,13 +39,13 @@ def _value(key):
 
 @triton.jit
 def _edge(low, high, part):
-    """The lowest key of a part of an interval; of WAYS parts, where the next would begin."""
+    """The lowest key of a part, 0 to WAYS, of the interval from `low` to `high`."""
     return low + ((high - low) * part) // WAYS
 
 
 @triton.jit
 def _with_min_p(threshold, best, rate, least):
-    """The threshold, or the smallest value whose weight is at least so large."""
+    """The larger of a threshold and the smallest value whose weight is `least` or more."""
     low = tl.zeros((), tl.int64) + LOWEST
     high = _key(best)
     if least > 0.0:
@@ -78,7 +78,7 @@ def threshold_kernel(
     BY_MASS: tl.constexpr,  # the search for top-p, which follows that for top-k
     PDL: tl.constexpr,
 ):
-    """One step of a search.  The first one of all also finds the largest logit of each row."""
+    """Take one step of a search.  The first step for a row also finds its largest logit."""
     PIECES: tl.constexpr = (V + PIECE - 1) // PIECE
     place = tl.program_id(0) // PIECES
     piece = tl.program_id(0) % PIECES
