@@ -24,7 +24,7 @@ from forerun.gpu.forward import FEWEST, PassShape, num_chunks
 from forerun.gpu.model import GpuModel
 from forerun.gpu.rows import Line, fill
 from forerun.gpu.storage import CapturedPass
-from forerun.gpu.tiles import TILES, Tile
+from forerun.gpu.tiles import TILES, Tile, chosen
 from forerun.kernels.compiling import compile_together
 from gpu import milliseconds
 from llama_pair import Pair
@@ -91,7 +91,7 @@ class Descent:
     def improve(self, kernel: str, count: int) -> str:
         """Take the fastest neighbour of a kernel's tile; what was found, if any is faster."""
         rows = max(FEWEST, triton.next_power_of_2(count))
-        table, before = TILES[kernel], TILES[kernel][rows]
+        table, before = TILES[kernel], chosen(kernel, rows)
         others = list(neighbours(before))
         known = self.captured(count)
         assert known is not None
@@ -148,8 +148,8 @@ def main() -> None:
                     is_better = True
                     print(f"{kernel:8} {note}", flush=True)
         rows = max(FEWEST, triton.next_power_of_2(args.tokens))
-        for kernel, table in TILES.items():
-            print(f"{kernel:8} {rows}: {table[rows]}")
+        for kernel in TILES:
+            print(f"{kernel:8} {rows}: {chosen(kernel, rows)}")
         for count, first in firsts.items():
             last = descent.captured(count)
             assert first is not None

@@ -86,7 +86,7 @@ NARROWEST, MOST_NARROWED = 16, 64
 
 def chosen(kernel: str, num_tokens: int) -> Tile:
     """The tile of a product of so many tokens."""
-    most = next(most for most in TILES[kernel] if most >= num_tokens)
+    most = min(most for most in TILES[kernel] if most >= num_tokens)
     found = TILES[kernel][most]
     return found if found.rows else found._replace(rows=most)
 
