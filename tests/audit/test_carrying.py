@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from standins.rounds import FunctionRound
+from standins.server import StandIn
 
 import forerun as fr
 from forerun.audit.budget import Budget, SpentError
 from forerun.audit.carrier import Http
 from forerun.audit.journal import Journal
 from forerun.audit.politeness import Polite, retry_after
-from forerun.audit.standins.rounds import FunctionRound
-from forerun.audit.standins.server import StandIn
 from forerun.audit.wire import Call, EndpointError, Raw
 from forerun.base.errors import InputError
 from forerun.proof.broken import walk

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from forerun.audit.bins import TAIL, Bins
+from forerun.audit.bins import Bins
 from forerun.audit.coins import CoinFilter
 from forerun.audit.features import run_of
 from forerun.audit.mechanisms import Mechanisms
@@ -77,7 +79,7 @@ def test_what_is_predicted_is_what_a_server_does() -> None:
 
 
 def test_laws_sum_to_1_and_a_lost_text_is_not_bet_on() -> None:
-    law = Bins((" a", " b", TAIL), np.array([0.5, 0.3, 0.2]))
+    law = Bins.of({" a": math.log(0.5), " b": math.log(0.3)})
     known = Mechanisms()
     text = [" a", " b", " b"] * 3 + [" a", " b"]  # which every copy continues with " b"
     known.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from standins.rounds import FunctionRound
+from standins.server import StandIn
 
 import forerun as fr
 from forerun.audit.budget import Budget
@@ -12,8 +14,6 @@ from forerun.audit.journal import Journal
 from forerun.audit.meeting import meet
 from forerun.audit.prompts import prompts
 from forerun.audit.questions import Question, Token
-from forerun.audit.standins.rounds import FunctionRound
-from forerun.audit.standins.server import StandIn
 from forerun.audit.wire import Call, Raw
 from forerun.proof.broken import walk
 

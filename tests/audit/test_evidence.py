@@ -8,16 +8,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from forerun.audit.bins import ROUNDING, TAIL, Bins
-from forerun.audit.evidence import Evidence, needed
+from forerun.audit.bins import ROUNDING, Bins
+from forerun.audit.evidence import Evidence, View, needed
 from forerun.audit.features import NAMES, features
 from forerun.audit.mechanisms import Mechanisms
 from forerun.audit.strength import MISS, interval, smallest_bias
 
 LAWS = [
-    Bins((" a", " b", TAIL), np.array([0.5, 0.3, 0.2])),
-    Bins((" b", " a", TAIL), np.array([0.6, 0.39, 0.01])),
-    Bins((" a", TAIL), np.array([0.9, 0.1])),
+    Bins.of({" a": math.log(0.5), " b": math.log(0.3)}),
+    Bins.of({" b": math.log(0.6), " a": math.log(0.39)}),
+    Bins.of({" a": math.log(0.9)}),
 ]
 
 
@@ -38,7 +38,8 @@ def walk(choose: list[int]) -> float:
         table = features(law, keys, len(keys), " a")
         before = LAWS[0].spread_over(law.keys)
         bets = mechanisms.laws(law, keys, len(keys))
-        evidence.add(law, seen, table, [("all",), ("last", keys[-1])], [before], bets)
+        view = View(law, table, [("all",), ("last", keys[-1])], [before])
+        evidence.add(view, seen, bets)
         said += (seen,)
         keys.append(law.keys[seen])
         mechanisms.see(keys[-1])
@@ -73,11 +74,11 @@ def factors(law: Bins, slack: float) -> np.ndarray:
     others = [law.chances[::-1].copy()]
     rows = []
     for seen in range(len(law.keys)):
-        evidence = Evidence(len(NAMES), 1, 1, slack=slack)
+        evidence = Evidence(len(NAMES), 1, 1)
         for earlier in (0, 0, 0, 1):
-            evidence.add(law, earlier, table, ["all"], others)
+            evidence.add(View(law, table, ["all"], others), earlier, slack=slack)
         before = evidence._wealth
-        evidence.add(law, seen, table, ["all"], others)
+        evidence.add(View(law, table, ["all"], others), seen, slack=slack)
         rows.append(np.exp(evidence._wealth - before))
     return np.array(rows)
 
@@ -100,7 +101,8 @@ def test_a_token_that_is_not_shown_never_raises_the_mean() -> None:
     means = 0.0
     for seen, chance in enumerate(law.chances.tolist()):
         evidence = Evidence(len(NAMES), 1, 1)
-        evidence.add(law, None if seen == 0 else seen, table, ["all"], [law.chances[::-1]])
+        view = View(law, table, ["all"], [law.chances[::-1]])
+        evidence.add(view, None if seen == 0 else seen)
         means += chance * math.exp(evidence.log_wealth)
     assert means < 1
 
@@ -113,7 +115,7 @@ def sampled(seed: int, count: int, tilt: float) -> Evidence:
     weights = law.chances * np.exp([tilt, 0.0, 0.0])
     table = features(law, [" c"], 1, None)
     for seen in generator.choice(3, size=count, p=weights / weights.sum()).tolist():
-        evidence.add(law, seen, table, ["all"])
+        evidence.add(View(law, table, ["all"]), seen)
         if evidence.log_wealth >= needed(0.05):
             break
     return evidence

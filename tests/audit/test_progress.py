@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from standins.rounds import FunctionRound
+from standins.server import StandIn
 
 import forerun as fr
-from forerun.audit.standins.rounds import FunctionRound
-from forerun.audit.standins.server import StandIn
 from forerun.base.clock import timed_by
 from forerun.cli.audit import Shown
 from forerun.proof.broken import walk

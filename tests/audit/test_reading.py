@@ -11,7 +11,6 @@ import pytest
 from forerun.audit.bins import TAIL, Bins
 from forerun.audit.dialects import Dialect, read
 from forerun.audit.features import NAMES, copied, features
-from forerun.audit.option_laws import below_min_p, beyond_top_p, heated, penalised
 from forerun.audit.questions import Question, RefusedError
 from forerun.audit.wire import DONE, EndpointError, Raw
 
@@ -127,16 +126,3 @@ def test_questions_in_the_words_of_both_routes() -> None:
     assert chat["messages"][-1] == {"role": "assistant", "content": " a"}
     assert chat["continue_final_message"] is True
     assert (chat["logprobs"], chat["top_logprobs"]) == (True, 20)
-
-
-def test_laws_under_options() -> None:
-    cold = heated(FULL, 0.5)
-    listed = np.array([0.25, 0.09, 0.0225])
-    assert cold.chances[:3] == pytest.approx(listed / listed.sum(), rel=0.03)
-    assert (cold.most >= cold.chances).all()
-    fined = penalised(FULL, [" a", " a"], 1.0, 0.5)
-    weights = np.array([0.5 * math.exp(-2), 0.3, 0.15, 0.05])
-    assert fined.chances == pytest.approx(weights / weights.sum())
-    assert beyond_top_p(FULL, 0.4) == {" b", " c", TAIL}
-    assert beyond_top_p(FULL, 0.49) == {" c", TAIL}  # " b" is too close to the edge
-    assert below_min_p(FULL, 0.5) == {" c", TAIL}

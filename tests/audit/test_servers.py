@@ -21,12 +21,12 @@ from urllib.request import urlopen
 import pytest
 from processes import save_tiny
 from sockets import server_at_a_socket
+from standins.language import Language, PromptLanguage
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import forerun as fr
 from forerun.audit.findings import Finding, Report, Status
-from forerun.audit.standins.language import Language, PromptLanguage
 from forerun.engine import stepwise
 from forerun.engine.match_on_host import TargetNoise
 from forerun.models.function import FunctionModel

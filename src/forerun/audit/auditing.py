@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from forerun.audit.budget import Budget, SpentError
-from forerun.audit.check_law import LEVEL as LAW_LEVEL
 from forerun.audit.check_law import LawCheck
 from forerun.audit.check_logprobs import check_logprobs
 from forerun.audit.check_options import LEVEL as OPTION_LEVEL
 from forerun.audit.check_options import OptionCheck
 from forerun.audit.check_repeats import check_repeats
 from forerun.audit.check_stops import StopCheck
+from forerun.audit.conditions import CONDITIONS
 from forerun.audit.findings import Finding, Report, Status
 from forerun.audit.journal import Journal
+from forerun.audit.law_finding import LEVEL as LAW_LEVEL
 from forerun.audit.meeting import Meeting, base_path, meet, token_id
 from forerun.audit.politeness import Polite
 from forerun.audit.prompts import prompts
@@ -32,7 +33,7 @@ from forerun.base.errors import InputError, explain
 from forerun.base.signatures import shown_by
 from forerun.base.version import __version__
 
-LEVEL = LAW_LEVEL + 3 * OPTION_LEVEL
+LEVEL = LAW_LEVEL + OPTION_LEVEL
 """The chance that an honest endpoint is called wrong by the checks that depend on chance: 0.9%."""
 SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
 """Of the budget, at most; the law has what is left."""
@@ -51,13 +52,13 @@ class Settings:
 
     url: str
     model: str | None = None
-    budget: int = 2000
+    budget: int = 5000
     seed: int = 0
     slack: float | None = None
 
     def __post_init__(self) -> None:
         if self.budget < LEAST_BUDGET:
-            cure = f"Allow at least {LEAST_BUDGET} generated tokens; 2000 is usual."
+            cure = f"Allow at least {LEAST_BUDGET} generated tokens; {Settings.budget} is usual."
             raise InputError(explain("The budget is too small.", self.budget, cure))
         if self.slack is not None and not 0 <= self.slack < 1:
             cure = "Use a number from 0 to 1, or leave it out to have it measured."
@@ -70,7 +71,7 @@ def audit(
     *,
     model: str | None = None,
     key: str | None = None,
-    budget: int = 2000,
+    budget: int = Settings.budget,
     out: str | os.PathLike[str] | None = None,
     rate: float = 20.0,
     timeout: float = 120.0,
@@ -115,6 +116,17 @@ def allowance(check: str, total: int) -> int | None:
     if check not in SHARES:
         return None
     return max(int(SHARES[check] * total), min(FLOORS[check], total // 4))
+
+
+def _not_honoured(options: Finding) -> dict[str, str]:
+    """The conditions under which the law is not tested, since their options are not honoured."""
+    outcomes = options.details.get("outcomes", {})
+    return {
+        condition.name: f"{name} is not honoured"
+        for condition in CONDITIONS
+        for name in condition.options
+        if outcomes.get(name) == "not honoured"
+    }
 
 
 class Audit:
@@ -164,7 +176,11 @@ class Audit:
             "options", lambda: OptionCheck(met.endpoint, self.prompts, id_of).run()
         )
         check = LawCheck(
-            met.endpoint, self.prompts, seeded=met.has_seeds, slack=self.settings.slack
+            met.endpoint,
+            self.prompts,
+            seeded=met.has_seeds,
+            slack=self.settings.slack,
+            left_out=_not_honoured(options),
         )
         law = self._spend("law", check.run)
         return [options, law, check_logprobs(check.heard)]

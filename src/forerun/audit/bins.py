@@ -25,10 +25,18 @@ ROUNDING = 2e-4
 
 @dataclass(frozen=True)
 class Bins:
-    """Tokens by falling chance, the tail last.  chances (B,) have sum 1."""
+    """Tokens by falling chance, the tail last.
+
+    chances: (B,), their sum is 1.  most: upper bounds (B,) of the chances, allowing for what the
+    endpoint does not say.  has_tail: False for the law of the listed tokens alone, given that one
+    of them comes.
+    """
 
     keys: tuple[Key, ...]
     chances: HostArray
+    most: HostArray
+    has_tail: bool = True
+    has_twins: bool = False  # perhaps two of the listed tokens look alike, and count as one
 
     @classmethod
     def of(cls, logprobs: Mapping[Key, float]) -> Bins:
@@ -39,11 +47,17 @@ class Bins:
             listed = {key: chance / total for key, chance in listed.items()}
         ordered = sorted(listed, key=lambda key: (-listed[key], key))
         rest = max(1.0 - sum(listed.values()), 0.0)
-        return cls((*ordered, TAIL), np.array([*(listed[key] for key in ordered), rest]))
+        chances = [listed[key] for key in ordered]
+        return cls(
+            (*ordered, TAIL), np.array([*chances, rest]), np.array([*chances, rest + ROUNDING])
+        )
 
     def index(self, key: Key) -> int:
         """The bin of a token."""
         return self._places.get(key, len(self.keys) - 1)
+
+    def speaks_of(self, key: Key) -> bool:
+        return self.has_tail or self.index(key) < len(self.keys) - 1
 
     @cached_property
     def _places(self) -> dict[Key, int]:
@@ -58,10 +72,3 @@ class Bins:
                           else 0.0 for key in keys])  # fmt: skip
         moved[-1] += max(0.0, 1.0 - float(moved.sum()))
         return moved
-
-    @property
-    def most(self) -> HostArray:
-        """No bin's chance is above these, (B,), whatever was rounded."""
-        most = self.chances.copy()
-        most[-1] += ROUNDING
-        return most

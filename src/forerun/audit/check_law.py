@@ -1,39 +1,42 @@
-"""The law: tokens of speculated text against the law of one-token requests at the same places."""
+"""The law: tokens of speculated text against the law of one-token requests at the same places.
+
+Texts are asked for under several conditions: options, and numbers of tokens.  What a law becomes
+under an option follows from the plain one, so one-token requests are made without options, and
+their answers serve all conditions.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from statistics import fmean
-
-import numpy as np
 
 from forerun.audit.bins import Bins, Key
 from forerun.audit.budget import SpentError
+from forerun.audit.conditions import CONDITIONS, Condition, changed
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import Evidence, needed
-from forerun.audit.features import NAMES, copied, features
-from forerun.audit.findings import Finding, Status
-from forerun.audit.mechanisms import Mechanisms
+from forerun.audit.features import NAMES, Spot, copied
+from forerun.audit.findings import Finding
+from forerun.audit.law_finding import LEVEL, Guess, Outcome, bends, follows, law_finding
+from forerun.audit.mechanisms import Mechanisms, misjudged
 from forerun.audit.prompts import Prompt
-from forerun.audit.questions import Question, Token
-from forerun.audit.strength import interval, smallest_bias, tokens_for
+from forerun.audit.questions import Question, RefusedError, Token
+from forerun.audit.wealth import Wealth
 
-LEVEL = 0.006
-"""The share of the audit's 1% that this check has."""
-TEXT_LENGTH = 8
 LEAST_SLACK = 1e-3
 MOST_SLACK = 0.05
 NUM_ASKED_AGAIN = 4
-SUSPECT = 0.05
-"""A level at which one-token samples are taken to differ from the log-probabilities told."""
 FEWEST_TURNS = 2
 """Texts of every prompt before one is preferred."""
 LEAST_HEARD = 64
 """Tokens whose log-probabilities are compared, even where the law is rejected sooner."""
+MOST_SAMPLES = 400
+"""One-token samples that are drawn after a rejection, to tell what is wrong."""
+LOOSE = 1.05
+"""The sum of a law's bounds above which too little is known of it to bet."""
 LIKELY = 1e-3
 """Rounding is judged by tokens at least so likely."""
 
@@ -46,106 +49,150 @@ class Heard:
     law: Bins
 
 
+def _evidence(num_mechanisms: int = 1) -> Evidence:
+    return Evidence(len(NAMES), 4, num_others=2, num_mechanisms=num_mechanisms)
+
+
 @dataclass
 class LawCheck:
-    """Runs until the law is rejected, or nothing is left to spend."""
+    """Runs until the law is rejected, or nothing is left to spend.
+
+    left_out: why conditions are not tested, by name.
+    """
 
     endpoint: Endpoint
     prompts: Sequence[Prompt]
     seeded: bool = True  # seeds are given with every other text
     slack: float | None = None  # None: measured
     level: float = LEVEL
+    conditions: Sequence[Condition] = CONDITIONS
+    left_out: dict[str, str] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
-    _guesses: list[tuple[float, float, bool]] = field(default_factory=list)
-    _control: Evidence = field(default_factory=lambda: Evidence(len(NAMES), 3, 1))
-    _mechanisms: Mechanisms = field(default_factory=Mechanisms)
-    _copies: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    guesses: list[Guess] = field(default_factory=list)
     num_skipped: int = 0
     num_texts: int = 0
+    _slack: float = LEAST_SLACK
+    _samples: Evidence = field(default_factory=_evidence)  # of one-token requests without options
+    _mechanisms: Mechanisms = field(default_factory=Mechanisms)
+    _turns: Counter[str] = field(default_factory=Counter)
+    _copies: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _places: list[tuple[Condition, Prompt, Sequence[Token]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parts = {
+            one.name: [_evidence() for _ in range(one.num_readings)] for one in self.conditions
+        }
+        self.wealth = Wealth(_evidence(len(self._mechanisms)), parts)
 
     def run(self) -> Finding:
-        evidence: Evidence | None = None
-        is_rejected = False
+        for condition in self.conditions:
+            if condition.has_penalties and self.endpoint.dialect.route == "chat":
+                self.left_out[condition.name] = "a chat's template may hold any word"
+        samples: Evidence | None = None
         try:
-            slack = self.slack if self.slack is not None else self._rounding()
-            evidence, self._control = (
-                Evidence(len(NAMES), 3, num_others=1, num_mechanisms=count, slack=slack)
-                for count in (len(self._mechanisms), 0)
-            )
-            for prompt, tokens, is_cut in self._texts():
-                is_rejected = is_rejected or self._rejects(evidence, prompt, tokens, is_cut)
-                if is_rejected and len(self.heard) >= LEAST_HEARD:
+            self._slack = self._rounding() if self.slack is None else self.slack
+            for condition, prompt, tokens, is_cut in self._texts():
+                self._look(condition, prompt, tokens, is_cut)
+                if self._is_rejected:
+                    samples = self._sampled()
+                    self._hear()
                     break
-                if is_rejected:
-                    self._hear(prompt, tokens)
         except SpentError:
             pass
-        if evidence is None or evidence.num_tokens == 0:
-            words = "No place was found where both the text and its distribution are known."
-            return Finding("law", Status.UNKNOWN, words)
-        return self._finding(evidence)
+        return law_finding(self._outcome(samples))
 
-    def _texts(self) -> Iterator[tuple[Prompt, tuple[Token, ...], bool]]:
-        for number in count():
-            prompt = self._prompt(number)
-            options = dict(self.endpoint.plain)
-            if self.seeded and number // 2 % 2:
-                options["seed"] = 1000 + number
-            answer = self.endpoint.ask(
-                f"text/{number}", Question(prompt.text, TEXT_LENGTH, options=options)
-            )
-            choice = answer.choices[0]
-            self.num_texts += 1
-            is_cut = choice.reason == "stop"
-            yield prompt, choice.tokens or (), is_cut
+    @property
+    def _is_rejected(self) -> bool:
+        return self.wealth.log_e_value >= needed(self.level)
 
-    def _prompt(self, number: int) -> Prompt:
-        """One text in three goes to the prompts in turn, the rest to the one whose copies are
-        likeliest: faults of drafts show most where drafts are accepted.
+    def _texts(self) -> Iterator[tuple[Condition, Prompt, tuple[Token, ...], bool]]:
+        while open_ := [one for one in self.conditions if one.name not in self.left_out]:
+            condition = self.wealth.next(open_)
+            prompt = self._prompt(condition)
+            try:
+                yield condition, prompt, *self._text(condition, prompt)
+            except RefusedError as refusal:
+                if not condition.options:
+                    raise
+                self.left_out[condition.name] = f"refused: {refusal.reason[:60]}"
+
+    def _text(self, condition: Condition, prompt: Prompt) -> tuple[tuple[Token, ...], bool]:
+        """The tokens of a new text, and whether it ended early, by a token that is not shown."""
+        options = {**self.endpoint.plain, **condition.options}
+        if self.seeded and self.num_texts // 2 % 2:
+            options["seed"] = 1000 + self.num_texts
+        question = Question(prompt.text, condition.length, options=options)
+        choice = self.endpoint.ask(f"text/{self.num_texts}", question).choices[0]
+        self.num_texts += 1
+        return choice.tokens or (), choice.reason == "stop"
+
+    def _prompt(self, condition: Condition) -> Prompt:
+        """The prompts in turn; without options two texts in three go to the one whose copies are
+        likeliest, since faults of drafts show most where drafts are accepted.
 
         Which prompt comes next depends on earlier texts alone, so the test stays valid.
         """
+        if condition.has_penalties:  # so that what the prompt says is known to the word
+            return Prompt("", self.prompts[0].pieces)
+        number = self._turns[condition.name]
+        self._turns[condition.name] += 1
         turn, rest = divmod(number, 3)
-        if rest and turn >= FEWEST_TURNS and len(self._copies) == len(self.prompts):
-            return max(self.prompts, key=lambda prompt: fmean(self._copies[prompt.text]))
-        return self.prompts[(turn if turn >= FEWEST_TURNS else number) % len(self.prompts)]
+        copies = {one.text: self._copies[condition.name, one.text] for one in self.prompts}
+        if condition.options or turn < FEWEST_TURNS or not all(copies.values()):
+            return self.prompts[number % len(self.prompts)]
+        if rest:
+            return max(self.prompts, key=lambda prompt: fmean(copies[prompt.text]))
+        return self.prompts[turn % len(self.prompts)]
 
-    def _rejects(
-        self, evidence: Evidence, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
-    ) -> bool:
-        """Look at every token of a text; an end that shows no token counts as the least telling."""
+    def _look(
+        self, condition: Condition, prompt: Prompt, tokens: Sequence[Token], is_cut: bool
+    ) -> None:
+        """Bet on every token of a text; an end that shows no token counts as the least telling."""
         text: list[Key] = [*prompt.pieces, *(token.text for token in tokens)]
-        before: Bins | None = None
+        before: list[Bins] | None = None
         self._mechanisms.start()
         self.endpoint.read_along(prompt.text, tokens)
         for place in range(len(tokens) + is_cut):
             is_new = not self.endpoint.knows(prompt.text, tokens[:place])
-            law = self._law(prompt, tokens, place)
-            if law is None:
+            plain = self._law(prompt, tokens, place)
+            if plain is None or (condition.options and plain.has_twins):
                 self.num_skipped += 1
                 before = None
                 self._mechanisms.lose_track()
                 continue
             at = len(prompt.pieces) + place
-            likeliest = before.keys[0] if before is not None else None
-            table = features(law, text, at, likeliest)
-            last = text[at - 1] if at else ""
-            places = [("prompt", prompt.text), ("last", last), (prompt.text, *text[:at])]
-            other = law.chances if before is None else before.spread_over(law.keys)
-            seen = law.index(tokens[place].text) if place < len(tokens) else None
-            guess = copied(text, at)
-            bets = self._mechanisms.laws(law, text, at)
-            evidence.add(law, seen, table, places, [other], bets)
-            if is_new and (plain := self.endpoint.sample(prompt.text, tokens[:place])) is not None:
-                self._control.add(law, law.index(plain.text), table, places, [other])
+            laws = condition.laws(plain, text[len(prompt.pieces) : at], prompt, self._slack)
+            spot = Spot(text, at, prompt.text, plain, is_last=place == condition.length - 1)
+            seen = tokens[place].text if place < len(tokens) else None
+            self._bet(condition, spot, laws, before, seen)
+            if is_new and (sample := self.endpoint.sample(prompt.text, tokens[:place])) is not None:
+                row, bets = plain.index(sample.text), [plain.chances]
+                self._samples.add(spot.view(plain), row, bets, slack=self._slack)
+            self._places.append((condition, prompt, tokens[:place]))
             if place < len(tokens):
-                self._mechanisms.see(tokens[place].text)
-                self._note(law, tokens[place], guess)
-                self._copies[prompt.text].append(law.chance(guess) if guess in law.keys else 0.0)
-            before = law
-            if evidence.log_wealth >= needed(self.level):
-                return True
-        return False
+                self._note(condition, tokens[place], spot, laws[0])
+            before = laws
+            if self._is_rejected:
+                return
+
+    def _bet(
+        self, condition: Condition, spot: Spot, laws: Sequence[Bins],
+        before: Sequence[Bins] | None, seen: Key | None,
+    ) -> None:  # fmt: skip
+        """One token for the condition's evidence, by every reading of its law, and for the pool."""
+        slack = condition.slack(self._slack)
+        parts = self.wealth.parts[condition.name]
+        for number, (evidence, law) in enumerate(zip(parts, laws, strict=True)):
+            if law.most.sum() > LOOSE or (seen is not None and not law.speaks_of(seen)):
+                continue
+            view = spot.view(law, before[number] if before else None)
+            row = None if seen is None else law.index(seen)
+            evidence.add(view, row, [misjudged(law, spot.plain)], slack=slack)
+            if len(laws) == 1:
+                bets = self._mechanisms.laws(law, spot.text, spot.place)
+                self.wealth.pool.add(view, row, bets, slack=slack)
+                if seen is not None:
+                    self._mechanisms.see(seen)
 
     def _law(self, prompt: Prompt, tokens: Sequence[Token], place: int) -> Bins | None:
         """The law of a place, by a request for it; told by the text itself where that cannot be."""
@@ -153,18 +200,62 @@ class LawCheck:
             return self.endpoint.law(prompt.text, tokens[:place])
         return Bins.of(tokens[place].top) if place < len(tokens) and tokens[place].top else None
 
-    def _hear(self, prompt: Prompt, tokens: Sequence[Token]) -> None:
-        """Laws of a text for the check of log-probabilities only."""
-        for place, token in enumerate(tokens):
-            if (law := self._law(prompt, tokens, place)) is not None:
-                self.heard.append(Heard(token, law))
-
-    def _note(self, law: Bins, token: Token, guess: Key | None) -> None:
+    def _note(self, condition: Condition, token: Token, spot: Spot, law: Bins) -> None:
         """For the interval: how often the copied token came, the likeliest where there is none."""
-        self.heard.append(Heard(token, law))
+        if not condition.options:
+            self.heard.append(Heard(token, spot.plain))
+        guess = copied(spot.text, spot.place)
         is_copied = guess is not None and guess in law.keys
-        aim = guess if is_copied and guess is not None else law.keys[0]
-        self._guesses.append((law.chance(aim), float(token.text == aim), is_copied))
+        aim = guess if guess is not None and is_copied else law.keys[0]
+        chance = law.chance(aim)
+        self._copies[condition.name, spot.prompt].append(chance if is_copied else 0.0)
+        came = float(token.text == aim)
+        self.guesses.append(Guess(condition.name, chance, came, is_copied))
+
+    def _sampled(self) -> Evidence:
+        """One-token samples, which nothing speculates on, at the places of the condition that was
+        rejected: do they follow its law?
+
+        Samples are drawn until that is clear, MOST_SAMPLES at most.
+        """
+        name = self.wealth.suspect()
+        looked = self.wealth.pool if name is None else self.wealth.parts[name][0]
+        suspect = next((one for one in self.conditions if one.name == name), Condition("all"))
+        condition = replace(suspect, options=suspect.options_at_once)
+        options = condition.options
+        evidence = _evidence() if options else self._samples
+        places = [place for place in self._places if name in (None, place[0].name)]
+        for number, (_, prompt, tokens) in enumerate(cycle(places)):
+            is_clear = bends(evidence) or follows(evidence, looked.num_tokens)
+            if is_clear or evidence.num_tokens >= MOST_SAMPLES:
+                break
+            plain = self._law(prompt, tokens, len(tokens))
+            question = self.endpoint.one_token(prompt.text, tokens)
+            question = replace(question, options={**self.endpoint.plain, **options})
+            try:
+                came = self.endpoint.ask(f"sample/{number}", question).choices[0].tokens
+            except SpentError:
+                break
+            if plain is None or not came:
+                continue
+            law = changed(plain, options, slack=self._slack)
+            if not law.speaks_of(came[0].text):
+                continue
+            text = [*prompt.pieces, *(token.text for token in tokens)]
+            spot = Spot(text, len(text), prompt.text, plain)
+            row, bets = law.index(came[0].text), [misjudged(law, plain)]
+            evidence.add(spot.view(law), row, bets, slack=condition.slack(self._slack))
+        return evidence
+
+    def _hear(self) -> None:
+        """Laws of further texts, for the check of log-probabilities only."""
+        plain = Condition("plain")
+        while len(self.heard) < LEAST_HEARD:
+            prompt = self._prompt(plain)
+            tokens, _ = self._text(plain, prompt)
+            for place, token in enumerate(tokens):
+                if (law := self._law(prompt, tokens, place)) is not None:
+                    self.heard.append(Heard(token, law))
 
     def _rounding(self) -> float:
         """How far the law of a place moves between two requests for it, as a ratio less 1."""
@@ -182,72 +273,15 @@ class LawCheck:
                     worst = max(worst, 2 * abs(again.chance(key) / chance - 1))
         return min(worst, MOST_SLACK)
 
-    def _finding(self, evidence: Evidence) -> Finding:
-        wealth = evidence.log_wealth
-        is_wrong = wealth >= needed(self.level)
-        is_moot = is_wrong and self._control.log_wealth >= needed(SUSPECT)
-        differences = [came - chance for chance, came, _ in self._guesses]
-        low, high = interval(differences, 0.01)
-        chances = [chance for chance, _, _ in self._guesses]
-        least = smallest_bias(chances, self.level)
-        share = sum(is_copied for *_, is_copied in self._guesses) / max(1, len(self._guesses))
-        aim = "the copied token" if share > 0.5 else "the likeliest token"
-        if least is None:
-            catch = "nothing for certain, not even a gross change: raise --budget"
-        else:
-            catch = f"a change of {least:.3f} in the chance of {aim}, with a chance of 95%"
-            if (more := tokens_for(least / 2, chances, self.level)) is not None:
-                catch += f"; half of that would take about {more:,} tokens of text"
-        odds = (
-            f"odds against its stated distribution (e-value) {_power(wealth)}, "
-            f"a verdict needs {1 / self.level:.0f}"
+    def _outcome(self, samples: Evidence | None) -> Outcome:
+        return Outcome(
+            self.wealth,
+            self.level,
+            self.guesses,
+            samples,
+            self.left_out,
+            self.num_texts,
+            self.num_skipped,
+            self._slack,
+            can_continue=self.endpoint.can_continue,
         )
-        said = f"{evidence.num_tokens} tokens in {self.num_texts} texts"
-        if is_moot:
-            words = (
-                f"Neither text nor one-token requests follow the log-probabilities told: {said}, "
-            )
-            words += f"{odds}. Some default of the server bends them, so nothing is said about its "
-            words += "speculation."
-        elif is_wrong:
-            words = f"Text does not follow the distribution of one-token requests: {said}, {odds}."
-        else:
-            words = f"No difference found: {said}, {odds}."
-        if not self.endpoint.can_continue:
-            words += " Laws are those told with the text itself, which proves less."
-        if self.num_skipped:
-            words += (
-                f" {self.num_skipped} places skipped, where the text is not read as its tokens."
-            )
-        return Finding(
-            "law",
-            _status(is_moot=is_moot, is_wrong=is_wrong, is_blind=least is None),
-            words,
-            f"mean change in the chance of {aim}",
-            float(np.mean(differences)) if differences else None,
-            (low, high),
-            catch,
-            {
-                "log_e_value": wealth,
-                "log_e_value_of_one_token_samples": self._control.log_wealth,
-                "level": self.level,
-                "slack": evidence.slack,
-                "tokens": evidence.num_tokens,
-                "texts": self.num_texts,
-                "skipped": self.num_skipped,
-            },
-        )
-
-
-def _status(*, is_moot: bool, is_wrong: bool, is_blind: bool) -> Status:
-    """How the check ended; is_blind: not even a gross change would have been found."""
-    if is_wrong:
-        return Status.UNKNOWN if is_moot else Status.FAILED
-    return Status.UNCLEAR if is_blind else Status.PASSED
-
-
-def _power(logarithm: float) -> str:
-    """e to a power, readable for very large and very small ones."""
-    if abs(logarithm) < 10:
-        return f"{math.exp(logarithm):.3g}"
-    return f"10^{logarithm / math.log(10):.0f}"

@@ -5,34 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from forerun.audit.bins import TAIL, Bins, Key
+import numpy as np
+
+from forerun.audit.bins import Bins, Key
 from forerun.audit.budget import SpentError
+from forerun.audit.conditions import Condition, between
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import needed
 from forerun.audit.findings import Finding, Status
-from forerun.audit.option_laws import (
-    Changed,
-    below_min_p,
-    beyond_top_p,
-    heated,
-    mass,
-    penalised,
-)
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, RefusedError
 
-LEVEL = 0.001
-"""Of each option that is judged by chance: temperature and two penalties, 0.3% in all."""
+LEVEL = 0.003
+"""The share of the audit's 1% that this check has, in equal parts for every option."""
 SURE = 0.01
 """An option is said to work when a server that ignores it would look like this so rarely."""
-LENGTH = 8
-COLD, TOP_P, MIN_P, PENALTY, BAN = 0.2, 0.5, 0.4, 2.0, -100.0
+MARGIN = 0.04
+"""A token this close to the edge of a truncation, as a ratio, may fall on either side."""
+TRIED = (
+    Condition("temperature", {"temperature": 0.2}),
+    Condition("top_p", {"top_p": 0.5}),
+    Condition("min_p", {"min_p": 0.4}),
+    Condition("top_k", {"top_k": 2}),
+    Condition("presence_penalty", {"presence_penalty": 2.0}),
+    Condition("frequency_penalty", {"frequency_penalty": 2.0}),
+)
+"""Beside these, a ban by logit_bias where tokens' ids are known."""
+LENGTH = Condition.length
+BAN = -100.0
 
-Laws = Callable[[Bins, Sequence[Key], Sequence[Key]], list[Changed]]
+Laws = Callable[[Bins, Sequence[Key], Prompt], list[Bins]]
 """The laws that an honest server may have: after the plain one, what was said, and the prompt."""
-Forbidden = Callable[[Bins], set[Key]]
 
 
 @dataclass
@@ -45,37 +51,24 @@ class Trial:
 
     name: str
     options: dict[str, Any]
-    laws: Laws | None = None
-    forbidden: Forbidden | None = None
+    laws: Laws
     against_honoured: list[float] = field(default_factory=lambda: [0.0, 0.0])
     against_ignored: float = 0.0
     num_tokens: int = 0
-    num_forbidden: int = 0
     outcome: str = "undecided"
 
-    def see(self, law: Bins, key: Key, said: Sequence[Key], prompt: Sequence[Key]) -> None:
+    def see(self, plain: Bins, key: Key, said: Sequence[Key], prompt: Prompt) -> None:
         self.num_tokens += 1
-        if self.forbidden is not None:
-            out = self.forbidden(law)
-            self.num_forbidden += key in out or (
-                law.index(key) == len(law.keys) - 1 and TAIL in out
-            )
-            self.against_ignored -= math.log(max(1e-9, 1 - mass(law, out)))
-        elif self.laws is not None:
-            seen = law.index(key)
-            readings = self.laws(law, said, prompt)
-            plain = float(law.chances[seen])
-            for number, reading in enumerate(readings):
-                factor = max(plain, 1e-12) / max(float(reading.most[seen]), 1e-12)
-                self.against_honoured[number] += math.log(factor)
-            best = max(float(reading.chances[seen]) for reading in readings[:1])
-            self.against_ignored += math.log(max(best, 1e-12) / float(law.most[seen]))
-        self._judge()
-
-    def _judge(self) -> None:
-        if self.num_forbidden or (
-            self.laws is not None and min(self.against_honoured) >= needed(LEVEL)
-        ):
+        laws = self.laws(plain, said, prompt)
+        if not laws[0].speaks_of(key):
+            return
+        for number in range(len(self.against_honoured)):
+            law = laws[min(number, len(laws) - 1)]
+            bet = max(plain.chance(key), 1e-12)
+            self.against_honoured[number] += math.log(bet / float(law.most[law.index(key)]))
+        bound = float(plain.most[plain.index(key)])
+        self.against_ignored += math.log(max(laws[0].chance(key), 1e-12) / bound)
+        if min(self.against_honoured) >= needed(LEVEL / (len(TRIED) + 1)):
             self.outcome = "not honoured"
         elif self.against_ignored >= needed(SURE):
             self.outcome = "honoured"
@@ -104,38 +97,13 @@ class OptionCheck:
 
     def _trials(self) -> Iterator[Trial]:
         plain = self.endpoint.plain
-        yield Trial(
-            "temperature",
-            {**plain, "temperature": COLD},
-            laws=lambda law, said, prompt: [heated(law, COLD)] * 2,
-        )
-        yield Trial(
-            "top_p",
-            {**plain, "top_p": TOP_P},
-            forbidden=lambda x: beyond_top_p(x, TOP_P),
-        )
-        yield Trial(
-            "min_p",
-            {**plain, "min_p": MIN_P},
-            forbidden=lambda x: below_min_p(x, MIN_P),
-        )
+        for tried in TRIED:
+            laws = partial(tried.laws, slack=MARGIN)
+            yield Trial(tried.name, {**plain, **tried.options}, laws)
         word = self.prompts[0].pieces[0]
         if (token := self.id_of(word)) is not None:
-            yield Trial(
-                "logit_bias",
-                {**plain, "logit_bias": {str(token): BAN}},
-                forbidden=lambda law: {word} & set(law.keys),
-            )
-        yield Trial(
-            "presence_penalty",
-            {**plain, "presence_penalty": PENALTY},
-            laws=lambda law, said, prompt: _readings(law, said, prompt, PENALTY, 0.0),
-        )
-        yield Trial(
-            "frequency_penalty",
-            {**plain, "frequency_penalty": PENALTY},
-            laws=lambda law, said, prompt: _readings(law, said, prompt, 0.0, PENALTY),
-        )
+            options = {**plain, "logit_bias": {str(token): BAN}}
+            yield Trial("logit_bias", options, lambda law, said, prompt: [without(law, word)])
 
     def _try(self, trial: Trial) -> None:
         number = 0
@@ -152,7 +120,7 @@ class OptionCheck:
                 if law is None:
                     continue
                 said = [earlier.text for earlier in tokens[:place]]
-                trial.see(law, token.text, said, prompt.pieces)
+                trial.see(law, token.text, said, prompt)
                 if trial.outcome != "undecided":
                     return
             number += 1
@@ -160,14 +128,10 @@ class OptionCheck:
                 trial.outcome = "not testable here"
 
 
-def _readings(
-    law: Bins, said: Sequence[Key], prompt: Sequence[Key], presence: float, frequency: float
-) -> list[Changed]:
-    """Penalties for what was generated, or for the prompt as well: servers differ in that."""
-    return [
-        penalised(law, said, presence, frequency),
-        penalised(law, [*prompt, *said], presence, frequency),
-    ]
+def without(law: Bins, word: Key) -> Bins:
+    """The law after a ban of one token."""
+    is_left = np.array([key != word for key in law.keys])
+    return between(law.keys, law.chances * is_left, law.most * is_left)
 
 
 def _finding(trials: Sequence[Trial], spent: bool) -> Finding:
@@ -179,7 +143,7 @@ def _finding(trials: Sequence[Trial], spent: bool) -> Finding:
     parts = [
         f"{words}: {', '.join(names)}."
         for words, names in (
-            ("Not honoured", wrong),
+            ("Not honoured, or not at every token", wrong),
             ("Honoured", right),
             ("Refused", refused),
             ("Undecided", rest),

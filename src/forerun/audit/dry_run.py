@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forerun.audit import check_options, check_repeats, check_stops
 from forerun.audit.auditing import Settings, allowance
-from forerun.audit.check_law import TEXT_LENGTH
+from forerun.audit.conditions import CONDITIONS
 from forerun.audit.dialects import Dialect
 from forerun.audit.endpoint import PLAIN
 from forerun.audit.meeting import base_path
@@ -43,8 +43,9 @@ def planned(settings: Settings) -> list[Planned]:
     per_text = 1 + check_options.LENGTH
     plan.append(Planned("options", most * per_text // (2 * check_options.LENGTH), most, 0))
     left = max(0, settings.budget - sum(item.num_tokens for item in plan) - 1)
-    num_requests = left * (1 + TEXT_LENGTH) // (2 * TEXT_LENGTH)
-    plan.append(Planned("law", num_requests, left, num_requests * (usual + TEXT_LENGTH // 2)))
+    length = CONDITIONS[0].length
+    num_requests = left * (1 + length) // (2 * length)
+    plan.append(Planned("law", num_requests, left, num_requests * (usual + length // 2)))
     plan.append(Planned("same model", 1, 1, usual))
     return plan
 
@@ -70,8 +71,9 @@ def rehearse(settings: Settings) -> str:
         "completions", base_path(settings.url), settings.model or "(the first listed)"
     )
     prompt = prompts(settings.seed)[0].text
+    length = CONDITIONS[0].length
     examples = (
-        ("a text", Question(prompt, TEXT_LENGTH, options={**PLAIN, "seed": 1001})),
+        ("a text", Question(prompt, length, options={**PLAIN, "seed": 1001})),
         ("its distribution at the first place", Question(prompt, 1, options=PLAIN)),
         ("a stop", Question(COPYING.text, check_stops.LENGTH, options={"temperature": 0.0},
                             stop=(" four",))),

@@ -112,8 +112,7 @@ class Endpoint:
             return
         if self._is_in_step(prompt, len(tokens), answer):
             for place, token in zip(places, echoed, strict=True):
-                law = Bins.of(likeliest(token.top, self.dialect.num_top))
-                self._laws.setdefault((prompt, place), law)
+                self._laws.setdefault((prompt, place), self._bins(token))
 
     def knows(self, prompt: str, tokens: Sequence[Token]) -> bool:
         """Whether the law is known already, and costs nothing."""
@@ -129,7 +128,15 @@ class Endpoint:
         if not listed or not listed[0].top or not self._is_in_step(prompt, len(tokens), answer):
             return None
         self._samples[prompt, question.prefix] = listed[0]
-        return Bins.of(listed[0].top)
+        return self._bins(listed[0])
+
+    def _bins(self, token: Token) -> Bins:
+        """The law that was told with a token.
+
+        Where fewer tokens are told than were asked for, some have the same text.
+        """
+        law = Bins.of(likeliest(token.top, self.dialect.num_top))
+        return replace(law, has_twins=len(token.top) < self.dialect.num_top)
 
     def sample(self, prompt: str, tokens: Sequence[Token]) -> Token | None:
         """The token that came with the law of a place: a sample without speculation."""

@@ -39,12 +39,26 @@ STRENGTHS = (4.0, 25.0)
 so many that came as they should."""
 
 
+@dataclass(frozen=True)
+class View:
+    """What is known of a token's place before the token is.
+
+    table: features (B, F).  sorts: sorts of place to which it belongs.  others: laws (B,) that the
+    token might come from.
+    """
+
+    law: Bins
+    table: HostArray
+    sorts: Sequence[Hashable] = ()
+    others: Sequence[HostArray] = ()
+
+
 @dataclass
 class _Counts:
     """How often tokens came in one sort of place, and how often they should have."""
 
-    seen: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    due: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seen: dict[str, float] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,7 +73,6 @@ class Evidence:
     num_sorts: int
     num_others: int = 0
     num_mechanisms: int = 0
-    slack: float = 0.0
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -83,61 +96,72 @@ class Evidence:
         top = float(total.max())
         return top + math.log(float(np.exp(total - top).sum()))
 
+    @property
+    def best_bet(self) -> float:
+        """The log-wealth of the best expert, its share of the start left out: a hint that comes
+        early, and no evidence."""
+        return float(self._wealth.max())
+
     def add(
         self,
-        bins: Bins,
+        view: View,
         seen: int | None,
-        table: HostArray,
-        places: Sequence[Hashable] = (),
-        others: Sequence[HostArray] = (),
         mechanisms: Sequence[HostArray] = (),
+        slack: float = 0.0,
     ) -> None:
-        """One token: its law and bin, features (B, F), the sorts of place where it stands, other
-        laws (B,) that it might come from, and those (B,) of known mechanisms.
+        """One token, by its bin.
 
         seen: None for a token that was not shown, such as the end of a text: every expert gets the
         least factor that any token would have given, which keeps the test valid.
+        mechanisms: the laws (B,) of faults that are simulated.
+        slack: how far rounding may move a chance of the law, as a ratio less 1.
         """
+        bins = view.law
         chances = bins.chances[:, None]
-        tilts = np.exp(table @ np.concatenate([self._thetas, self._suggested()]).T)
+        tilts = np.exp(view.table @ np.concatenate([self._thetas, self._suggested()]).T)
         columns = [chances * tilts]
-        columns += [chances * self._ratios(bins.keys, place) for place in places]
-        for laws, parts in ((others, MIXTURES), (mechanisms, BELIEFS)):
+        columns += [chances * self._ratios(bins.keys, sort) for sort in view.sorts]
+        for laws, parts in ((view.others, MIXTURES), (mechanisms, BELIEFS)):
             shares = np.array(parts)
             columns += [chances * (1 - shares) + law[:, None] * shares for law in laws]
         bets = np.concatenate(columns, axis=1)  # (B, E)
         bets /= bets.sum(axis=0)
         most = bins.most[:, None]
         factors = bets / most
-        fair = 1.0 + self.slack * (most * np.abs(factors - 1.0)).sum(axis=0)
+        fair = 1.0 + slack * (most * np.abs(factors - 1.0)).sum(axis=0)
         self._wealth = self._wealth + np.log(
             (factors.min(axis=0) if seen is None else factors[seen]) / fair
         )
         self.num_tokens += 1
         if seen is not None:
-            self._learn(bins, table, places, seen)
+            self._learn(view, seen)
 
     def _suggested(self) -> HostArray:
         """Tilts of the learning experts, (L, F): a Newton step from none at all, shrunk."""
         step = np.linalg.solve(self._spread + RIDGE * np.eye(self.num_features), self._score)
         return np.asarray(np.clip([share * step for share in LEARNED], -STEEPEST, STEEPEST))
 
-    def _ratios(self, keys: Sequence[str], place: Hashable) -> HostArray:
+    def _ratios(self, keys: Sequence[str], sort: Hashable) -> HostArray:
         """What the counting experts multiply chances by, (B, len(STRENGTHS))."""
-        counts = self._counts[place]
-        seen = np.array([[counts.seen.get(key, 0.0)] for key in keys])
-        due = np.array([[counts.due.get(key, 0.0)] for key in keys])
-        return np.asarray((seen + np.array(STRENGTHS)) / (due + np.array(STRENGTHS)))
+        counts = self._counts[sort]
+        if not counts.due:
+            return np.ones((len(keys), len(STRENGTHS)))
+        seen, due = (
+            np.fromiter((known.get(key, 0.0) for key in keys), float, len(keys))[:, None]
+            for known in (counts.seen, counts.due)
+        )
+        return np.asarray((seen + STRENGTHS) / (due + STRENGTHS))
 
-    def _learn(self, bins: Bins, table: HostArray, places: Sequence[Hashable], seen: int) -> None:
+    def _learn(self, view: View, seen: int) -> None:
+        bins, table = view.law, view.table
         mean = bins.chances @ table
         self._score += table[seen] - mean
         self._spread += (table * bins.chances[:, None]).T @ table - np.outer(mean, mean)
-        for place in places:
-            counts = self._counts[place]
-            counts.seen[bins.keys[seen]] += 1.0
+        for sort in view.sorts:
+            counts = self._counts[sort]
+            counts.seen[bins.keys[seen]] = counts.seen.get(bins.keys[seen], 0.0) + 1.0
             for key, chance in zip(bins.keys, bins.chances.tolist(), strict=True):
-                counts.due[key] += chance
+                counts.due[key] = counts.due.get(key, 0.0) + chance
 
 
 def needed(alpha: float) -> float:

@@ -8,10 +8,12 @@ the model itself finds likeliest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.audit.bins import Bins, Key
+from forerun.audit.evidence import View
 from forerun.base.arrays import HostArray
 
 NAMES = (
@@ -25,6 +27,7 @@ NAMES = (
     "likely tokens over unlikely ones",
     "the likeliest token, where it has half or more",
     "the copied token, where it has half or more",
+    "the likeliest token, at the end of a text",
 )
 RARE = 0.1
 UNLIKELY = 1e-3
@@ -33,14 +36,21 @@ LONGEST = 4
 
 
 def features(
-    bins: Bins, text: Sequence[Key], place: int, likeliest_before: Key | None
+    bins: Bins,
+    text: Sequence[Key],
+    place: int,
+    likeliest_before: Key | None,
+    *,
+    is_last: bool = False,
 ) -> HostArray:
     """Numbers (B, len(NAMES)); text[:place] is known, tokens of the prompt included.
 
-    likeliest_before: the likeliest token of the place before.
+    likeliest_before: the likeliest token of the place before.  is_last: no more tokens were asked
+    for.
     """
     table = np.zeros((len(bins.keys), len(NAMES)))
     table[0, 0] = 1.0
+    table[0, 10] = is_last
     table[0, 8] = bins.chances[0] >= HALF
     if len(bins.keys) > 2:
         table[1, 1] = 1.0
@@ -60,6 +70,31 @@ def features(
     table[-1, 6] = 1.0
     table[:, 7] = np.log(np.maximum(bins.chances, UNLIKELY))
     return table
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place in a text: text[:place] is known, and the law without options.
+
+    prompt: the whole prompt, which tells texts apart.
+    """
+
+    text: Sequence[Key]
+    place: int
+    prompt: str
+    plain: Bins
+    is_last: bool = False  # no more tokens were asked for
+
+    def view(self, law: Bins, before: Bins | None = None) -> View:
+        """What bets may be based on.  law: of this place.  before: of the place before."""
+        likeliest = before.keys[0] if before is not None else None
+        two = tuple(self.text[max(0, self.place - 2) : self.place])
+        return View(
+            law,
+            features(law, self.text, self.place, likeliest, is_last=self.is_last),
+            [("prompt", self.prompt), two[-1:], two, (self.prompt, *self.text[: self.place])],
+            [(before or law).spread_over(law.keys), self.plain.spread_over(law.keys)],
+        )
 
 
 def copied(text: Sequence[Key], place: int) -> Key | None:

@@ -34,6 +34,15 @@ def second(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
     return [law.keys[min(1, len(law.keys) - 1)]]
 
 
+def misjudged(law: Bins, plain: Bins) -> HostArray:
+    """The law (B,) of drafts that are drawn under options and verified as if drawn without, where
+    the drafter is as good as the model: the commonest bug of servers."""
+    stated = np.maximum(plain.spread_over(law.keys), 1e-12)
+    kept = law.chances * np.minimum(1.0, law.chances / stated)
+    owed = np.maximum(law.chances - stated, 0.0)
+    return kept + (1 - kept.sum()) * owed / owed.sum() if owed.any() else law.chances
+
+
 @dataclass
 class Mechanism:
     """Coins by position, with one idea of what is drafted."""

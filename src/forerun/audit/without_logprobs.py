@@ -16,11 +16,11 @@ from itertools import count
 import numpy as np
 
 from forerun.audit.budget import SpentError
-from forerun.audit.check_law import LEVEL
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.evidence import needed
 from forerun.audit.features import copied
 from forerun.audit.findings import Finding, Status
+from forerun.audit.law_finding import LEVEL
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question
 from forerun.audit.strength import interval

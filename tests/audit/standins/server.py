@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from forerun.audit.standins.faults import Faults
-from forerun.audit.standins.language import Drafter, Language
-from forerun.audit.standins.options import KNOWN
-from forerun.audit.standins.rounds import Round, RuleRound
-from forerun.audit.standins.speaking import Said, Speaker
 from forerun.audit.wire import DONE, Call, Raw
 from forerun.noise.race import fold
+from standins.faults import Faults
+from standins.language import Drafter, Language
+from standins.options import KNOWN
+from standins.rounds import Round, RuleRound
+from standins.speaking import Said, Speaker
 
 READ = {*KNOWN, "model", "prompt", "messages", "max_tokens", "n", "seed", "stop", "stream"} | {
     "logprobs", "top_logprobs", "stream_options"
@@ -31,6 +31,7 @@ class StandIn:
     language: Language = field(default_factory=Language)
     drafter: Drafter | None = None
     round: Round = field(default_factory=RuleRound)
+    long_round: Round | None = None  # of answers that may be longer than 8 tokens
     draft_length: int = 4
     faults: Faults = field(default_factory=Faults)
     refuses: tuple[str, ...] = ()  # fields that are answered with 400
@@ -44,7 +45,8 @@ class StandIn:
 
     def __post_init__(self) -> None:
         drafter = self.drafter or Drafter(self.language)
-        self._speaker = Speaker(self.language, drafter, self.round, self.draft_length, self.faults)
+        self._speaker = Speaker(self.language, drafter, self.round, self.draft_length, self.faults,
+                                self.long_round)  # fmt: skip
         self.num_requests = self.num_tokens = self.num_rounds = self.num_drafted = 0
         self._random = np.random.default_rng(self.seed)
         self._temperature: float | None = None

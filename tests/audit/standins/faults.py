@@ -15,3 +15,5 @@ class Faults:
     stale_penalties: bool = False  # counts within a run are those before it
     overruns: bool = False  # a run is not cut at max_tokens
     load_changes_text: bool = False  # the text depends on the requests before it
+    untold: tuple[str, ...] = ()  # options of which drafts are drawn, but not the law they report
+    scaled_logprobs: float = 1.0  # log-probabilities are told times this

@@ -13,11 +13,16 @@ from forerun.base.arrays import HostArray
 KNOWN = (
     "temperature",
     "top_p",
+    "top_k",
     "min_p",
     "logit_bias",
     "presence_penalty",
     "frequency_penalty",
 )
+
+
+OF_DRAFTS = ("temperature", "top_p", "top_k", "min_p")
+"""Options that a drafter applies to its own law too."""
 
 
 def law_of(logits: HostArray, said: Sequence[int], options: Mapping[str, Any]) -> HostArray:
@@ -34,6 +39,10 @@ def law_of(logits: HostArray, said: Sequence[int], options: Mapping[str, Any]) -
         return np.asarray(np.eye(len(logits))[int(np.argmax(logits))])
     weights = np.exp((logits - logits.max()) / temperature)
     law = weights / weights.sum()
+    if top_k := options.get("top_k"):
+        order = np.argsort(-law, kind="stable")
+        law[order[top_k:]] = 0.0
+        law /= law.sum()
     if min_p := options.get("min_p"):
         law = np.where(law >= min_p * law.max(), law, 0.0)
     if (top_p := options.get("top_p", 1.0)) < 1:

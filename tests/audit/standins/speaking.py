@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.audit.standins.faults import Faults
-from forerun.audit.standins.language import Drafter, Language
-from forerun.audit.standins.options import law_of
-from forerun.audit.standins.rounds import Place, Round
+import numpy as np
+
 from forerun.base.arrays import HostArray
+from standins.faults import Faults
+from standins.language import Drafter, Language
+from standins.options import OF_DRAFTS, law_of
+from standins.rounds import Place, Round, Row
+
+LONG = 8
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Speaker:
     round: Round
     draft_length: int
     faults: Faults
+    long_round: Round | None = None  # of answers that may be longer than LONG; None: the same
 
     def speak(
         self,
@@ -43,6 +48,8 @@ class Speaker:
         stops: Sequence[str],
     ) -> Said:
         said = Said()
+        untold = self.faults.untold
+        round_ = self.round if most <= LONG or self.long_round is None else self.long_round
         while len(said.tokens) < most:
             first = len(said.tokens)
             length = min(self.draft_length, most - first - 1)
@@ -53,10 +60,12 @@ class Speaker:
                 new = text[len(prompt) :][: first if self.faults.stale_penalties else None]
                 return law_of(self.language.logits(text), new, options)
 
-            place = Place(prompt + tuple(said.tokens), first, seed)
-            emitted = self.round(place, target, self.drafter.law, length)
+            told = self._drafts(options, untold) if untold else None
+            place = Place(prompt + tuple(said.tokens), first, seed, told)
+            emitted = round_(place, target, self._drafts(options), length)
             for slot, token in enumerate(emitted):
                 logprobs = self.language.logits(prompt + tuple(said.tokens))
+                logprobs = logprobs * self.faults.scaled_logprobs
                 is_zero = self.faults.zero_logprobs and slot < len(emitted) - 1
                 said.logprobs.append(0.0 if is_zero else float(logprobs[token]))
                 said.tops.append(logprobs)
@@ -67,6 +76,11 @@ class Speaker:
                 return said
         said.text = self._text(said.tokens)
         return said
+
+    def _drafts(self, options: Mapping[str, Any], untold: Sequence[str] = ()) -> Row:
+        """The drafter's law under the options that concern it, but for those untold."""
+        known = {name: options[name] for name in OF_DRAFTS if name in options.keys() - set(untold)}
+        return lambda text: law_of(np.log(self.drafter.law(text)), (), known)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return "".join(self.language.text(token) for token in tokens)

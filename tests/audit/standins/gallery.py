@@ -6,22 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun import rules
-from forerun.audit.standins.faults import Faults
-from forerun.audit.standins.language import Drafter, Language, PromptLanguage
-from forerun.audit.standins.rounds import (
-    FunctionRound,
-    OneCoinBlockRound,
-    Round,
-    RuleRound,
-    SharedRaceRound,
-    plain_round,
-)
-from forerun.audit.standins.server import StandIn
 from forerun.proof.broken import walk
 from forerun.proof.broken_addresses import coins_by_position, drafts_by_position
 from forerun.proof.drawing import draw_plainly
 from forerun.proof.mutants import MUTANTS
 from forerun.rules.base import Rule
+from standins.faults import Faults
+from standins.language import Drafter, Language, PromptLanguage
+from standins.rounds import (
+    FunctionRound,
+    OneCoinBlockRound,
+    Round,
+    RuleRound,
+    SharedRaceRound,
+    likeliest_bonus,
+    plain_round,
+)
+from standins.server import StandIn
 
 VLLM_TARGET, VLLM_DRAFT = (0.5, 0.3, 0.2), (0.1, 0.6, 0.3)
 """Laws of the case that vLLM's kernels were run on."""
@@ -41,13 +42,15 @@ class Exhibit:
     target: tuple[float, ...] | None = None  # one law for all places, where given
     draft: tuple[float, ...] | None = None
     reads_prompts: bool = False  # the words of the audit's prompts are words of its language
+    long_round: Callable[[], Round] | None = None  # of answers that may be longer than 8 tokens
 
     def server(self, seed: int) -> StandIn:
         language = Language(seed=seed) if self.target is None else Language(constant=self.target)
         if self.reads_prompts:
             language = PromptLanguage()
         drafter = Drafter(language, constant=self.draft)
-        return StandIn(language, drafter, self.round(), faults=self.faults, seed=seed)
+        long = None if self.long_round is None else self.long_round()
+        return StandIn(language, drafter, self.round(), long, faults=self.faults, seed=seed)
 
 
 def _rule(rule: str | Rule, drafts: str) -> Callable[[], Round]:
@@ -82,7 +85,46 @@ def _block(name: str, story: str, round_: Callable[[], Round]) -> Exhibit:
     return Exhibit(name, story, round_, "law", target=VLLM_TARGET, draft=VLLM_DRAFT)
 
 
+USUAL = (
+    Exhibit(
+        "temperature untold",
+        "drafts are drawn at the temperature, and said to be drawn at 1",
+        _sound,
+        "law",
+        Faults(untold=("temperature",)),
+    ),
+    Exhibit(
+        "top-p untold",
+        "drafts are drawn under top-p, and said to be drawn without",
+        _sound,
+        "law",
+        Faults(untold=("top_p",)),
+    ),
+    Exhibit(
+        "stale penalties",
+        "tokens of a round are not penalised for one another",
+        _sound,
+        "law",
+        Faults(stale_penalties=True),
+    ),
+    Exhibit(
+        "lossy when long",
+        "typical acceptance where max_tokens is above 8",
+        _sound,
+        "law",
+        long_round=_rule("typical", "ngram"),
+    ),
+    Exhibit(
+        "likeliest bonus",
+        "three bonus tokens in ten are the likeliest",
+        lambda: FunctionRound(likeliest_bonus),
+        "law",
+    ),
+)
+"""Faults of the kind that real servers have, each of which shows under some settings only."""
+
 BAD = (
+    *USUAL,
     Exhibit("lenient", "our lossy rule, a draft model", _rule("lenient", "model"), "law"),
     Exhibit("typical", "our lossy rule, copies the text", _rule("typical", "ngram"), "law"),
     Exhibit("threshold", "our lossy rule, copies the text", _rule("threshold", "ngram"), "law"),
