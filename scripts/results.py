@@ -373,9 +373,14 @@ def others() -> Table:
     answers[question] = [f"{each['whole']} of {each['asked']}" for each in deaths]
     replicas = scale["speed"]["results"]["two"]["times_one_replica"]["median"]
     answers["two replicas over one"] = [f"{replicas:.2f}"]
-    audits = read("any-machine/audit")["honest"]
-    alarms = f"{audits['false_alarms']} of {audits['audits']}"
-    answers["false alarms in audits of honest servers"] = [alarms]
+    audits = read("any-machine/audit")
+    alarms = [f"{each['false_alarms']} of {each['audits']}" for each in audits["honest"]]
+    budgets = ", ".join(f"{each['budget']:,}" for each in audits["honest"])
+    answers[f"false alarms in audits of honest servers, budgets {budgets}"] = alarms
+    found = sum(each["found_within_2000_requests"] for each in audits["usual"])
+    number = sum(each["audits"] for each in audits["usual"])
+    question = "usual faults that an audit finds within 2,000 requests, of five servers"
+    answers[question] = [f"{found} of {number}"]
     names = "half_weights", "round", "suffix", "grammar", "come_and_go", "batch", "batch_laps"
     files = [f"{X86}/start", *(f"{ARM}/{name}" for name in ("start", *names, "scale"))]
     lines = [(question, ", ".join(map(str, found))) for question, found in answers.items()]
