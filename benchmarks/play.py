@@ -3,20 +3,18 @@
 Under `match` the text is fixed, so what a drafter would guess at every position of a text can be
 recorded once.  The player then runs the engine, the policy and `Mixed` as they are, with a target
 that recites the recorded text, drafters that recite their guesses, and a clock that moves on by a
-machine's measured prices and seeded noise.  It reports tokens per second over plain decoding.
+machine's prices (`play_prices.json`) and seeded noise, which the policy sees and the result does
+not.  It reports tokens per second over plain decoding.
 
     python benchmarks/play.py [--machines NAME ...] [--drafters NAME ...] [--output play]
     python benchmarks/play.py --record SPEC_BENCH.jsonl [--per-group 10]
-    python benchmarks/play.py --measure MACHINE SPEC_BENCH.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +24,9 @@ from typing import Any
 import numpy as np
 
 import forerun as fr
-from forerun import clock
+from forerun.base import clock
 from forerun.drafters import Guess, Mixed, Outcome, Suffix, Turn
+from machine import ANY, result_file, write
 
 HERE = Path(__file__).parent
 GUESSES, PRICES = HERE / "play_guesses.npz", HERE / "play_prices.json"
@@ -93,7 +92,7 @@ class Eavesdropper:
 
 def record(path: str, per_group: int) -> None:
     """Write what the default model's drafters would guess at every position of their answers."""
-    from forerun.models.default import default_model
+    from forerun.loading.default import default_model
     from spec_bench import read
     from turns import encode
 
@@ -117,10 +116,10 @@ def record(path: str, per_group: int) -> None:
             ended = answer.finish_reason == "stop"
             kept = dict(zip(DRAFTERS, values, strict=True)), dict(zip(DRAFTERS, right, strict=True))
             texts.append(Text(group, heat, len(tokens), ended, *kept))
-    write(texts)
+    keep(texts)
 
 
-def write(texts: Sequence[Text]) -> None:
+def keep(texts: Sequence[Text]) -> None:
     arrays: dict[str, Any] = {
         "groups": np.array([text.group for text in texts]),
         "temperatures": np.array([text.temperature for text in texts]),
@@ -156,15 +155,19 @@ class World:
     """A machine with one text at work: its clock, its prices in milliseconds, and its noise."""
 
     def __init__(self, prices: dict[str, Any], seed: int) -> None:
-        self.prices, self.noise, self.seconds = prices, Random(seed), 0.0
+        self.prices, self.noise = prices, Random(seed)
+        self.seconds = 0.0  # as the policy is told
+        self.quiet_seconds = 0.0  # without the noise, which makes no policy better or worse
         self.cold = 0.0  # how much of the cache a drafter has taken
         self.was_asked = False  # in this round
         self.text: Text
+        self.is_first = True  # the round that reads its prompt
 
     def __call__(self) -> float:
         return self.seconds
 
     def take(self, milliseconds: float) -> None:
+        self.quiet_seconds += 1e-3 * milliseconds
         spike = SPIKE if self.noise.random() < SPIKES else 1.0
         self.seconds += 1e-3 * milliseconds * spike * self.noise.lognormvariate(0, NOISE)
 
@@ -176,6 +179,17 @@ class World:
             cold = self.cold * self.prices["cold"]
             self.take(sizes[size - 1] + more[size - 1] * context / 1000 + cold)
         self.cold *= COOLING
+
+    def begin(self, text: Text) -> None:
+        self.text, self.is_first = text, True
+
+    def end_round(self) -> None:
+        self.take(self.prices["after_ask" if self.was_asked else "after"])
+        if self.is_first:  # the round that reads the prompt is not counted
+            self.quiet_seconds, self.is_first = 0.0, False
+        elif self.was_asked:
+            self.quiet_seconds += 1e-3 * self.prices["between_asked"]
+        self.was_asked = False
 
     def ask(self, drafter: str, num_levels: int, num_unread: int) -> None:
         base, level, read = self.prices[drafter]
@@ -205,11 +219,7 @@ class Reciter:
 
     def commit(self, state: Any, rows: Any, kept: Any) -> None:
         state.lengths[rows[0]] += kept[0]
-        self.world.take(self.prices_after(self.world.was_asked))
-        self.world.was_asked = False
-
-    def prices_after(self, was_asked: bool) -> float:
-        return float(self.world.prices["after_ask" if was_asked else "after"])
+        self.world.end_round()
 
     def release(self, state: Any, row: int) -> None:
         state.lengths[row] = 0
@@ -266,26 +276,23 @@ def play(
     target, drafter, found = Reciter(world), drafter_of(name, world), {}
     with clock.timed_by(world):
         for number, text in enumerate(texts):
-            world.text = text
+            world.begin(text)
             answer = fr.generate(
                 target, [0] * text.num_prompt, drafter=drafter, max_new_tokens=SIZE,
                 stop_tokens=[END], sampling=fr.Sampling(temperature=text.temperature, seed=number),
             )  # fmt: skip
             assert answer.tokens == [text.token(at) for at in range(text.num_tokens)]
             stats, key = answer.stats, (text.group, "sampled" if text.temperature else "greedy")
-            seconds = sum(each.total for each in stats.seconds_by_round[1:])
-            seconds += 1e-3 * prices["between_asked"] * stats.num_asked
             plain = plain_seconds(prices, text) * (stats.emitted - stats.emitted_by_round[0])
-            found[key] = found.get(key, 0.0) + np.array([seconds, plain])
+            found[key] = found.get(key, 0.0) + np.array([world.quiet_seconds, plain])
     return found
 
 
 def plain_seconds(prices: dict[str, Any], text: Text) -> float:
     """Seconds that a token takes without a drafter, after the first."""
     context = text.num_prompt + text.num_tokens / 2
-    one = prices["pass"][0] + prices["pass_per_1000_before"][0] * context / 1000 + prices["after"]
-    slower = math.exp(NOISE**2 / 2) * (1 + (SPIKE - 1) * SPIKES)  # the mean of the noise
-    return 1e-3 * one * slower
+    more = prices["pass_per_1000_before"][0] * context / 1000
+    return 1e-3 * float(prices["pass"][0] + more + prices["after"])
 
 
 def sessions(texts: Sequence[Text]) -> dict[str, list[Text]]:
@@ -309,65 +316,10 @@ def speeds(played: Sequence[dict[tuple[str, str], Any]]) -> dict[str, float]:
     return {key: round(float(value), 4) for key, value in result.items()}
 
 
-def measure(machine: str, path: str) -> None:
-    """Add this machine's prices, from rounds of the default model by turns, with low quartiles for
-    what others take of its time."""
-    from forerun.models.default import default_model
-    from spec_bench import machine as about
-    from spec_bench import read
-    from turns import encode
-
-    target, heads = default_model(), fr.drafters.Heads()
-    contenders: dict[Any, dict[str, Any]] = {
-        length: {"drafter": heads, "draft_length": length} for length in range(1, LONGEST + 1)
-    }
-    contenders |= {0: {"drafter": None}, "asked": {"drafter": Eavesdropper(), "draft_length": 1}}
-    contenders["suffix"] = {"drafter": Suffix(), "draft_length": LONGEST}
-    seen: dict[Any, list[list[float]]] = {who: [] for who in contenders}
-    for _, prompt in read(path, 2):
-        tokens = encode(target, prompt)
-        for who, how in contenders.items():
-            began = time.perf_counter()
-            answer = fr.generate(target, tokens, max_new_tokens=64, ignore_eos=True, **how)
-            stats = answer.stats
-            between = (time.perf_counter() - began - stats.seconds.total) / stats.rounds
-            rounds = zip(stats.drafted_by_round, stats.seconds_by_round, strict=True)
-            own = [each for count, each in rounds if count == (who if isinstance(who, int) else 0)]
-            own = own[2:] if who != "suffix" else stats.seconds_by_round[2:]
-            low = [_low([getattr(each, part) for each in own]) for part in ("draft", "score")]
-            after = _low([each.verify + each.commit for each in own])
-            first = max(each.draft for each in stats.seconds_by_round[:2])
-            seen[who].append([*low, after, between, first, len(tokens) + 32, len(tokens)])
-    kept = {who: 1e3 * np.array(rows) for who, rows in seen.items()}
-    contexts = kept[0][:, 5] / 1e6  # in thousands
-    fits = [np.polyfit(contexts, kept[length][:, 1], 1) for length in range(LONGEST + 1)]
-    level, base = np.polyfit(range(1, LONGEST + 1), [_low(kept[n][:, 0]) for n in range(1, 9)], 1)
-    counts = kept[1][:, 6] / 1e3
-    reading = {who: _low((kept[who][:, 4] - kept[who][:, 0]) / counts) for who in (1, "suffix")}
-    after = [_low(kept[who][:, 2]) for who in (0, 1)]
-    prices = {
-        "source": about(),
-        "pass": [*np.maximum.accumulate([fit[1] for fit in fits])],
-        "pass_per_1000_before": [max(0.0, fit[0]) for fit in fits],
-        "cold": max(0.0, _low(kept["asked"][:, 1] - kept[0][:, 1])),
-        "heads": [base, level, reading[1]],
-        "suffix": [_low(kept["suffix"][:, 0]), 0.0, reading["suffix"]],
-        "after": after[0], "after_ask": max(after),
-        "between_asked": max(0.0, _low(kept[1][:, 3]) - _low(kept[0][:, 3])),
-    }  # fmt: skip
-    rounded = json.loads(json.dumps(prices), parse_float=lambda number: round(float(number), 4))
-    PRICES.write_text(json.dumps({**json.loads(PRICES.read_text()), machine: rounded}, indent=1))
-
-
-def _low(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.quantile(values, 0.25))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", metavar="SPEC_BENCH.jsonl")
     parser.add_argument("--per-group", type=int, default=10)
-    parser.add_argument("--measure", nargs=2, metavar=("MACHINE", "SPEC_BENCH.jsonl"))
     parser.add_argument("--machines", nargs="*", help="those of play_prices.json (default: all)")
     parser.add_argument("--drafters", nargs="*", default=["heads+suffix"])
     parser.add_argument("--sessions", nargs="*", default=["greedy", "sampled", "in turn"])
@@ -376,8 +328,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.record:
         record(args.record, args.per_group)
-    elif args.measure:
-        measure(*args.measure)
     else:
         play_all(args)
 
@@ -394,7 +344,7 @@ def play_all(args: argparse.Namespace) -> None:
                 for key, value in found.items():
                     print(f"    {key:24} {value:.3f}")
     if args.output:
-        (HERE / args.output).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+        write(result_file(args.output, folder=ANY), results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from clocks import StillClock
 from forerun.base.clock import ErraticClock, timed_by
-from forerun.engine.steering.draft_policy import POLICIES
+from forerun.engine.steering.draft_planning import POLICIES
 from libraries import NAMES, Library, load
 
 # Kernels run in Triton's interpreter, on the CPU, unless a run for a device says otherwise

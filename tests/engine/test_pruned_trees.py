@@ -33,11 +33,13 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     generator, choose = np.random.default_rng(0), PayingPolicy.choose
 
     class SomeOfThem:
-        def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
+        def among(self, asked: Sequence[int]) -> SomeOfThem:
+            return self
+
+        def trim(self, drafts: Sequence[Proposal]) -> list[Proposal]:
             chances = [draft.values or [0.0] * len(draft.tokens) for draft in drafts]
             bars = [float(generator.choice(row or [0.0])) for row in chances]
-            kept = [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
-            return kept, False
+            return [worthwhile(*which) for which in zip(drafts, bars, chances, strict=True)]
 
     def choose_some(*asked: Any, **how: Any) -> Any:
         return choose(*asked, **how)._replace(tariff=SomeOfThem())  # type: ignore[arg-type]

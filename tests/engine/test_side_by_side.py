@@ -14,7 +14,7 @@ from tiny_models import Architecture
 
 import forerun as fr
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
-from forerun.engine.steering.draft_policy import POLICIES, policy_key
+from forerun.engine.steering.draft_planning import POLICIES, policy_key
 from forerun.models import TableModel
 from forerun.models.handover import Shelf
 

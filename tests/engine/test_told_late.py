@@ -32,8 +32,7 @@ from forerun.drafters import (
 from forerun.engine import drafting
 from forerun.engine.drafting import Drafting
 from forerun.engine.request import Request
-from forerun.engine.steering.draft_policy import Choice
-from forerun.engine.steering.policy import PayingPolicy
+from forerun.engine.steering.policy import Choice, PayingPolicy
 from forerun.testing import Witness
 
 LONG = [1 + i % 30 for i in range(100)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,17 +21,30 @@ from forerun.sampling.options import Sampling
 from forerun.trees.tree import Tree
 
 
+class Part(NamedTuple):
+    """What is known of one of several drafters that are asked together."""
+
+    number: int  # its place among them
+    shift: float = 0.0  # of the log-odds of the chances that it states
+    worth: float = 0.0  # as in a `Turn`
+    goes_on: float = 0.0
+    enough: float = inf  # it is asked if the guess at hand promises fewer tokens than this
+
+
 class Prices(NamedTuple):
-    """Seconds that things take at present, as measured."""
+    """What is known of costs, for a drafter that asks others."""
 
-    token: float  # of the text, with drafts as they usually are
-    slot: float  # what one more guess adds to the target's pass, usually
-    added: tuple[float, ...] = ()  # what 1, 2, ... guesses add to it together, where that is known
-    plain: float | None = None  # of the text, without drafts; None: as with them
+    scoring: Sequence[float]  # tokens that could be made while 1, 2, ... guesses are scored
+    parts: Sequence[Part]  # the drafters, the quickest first
 
-    def scoring(self, count: int) -> float:
-        """What so many guesses add to the target's pass."""
-        return self.added[count - 1] if 0 < count <= len(self.added) else count * self.slot
+
+class Asked(NamedTuple):
+    """One of several drafters that were asked for a guess, and what came of it."""
+
+    part: int
+    seconds: float
+    height: int  # of its guess
+    worth: float  # tokens that its guess promised, less those of its slots
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class Turn:
     shape: Tree | None = None  # fill this tree and no other: the rule's proof asks for it
     worth: float = 0.0  # under shared noise: leave out guesses less likely than this to be kept
     goes_on: float = 0.0  # and none need come after one less likely than this
-    prices: Prices | None = None  # where they are known, for drafters that weigh their own cost
+    prices: Prices | None = None  # where they are known
     room: int | None = None  # tokens that the answer may still have; None: not known
 
     @property
@@ -70,6 +84,9 @@ class Guess:
     # law that each token was drawn from, its earlier siblings given (forerun.trees.sibling_laws)
     parents: list[int] | None = None  # (len(tokens),), -1 for the text; None: one after the other
     values: list[float] | None = None  # (len(tokens),): the drafter's estimate that each is kept
+    parts: list[int] | None = None  # (len(tokens),): who of several drafters made each; the values
+    # are calibrated then
+    asked: Sequence[Asked] = ()  # those of several who were asked
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""How often guesses are kept whose chance a drafter states: its log-odds, shifted.
+"""How often guesses are kept whose chance a drafter states, and what a guess is worth by that.
 
-The shift is learned from guesses that were verified.
+The log-odds of what one drafter states are shifted by one number, learned from verified guesses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from math import exp
 
 STEP = 0.05  # by which one verified guess moves the shift
@@ -16,6 +18,16 @@ def calibrated(value: float, shift: float) -> float:
     return odds / (1 + odds)
 
 
-def corrected(shift: float, value: float, is_kept: bool) -> float:
-    """The shift after one more guess of this stated chance was verified."""
-    return shift + STEP * (is_kept - calibrated(value, shift))
+def correction(chance: float, is_kept: bool, count: int) -> float:
+    """By how much the shift moves when a guess of this calibrated chance was verified, after
+    `count` others: the first ones move it further."""
+    return max(STEP, 1 / (4 + count)) * (is_kept - chance)
+
+
+def worth_of(chances: Sequence[float], scoring: Sequence[float]) -> float:
+    """Tokens that the best guesses promise, less those that could be made while they are scored.
+
+    scoring: tokens that could be made while 1, 2, ... guesses are scored.
+    """
+    promised = accumulate(sorted(chances, reverse=True))
+    return max((own - cost for own, cost in zip(promised, scoring, strict=False)), default=0.0)

@@ -1,87 +1,60 @@
-"""Combines several drafters: merges their trees, or takes the chain that pays best.
+"""Asks several drafters: merges their trees, or takes the chain that promises most.
 
-For every drafter `Mixed` learns how many tokens of its guesses are kept, how often those are whose
-chance it states, and how long it takes.  A tree takes the most promising nodes of all drafters.
-For a chain the cheapest is asked first.  The next one is asked if the guess at hand promises fewer
-tokens a second than the next one usually gives, and not at all if asking it has cost more tokens
-than it saved, at the prices of the engine.
+Whom to ask of a row, in which order, and how far the chances that each one states are right comes
+with the turn (`Turn.prices`): it was learned by whoever steers the engine, and with it the guess is
+a function of the texts.  The quickest is asked first; the next one if the guess at hand promises
+less than that one's usually does.  Every guess says who made it, and what became of everyone asked.
 
-Under a rule that divides by the draft's law the order is set before anything is drawn, from
-earlier rounds of the same request alone, and the first guess is taken.  Times are measured, so
-under such a rule a seed does not repeat its text; under `match` it does.
+Under a rule that divides by the draft's law nothing is chosen by what was drawn: the first one that
+guesses anything is taken.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 from typing import Any
 
 from forerun.base.clock import working
 from forerun.base.errors import InputError, explain
 from forerun.drafters.base import (
+    Asked,
     Drafter,
     Guess,
     Outcome,
+    Part,
     Prices,
     Turn,
     assign,
     close,
     layers_of,
 )
+from forerun.drafters.calibration import calibrated, worth_of
 from forerun.drafters.growing import GrowingTree
-from forerun.drafters.owners import ByOwner
 from forerun.drafters.registry import make_one
-from forerun.drafters.track_record import (
-    LONG,
-    MOST_LOST,
-    Record,
-    Usual,
-    gained,
-    parents_of,
-    worth_of,
-)
 from forerun.models.base import LanguageModel
-from forerun.models.handover import Shelf
 from forerun.trees.tree import ROOT
 
-PROBE_EVERY = 16  # turns of a row after which the one who was asked least is asked first
+UNSTATED = 0.6  # the chance that is assumed of a guess whose drafter states none
 
 
 @dataclass
-class Share:
-    """What one drafter contributed to a row: its guess, and its nodes in the one put forward."""
+class Bid:
+    """One drafter's guess for a row, with the chances of its tokens to be kept."""
 
     who: int
     guess: Guess
-    nodes: dict[int, int]  # number in the joint guess -> in this one
+    chances: list[float]
+    nodes: dict[int, int] = field(default_factory=dict)  # number in the joint guess -> in this one
 
 
 @dataclass
 class Panel:
-    """The drafters' own states, their records, and who guessed what in this round."""
+    """The drafters' own states, and who contributed to the guess of each row in this round."""
 
-    target: LanguageModel
     states: list[Any]
-    together: ByOwner[list[Record]]  # under `match`
-    apart: list[list[Record]]  # of each row, under the other rules
-    shares: dict[int, list[Share]] = field(default_factory=dict)
-    asked: dict[int, dict[int, float]] = field(default_factory=dict)  # row -> who -> seconds
-    prices: Prices | None = None  # of this round
-    num_turns: list[int] = field(default_factory=list)
-    unread: list[list[int]] = field(default_factory=list)  # tokens of each row, by who
-    by_match: bool = True
-    round: Usual = field(default_factory=Usual)  # seconds of one, without those of the drafters
-    asked_at: float | None = None
-
-    def records(self, row: int) -> list[Record]:
-        return self.together[row] if self.by_match else self.apart[row]
-
-    def reads(self, turn: Turn, who: int) -> bool:
-        """Whether a drafter would have much to read before its guess."""
-        return self.unread[turn.row][who] > LONG
+    shares: dict[int, list[Bid]] = field(default_factory=dict)
 
 
 class Mixed:
@@ -104,201 +77,114 @@ class Mixed:
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
         self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
-        self._reads_all = [end - first in (0, len(self.layers)) for first, end in self._read]
-        self._shelf: Shelf[dict[str, list[Record]]] = Shelf()
+        self._unknown = Prices((), [Part(who) for who in range(len(made))])
 
     @property
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters)
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
-        states = [drafter.start(target, num_rows, capacity, rows) for drafter in self.drafters]
-        return Panel(
-            target,
-            states,
-            ByOwner(self._records, self._shelf.take(target)),
-            apart=[self._records() for _ in range(num_rows)],
-            num_turns=[0] * num_rows,
-            unread=[[0] * len(self.drafters) for _ in range(num_rows)],
-        )
+        return Panel([each.start(target, num_rows, capacity, rows) for each in self.drafters])
 
     def assign(self, state: Panel, row: int, owner: str) -> None:
-        state.together.assign(row, owner)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             assign(drafter, inner, row, owner)
 
     def enter(self, state: Panel, row: int, tokens: Sequence[int], num_prompt: int) -> None:
-        state.unread[row] = [len(tokens)] * len(self.drafters)
-        for record in state.together[row]:
-            record.gain.start_afresh()
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.enter(inner, row, tokens, num_prompt)
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        state.by_match = shared_noise
-        state.shares, state.asked = {}, {turn.row: {} for turn in turns}
-        state.prices = turns[0].prices if turns else None
-        trees = [turn for turn in turns if shared_noise and not turn.is_chain]
-        chains = [turn for turn in turns if not shared_noise or turn.is_chain] if trees else turns
-        guesses = self._picked(state, chains)
-        if trees:
-            guesses |= self._merged(state, trees)
-        state.asked_at = self.clock()
-        return [guesses.get(turn.row) or Guess() for turn in turns]
+        prices = {turn.row: self._prices(turn) for turn in turns}
+        bids: dict[int, list[Bid]] = {turn.row: [] for turn in turns}
+        asked: dict[int, list[Asked]] = {turn.row: [] for turn in turns}
+        for place in range(len(self.drafters)):
+            parts = {row: own.parts[place] for row, own in prices.items()}
+            group = [
+                turn
+                for turn in turns
+                if _is_wanted(turn, parts[turn.row], bids[turn.row], prices[turn.row], shared_noise)
+            ]
+            if not group:
+                continue
+            who = parts[group[0].row].number
+            guesses, seconds = self._ask(state, who, group, parts, shared_noise=shared_noise)
+            for turn, guess in zip(group, guesses, strict=True):
+                chances = _chances(guess, parts[turn.row].shift)
+                worth = _worth(chances, prices[turn.row])
+                asked[turn.row].append(Asked(who, seconds, _height(guess), worth))
+                if guess.tokens:
+                    bids[turn.row].append(Bid(who, guess, chances))
+        state.shares = {}
+        joined = [
+            self._joined(state, turn, bids[turn.row], prices[turn.row], shared_noise)
+            for turn in turns
+        ]
+        pairs = zip(turns, joined, strict=True)
+        return [replace(guess, asked=asked[turn.row]) for turn, guess in pairs]
 
     def observe(self, state: Panel, outcomes: Sequence[Outcome]) -> None:
-        if state.asked_at is not None:
-            state.round.learn(self.clock() - state.asked_at)
-            state.asked_at = None
-        for outcome in outcomes:
-            state.unread[outcome.row] = [n + len(outcome.tokens) for n in state.unread[outcome.row]]
         for who, drafter in enumerate(self.drafters):
-            shares = [self._share_of(state, who, outcome) for outcome in outcomes]
-            drafter.observe(state.states[who], shares)
-        state.shares, state.asked = {}, {}
+            own = [self._outcome_for(state, who, outcome) for outcome in outcomes]
+            drafter.observe(state.states[who], own)
+        state.shares = {}
 
     def release(self, state: Panel, row: int) -> None:
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             drafter.release(inner, row)
-        state.apart[row] = self._records()
-        state.num_turns[row] = 0
-        state.together.release(row)
         state.shares.pop(row, None)
 
     def close(self, state: Panel) -> None:
-        """Leave the records of the drafters with this target to the next engine."""
-        self._shelf.put(state.together.memories, state.target)
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             close(drafter, inner)
 
-    def _records(self) -> list[Record]:
-        return [Record() for _ in self.drafters]
+    def _prices(self, turn: Turn) -> Prices:
+        """What a turn says of the drafters, if it speaks of all of them."""
+        known = turn.prices
+        is_known = known is not None and len(known.parts) == len(self.drafters)
+        return known if known is not None and is_known else self._unknown
 
-    def _ask(self, state: Panel, who: int, turns: Sequence[Turn]) -> list[Guess]:
+    def _ask(
+        self,
+        state: Panel,
+        who: int,
+        turns: Sequence[Turn],
+        parts: dict[int, Part],
+        *,
+        shared_noise: bool,
+    ) -> tuple[list[Guess], float]:
+        """One drafter's guesses for some rows, and the seconds that they took."""
+        own = [
+            replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
+            for turn in turns
+        ]
         begin = self.clock()
-        guesses = self.drafters[who].propose(state.states[who], turns, shared_noise=state.by_match)
-        seconds = (self.clock() - begin) / len(turns)
-        num_unread = sum(state.unread[turn.row][who] for turn in turns if state.reads(turn, who))
-        for turn in turns:
-            record = state.records(turn.row)[who]
-            if not num_unread or not record.turn.timings:
-                record.turn.learn(seconds)
-            elif state.reads(turn, who):
-                extra = max(0.0, seconds - record.turn.seconds)
-                record.reading.timings.append(extra * len(turns) / num_unread)
-            record.num_asked += 1
-            state.asked[turn.row][who] = seconds
-        for turn in turns:
-            state.unread[turn.row][who] = 0
-        return guesses
+        guesses = self.drafters[who].propose(state.states[who], own, shared_noise=shared_noise)
+        return guesses, self.clock() - begin
 
-    def _merged(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """The most promising nodes of all drafters' trees, for each row."""
-        everyone = range(len(self.drafters))
-        asked = [self._ask(state, who, turns) for who in everyone]
-        merged = {}
-        for index, turn in enumerate(turns):
-            guesses = [asked[who][index] for who in everyone]
-            merged[turn.row], maps = merge(guesses, state.records(turn.row), turn.budget)
-            state.shares[turn.row] = [
-                Share(who, guess, nodes)
-                for who, (guess, nodes) in enumerate(zip(guesses, maps, strict=True))
-            ]
-        return merged
+    def _joined(
+        self, state: Panel, turn: Turn, bids: Sequence[Bid], prices: Prices, shared_noise: bool
+    ) -> Guess:
+        """One guess made of those for a row, and who contributed what."""
+        if not bids:
+            return Guess()
+        if shared_noise and not turn.is_chain:
+            state.shares[turn.row] = [*bids]
+            return merge(bids, turn.budget)
+        best = max(bids, key=lambda bid: _worth(bid.chances, prices)) if shared_noise else bids[0]
+        best.nodes = {node: node for node in range(len(best.guess.tokens))}
+        state.shares[turn.row] = [best]
+        values = best.chances if shared_noise else best.guess.values
+        return replace(best.guess, values=values, parts=[best.who] * len(best.nodes))
 
-    def _picked(self, state: Panel, turns: Sequence[Turn]) -> dict[int, Guess]:
-        """One drafter's guess for each row; the others are asked only if they may be better."""
-        best: dict[int, tuple[float, Guess, Share]] = {}
-        orders = {turn.row: (turn, self._order(state, turn)) for turn in turns}
-        waiting = {row: (turn, order) for row, (turn, order) in orders.items() if order}
-        while waiting:
-            groups = defaultdict(list)
-            for turn, order in waiting.values():
-                groups[order.pop(0)].append(turn)
-            for who, group in groups.items():
-                for turn, guess in zip(group, self._ask(state, who, group), strict=True):
-                    row, order = turn.row, waiting[turn.row][1]
-                    records = state.records(row)
-                    chances = records[who].values(guess)
-                    worth = worth_of(chances, turn.prices)
-                    records[who].worth.learn(worth)
-                    if guess.tokens and (row not in best or worth > best[row][0]):
-                        nodes = {node: node for node in range(len(guess.tokens))}
-                        best[row] = worth, _restated(guess, chances), Share(who, guess, nodes)
-                    if not order or (
-                        row in best and self._is_settled(state, best[row][0], order, records)
-                    ):
-                        del waiting[row]
-        state.shares |= {row: [share] for row, (_, _, share) in best.items()}
-        return {row: guess for row, (_, guess, _) in best.items()}
-
-    def _is_settled(
-        self, state: Panel, worth: float, order: Sequence[int], records: Sequence[Record]
-    ) -> bool:
-        """Whether a guess at hand, worth so many tokens, makes more of them per second than asking
-        another drafter usually does."""
-        rates = [self._rate(state, records[who], records[who].worth.mean) for who in order]
-        return not state.by_match or (1 + worth) / (1e-9 + state.round.seconds) >= max(rates)
-
-    def _order(self, state: Panel, turn: Turn) -> list[int]:
-        """The drafters to ask, in order; now and then the one asked least comes first."""
-        row, records = turn.row, state.records(turn.row)
-        everyone = [*range(len(self.drafters))]
-        if state.by_match:
-            everyone = [who for who in everyone if self._can_read(state, turn, who)]
-            order = sorted(everyone, key=lambda who: records[who].turn.seconds)
-            if turn.prices is not None:
-                order = [who for who in order if records[who].gain.mean > -MOST_LOST]
-        else:
-            rates = [self._rate(state, record, record.expected) for record in records]
-            order = sorted(everyone, key=lambda who: -rates[who])
-        state.num_turns[row] += 1
-        if state.num_turns[row] % PROBE_EVERY == 0 and everyone:
-            rare = min(everyone, key=lambda who: records[who].num_asked)
-            order = [rare, *(who for who in order if who != rare)]
-        return order
-
-    def _can_read(self, state: Panel, turn: Turn, who: int) -> bool:
-        """Whether a drafter may be asked that would have to read the text first."""
-        if turn.prices is None or turn.room is None or not state.reads(turn, who):
-            return True
-        record, num_unread = state.records(turn.row)[who], state.unread[turn.row][who]
-        return record.reading.pays(num_unread, turn.room, record.gain.mean, turn.prices.token)
-
-    def _rate(self, state: Panel, record: Record, accepted: float) -> float:
-        """Tokens per second of a round with so many accepted."""
-        return (1 + accepted) / (1e-9 + state.round.seconds + record.turn.seconds)
-
-    def _share_of(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
+    def _outcome_for(self, state: Panel, who: int, outcome: Outcome) -> Outcome:
         """The outcome for one drafter: its own part of the accepted path."""
-        row, path, drafted, expected = outcome.row, [], 0, 0.0
-        share = next((s for s in state.shares.get(row, ()) if s.who == who), None)
-        record = state.records(row)[who]
-        if share is not None and share.guess.tokens:
-            known = takewhile(share.nodes.__contains__, outcome.path)
-            path, drafted = [share.nodes[node] for node in known], len(share.nodes)
-            if outcome.num_scored is not None:
-                drafted = min(drafted, outcome.num_scored)  # the engine may have cut it
-            expected = float(len(path))
-            if share.guess.values is not None:
-                expected = sum(record.values(share.guess)[:drafted])
-            record.learn(share.guess, [*share.nodes.values()][:drafted], path)
-        seconds = state.asked.get(row, {}).get(who)
-        if seconds is not None and state.prices is not None:
-            seconds = min(seconds, record.turn.seconds)
-            record.gain.learn(gained(expected, drafted, seconds, state.prices))
-        if not outcome.path and self._reads_all[who]:
-            return outcome
-        return Outcome(
-            row,
-            len(path),
-            outcome.tokens,
-            path,
-            outcome.successors,
-            outcome.num_scored,
-            self._states_of(who, outcome.states),
-            outcome.num_processed,
-        )
+        share = next((bid for bid in state.shares.get(outcome.row, ()) if bid.who == who), None)
+        path: list[int] = []
+        if share is not None:
+            path = [share.nodes[node] for node in takewhile(share.nodes.__contains__, outcome.path)]
+        states = self._states_of(who, outcome.states)
+        return replace(outcome, num_accepted=len(path), path=path, states=states)
 
     def _states_of(self, who: int, states: Any) -> Any:
         """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
@@ -311,34 +197,65 @@ class Mixed:
         return states[:, first * width : end * width]
 
 
-def _restated(guess: Guess, chances: list[float]) -> Guess:
-    """A guess with the chances that its drafter should have stated, if it stated any."""
-    if guess.values is None:
-        return guess
-    return Guess(guess.tokens, guess.drawn, guess.probs, guess.parents, chances)
+def _is_wanted(
+    turn: Turn, part: Part, bids: Sequence[Bid], prices: Prices, shared_noise: bool
+) -> bool:
+    """Whether a drafter is asked, after others have made their guesses."""
+    if not bids or (shared_noise and not turn.is_chain):
+        return part.enough > 0
+    return shared_noise and max(_worth(bid.chances, prices) for bid in bids) < part.enough
 
 
-def merge(
-    guesses: Sequence[Guess], records: Sequence[Record], budget: int
-) -> tuple[Guess, list[dict[int, int]]]:
-    """The best `budget` nodes of several trees, and where each tree's nodes are in the result."""
-    tree = GrowingTree()
-    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in guesses]  # in its tree -> in the result
+def _worth(chances: Sequence[float], prices: Prices) -> float:
+    return worth_of(chances, prices.scoring or [0.0] * len(chances))
+
+
+def _chances(guess: Guess, shift: float) -> list[float]:
+    """The chance of each token to be kept, at most that of the one before it."""
+    parents = range(ROOT, len(guess.tokens) - 1) if guess.parents is None else guess.parents
+    chances: list[float] = []
+    for node, parent in enumerate(parents):
+        before = 1.0 if parent == ROOT else chances[parent]
+        if guess.values is None:
+            chances.append(UNSTATED * before)
+        else:
+            chances.append(min(before, calibrated(guess.values[node], shift)))
+    return chances
+
+
+def _height(guess: Guess) -> int:
+    """How many tokens of a guess follow one another."""
+    if guess.parents is None:
+        return len(guess.tokens)
+    heights = [0] * (len(guess.parents) + 1)  # the last one is the text's, which is parent -1
+    for node, parent in enumerate(guess.parents):
+        heights[node] = heights[parent] + 1
+    return max(heights)
+
+
+def merge(bids: Sequence[Bid], budget: int) -> Guess:
+    """The best `budget` nodes of several trees; each bid is told where its nodes are."""
+    tree, makers = GrowingTree(), []
+    placed: list[dict[int, int]] = [{ROOT: ROOT} for _ in bids]  # in its tree -> in the result
     nodes = [
-        (-value, node, who)
-        for who, guess in enumerate(guesses)
-        for node, value in enumerate(records[who].values(guess))
+        (-chance, node, index)
+        for index, bid in enumerate(bids)
+        for node, chance in enumerate(bid.chances)
     ]
-    for value, node, who in sorted(nodes):
-        parent = placed[who].get(parents_of(guesses[who])[node])
-        token = guesses[who].tokens[node]
+    for chance, node, index in sorted(nodes):
+        guess = bids[index].guess
+        before = node - 1 if guess.parents is None else guess.parents[node]
+        parent, token = placed[index].get(before), guess.tokens[node]
         if parent is not None and (tree.has(parent, token) or len(tree) < budget):
-            placed[who][node] = tree.child(parent, token, -value)
-    return tree.guess(), [
-        {joint: node for node, joint in numbers.items() if node != ROOT} for numbers in placed
-    ]
+            makers += [] if tree.has(parent, token) else [bids[index].who]
+            placed[index][node] = tree.child(parent, token, -chance)
+    for bid, numbers in zip(bids, placed, strict=True):
+        bid.nodes = {joint: node for node, joint in numbers.items() if node != ROOT}
+    return replace(tree.guess(), parts=makers)
 
 
 def _made(drafter: Drafter | str) -> Drafter:
     """The drafter itself, or the one of that name."""
-    return make_one(drafter) if isinstance(drafter, str) else drafter
+    if not isinstance(drafter, str):
+        return drafter
+    return make_one(drafter)

@@ -23,7 +23,7 @@ from forerun.base.errors import (
     shown,
     warn,
 )
-from forerun.drafters.base import Drafter, Outcome, Turn, assign, close, layers_of
+from forerun.drafters.base import Drafter, Outcome, Part, Turn, assign, close, layers_of
 from forerun.engine.guess_checks import checked
 from forerun.engine.plan import DraftPlan, RoundPlan, Span
 from forerun.engine.proposal import NOTHING, Drafted
@@ -148,12 +148,13 @@ class Drafting:
             self._count_failure()
         height = max(proposals[index].height for index in asked)
         if plan.drafts.tariff is not None:
-            drafts = [proposals[index] for index in asked]
-            drafts, is_scored_to_learn = plan.drafts.tariff.trim(drafts)
-            is_trial |= is_scored_to_learn
+            drafts = plan.drafts.tariff.trim([proposals[index] for index in asked])
             for index, draft in zip(asked, drafts, strict=True):
                 proposals[index] = draft
-        return Drafted(proposals, height, is_trial)
+        by_span: list[Any] = [None] * len(proposals)
+        for index, guess in zip(asked, guesses, strict=True):
+            by_span[index] = getattr(guess, "asked", ())
+        return Drafted(proposals, height, is_trial, by_span)
 
     def _enter(self, spans: Sequence[Span]) -> None:
         """Tell the drafter of texts that its state does not know yet, and may have to guess."""
@@ -282,6 +283,7 @@ def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
     """What the drafter is told of the answered span with this index."""
     request, limits = span.request, plan.limits[index]
     assert limits is not None, "the drafter is not asked about this span"
+    first = Part(0) if limits.prices is None else limits.prices.parts[0]
     return Turn(
         span.row,
         limits.budget,
@@ -290,8 +292,8 @@ def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
         request.num_output,
         limits.depth,
         limits.shape,
-        plan.worth,
-        plan.goes_on,
-        plan.prices,
+        first.worth,
+        first.goes_on,
+        limits.prices,
         request.limit - request.num_output,
     )

@@ -1,4 +1,5 @@
-"""Checks of a guess, before the target sees it or a rule divides by its law."""
+"""Checks of a guess, before the target sees it or a rule divides by its law, and of the tree that
+is asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import array_api_compat as compat
 import numpy as np
 
-from forerun.base.errors import UnsupportedError, explain
+from forerun.base.errors import InputError, UnsupportedError, explain, wrong_type
 from forerun.drafters.base import Guess, Turn
 from forerun.engine.proposal import NOTHING, Proposal, fits
 from forerun.models.base import LanguageModel
@@ -17,6 +18,7 @@ from forerun.rules.rows import check_rows, sum_tolerance
 from forerun.rules.types import Drawn
 from forerun.trees.tree import Tree
 
+SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
 XP = compat.array_namespace(np.empty(0))
 
 
@@ -43,7 +45,7 @@ def checked(turn: Turn, guess: Any, target: LanguageModel, rule: Rule) -> Propos
     if rule.needs_draft_probs:
         _check_law(turn, guess, tree, target, rule)
     values = guess.values and [min(1.0, max(0.0, float(value))) for value in guess.values]
-    return Proposal(tokens, guess.drawn, guess.probs, tree, values)
+    return Proposal(tokens, guess.drawn, guess.probs, tree, values, guess.parts)
 
 
 def _checked_tree(turn: Turn, guess: Guess) -> Tree | None:
@@ -99,3 +101,29 @@ def _check_law(
         received = "a chain" if tree is None else f"parents {list(tree.parents)}"
         cure = f"A node has the children it has in {list(turn.shape.parents)}, or none."
         raise UnsupportedError(explain(wrong, received, cure))
+
+
+def check_tree(tree: Any, rule: Rule, target: LanguageModel) -> None:
+    """Refuse a tree that the rule or the target cannot handle."""
+    if tree is None:
+        return
+    cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
+    if not isinstance(tree, int | Tree):
+        like = "For one child count per level, write forerun.Tree.of_branching((2, 2))."
+        raise wrong_type("tree", tree, f"{cure} {like}")
+    if isinstance(tree, int) and tree < 1:
+        raise InputError(explain("tree is out of range.", tree, cure))
+    if not rule.judges_trees:
+        given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
+        cure = f"Use match, siblings or traversal{given}; or leave the tree out."
+        raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
+    if not rule.needs_draft_probs:
+        return
+    if not isinstance(tree, Tree):
+        wrong = "A rule that needs the draft's distribution cannot judge a tree of any shape."
+        cure = f"Pass {SHAPES}, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
+    if not getattr(target, "scores_trees", False):
+        wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
+        cure = "Leave the tree out, or use the rule match."
+        raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))

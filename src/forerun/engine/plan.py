@@ -52,6 +52,7 @@ class DraftLimits(NamedTuple):
     budget: int  # tokens
     depth: int | None = None  # tokens one after another; None: as many as the budget, a chain
     shape: Tree | None = None  # the tree to fill; None: any
+    prices: Prices | None = None  # None: not known
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,6 @@ class DraftPlan:
     """What is asked of the drafter in a round, and what decides which of its guesses are scored."""
 
     limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
-    worth: float = 0.0  # under shared noise: the lowest chance at which a guess is wanted,
-    goes_on: float = 0.0  # and at which another is wanted after it
-    prices: Prices | None = None  # None: not known
     tariff: Tariff | None = None  # None: all guesses are scored
     is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.drafters.base import Asked
 from forerun.rules.types import Drawn
 from forerun.trees.tree import ROOT, Tree
 
@@ -23,6 +24,7 @@ class Proposal:
     probs: np.ndarray[Any, Any] | None = None  # (len(tokens), V)
     tree: Tree | None = None  # None: one after the other
     values: list[float] | None = None  # (len(tokens),): how likely each is to be kept
+    parts: list[int] | None = None  # (len(tokens),): who of several drafters made each
     guessed: list[int] | None = None  # (len(tokens),): each one's number in the drafter's guess,
     # where tokens of that guess were left out; None: the numbers are the same
 
@@ -62,7 +64,9 @@ class Drafted:
 
     proposals: Sequence[Proposal]  # (A,)
     height: int | None = None  # of the tallest guess before any was left out; None: not asked
-    is_trial: bool = False  # guesses that do not seem to pay are scored to learn from them
+    is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
+    asked: Sequence[Sequence[Asked] | None] = ()  # (A,): of several drafters those that were asked,
+    # none where there is one, None where nobody was; or empty: one was asked for all rows
 
 
 def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposal:
@@ -87,6 +91,7 @@ def worthwhile(draft: Proposal, bar: float, chances: Sequence[float]) -> Proposa
         probs=None if draft.probs is None else draft.probs[nodes],
         tree=None if tree is None or tree.is_chain else tree,
         values=draft.values and [draft.values[node] for node in nodes],
+        parts=draft.parts and [draft.parts[node] for node in nodes],
         guessed=list(draft.in_guess(nodes)),
     )
 

@@ -1,1 +1,1 @@
-"""How far to draft in each round."""
+"""How far to draft: what was measured, which guesses pay, and what a round asks for."""

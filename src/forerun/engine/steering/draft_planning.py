@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
-from forerun.base.errors import InputError, UnsupportedError, explain, wrong_type
+from forerun.drafters.base import Prices
 from forerun.engine.drafting import Drafting
+from forerun.engine.guess_checks import check_tree
 from forerun.engine.plan import DraftLimits, DraftPlan, RoundPlan
 from forerun.engine.proposal import Drafted, cut
 from forerun.engine.request import Request
-from forerun.engine.steering.draft_policy import POLICIES, Choice, DraftPolicy, policy_key
 from forerun.engine.steering.ladder_policy import Ladder, LadderPolicy
-from forerun.engine.steering.policy import PayingPolicy
+from forerun.engine.steering.policy import Choice, PayingPolicy
 from forerun.engine.steering.why_few import why_few
 from forerun.models.base import LanguageModel
+from forerun.models.handover import Shelf
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength
 from forerun.trees.tree import Tree
 
 TREE_HEIGHT = 5  # of trees whose draft length is left to us
-SHAPES = "a shape known before, like Tree.of_branching((2, 2)) or --tree 2,2"
+POLICIES: Shelf[PayingPolicy] = Shelf()
+"""Policies of engines that are done, by target and `policy_key`."""
 
 
 class DraftPlanner:
@@ -50,7 +53,7 @@ class DraftPlanner:
         if drafting.drafter is not None and self._tree is not tree:
             self._note = f"{target.name} cannot score trees, so drafts were chains"
         self._is_steered = draft_length == "auto" and not isinstance(self._tree, Tree)
-        self._policy: DraftPolicy | None = None
+        self._policy: PayingPolicy | None = None
         self._policy_key: Any = None
         self._requests: dict[int, Request] = {}  # by row, where a policy steers
         self._num_rows = 1  # answered in the latest round
@@ -69,7 +72,7 @@ class DraftPlanner:
         self._policy_key = policy_key(self._drafting.drafter, num_rows, is_tree, rule)
         if ladder is None:
             self._policy = POLICIES.take(self._target, self._policy_key) or PayingPolicy(
-                has_coins=has_coins, is_tree=is_tree
+                has_coins=has_coins
             )
             return
         self._policy_key = self._policy_key, "ladder"
@@ -108,18 +111,19 @@ class DraftPlanner:
             choice = self._policy.choose(rows, requests, rooms, is_timed=is_timed)
             if not any(choice.lengths):
                 return plan
+        prices = choice.prices or [None] * len(spans)
         limits = {
-            spans[index].row: self._limits(requests[index], rooms[index], choice.lengths[index])
+            spans[index].row: self._limits(
+                requests[index], rooms[index], choice.lengths[index], prices[index]
+            )
             for index in asked
+            if choice.lengths[index]
         }
         by_span = [limits.get(span.row) for span in plan.answering]
         tariff = choice.tariff
-        if tariff is not None and len(asked) < len(spans):
-            tariff = tariff.among(asked)
-        drafts = DraftPlan(
-            by_span, choice.worth, choice.goes_on, choice.prices, tariff, choice.is_trial
-        )
-        return replace(plan, drafts=drafts)
+        if tariff is not None and len(limits) < len(spans):
+            tariff = tariff.among([i for i, span in enumerate(spans) if span.row in limits])
+        return replace(plan, drafts=DraftPlan(by_span, tariff, choice.is_trial))
 
     def learn(
         self,
@@ -153,38 +157,24 @@ class DraftPlanner:
             POLICIES.put(self._policy, self._target, self._policy_key)
             self._policy = None
 
-    def _limits(self, request: Request, room: int, depth: int) -> DraftLimits:
+    def _limits(
+        self, request: Request, room: int, depth: int, prices: Prices | None
+    ) -> DraftLimits:
         depth = request.most_guesses(depth)
         if isinstance(self._tree, Tree):
             depth = request.most_guesses(min(self._tree.height, room))
             shape = cut(self._tree, depth)
             return DraftLimits(len(shape), depth, shape)
         if self._tree is None:
-            return DraftLimits(depth)
-        return DraftLimits(self._tree if depth else 0, depth)
+            return DraftLimits(depth, prices=prices)
+        depth = min(depth, self._length)
+        return DraftLimits(self._tree if depth else 0, depth, prices=prices)
 
 
-def check_tree(tree: Any, rule: Rule, target: LanguageModel) -> None:
-    """Refuse a tree that the rule or the target cannot handle."""
-    if tree is None:
-        return
-    cure = "Use a number of nodes from 1 on, a forerun.Tree, or None for chains."
-    if not isinstance(tree, int | Tree):
-        like = "For one child count per level, write forerun.Tree.of_branching((2, 2))."
-        raise wrong_type("tree", tree, f"{cure} {like}")
-    if isinstance(tree, int) and tree < 1:
-        raise InputError(explain("tree is out of range.", tree, cure))
-    if not rule.judges_trees:
-        given = "" if isinstance(tree, Tree) else f"; the last two with {SHAPES}"
-        cure = f"Use match, siblings or traversal{given}; or leave the tree out."
-        raise UnsupportedError(explain("This rule judges chains only.", rule.name, cure))
-    if not rule.needs_draft_probs:
-        return
-    if not isinstance(tree, Tree):
-        wrong = "A rule that needs the draft's distribution cannot judge a tree of any shape."
-        cure = f"Pass {SHAPES}, or use the rule match."
-        raise UnsupportedError(explain(wrong, f"tree={tree} with {rule.name}", cure))
-    if not getattr(target, "scores_trees", False):
-        wrong = f"{target.name} cannot score trees, and a sampled tree may not be cut to a chain."
-        cure = "Leave the tree out, or use the rule match."
-        raise UnsupportedError(explain(wrong, f"a tree with {rule.name}", cure))
+def policy_key(drafter: Any, num_rows: int, is_tree: bool, coin_rule: str | None) -> Hashable:
+    """What a policy was learned for.  A drafter known by its identity is referred to weakly: a
+    policy must not keep a draft model alive."""
+    drafter = getattr(drafter, "steered_as", drafter)
+    hashing: Any = type(drafter).__hash__
+    known_as = ref(drafter) if hashing is object.__hash__ else drafter
+    return known_as, num_rows, is_tree, coin_rule

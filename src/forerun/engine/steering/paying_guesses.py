@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from forerun.drafters.calibration import calibrated
 from forerun.engine.proposal import Proposal, worthwhile
-from forerun.engine.steering.curve import Curve
+from forerun.engine.steering.measurements import Curve
 
 
 def lowest_paying(
@@ -36,42 +37,45 @@ def lowest_paying(
 
 @dataclass(frozen=True)
 class Tariff:
-    """What the policy knew of costs and chances when the round was planned."""
+    """What was known of costs and chances when the round was planned."""
 
     token: float  # seconds that a token of text is worth
     passes: Curve  # seconds of a pass by the number of its tokens
-    shift: float  # of the log-odds of stated values
-    survivals: Sequence[Sequence[float]]  # (R,): by slot of a chain, the chance to be kept;
-    # empty where slots are not counted, as in trees
-    tries: float  # where no guess pays, the best is scored to learn from it if it pays for this
-    # share of its slot; inf: never
+    shift: float  # of the log-odds of stated chances
+    survivals: Sequence[Sequence[float]]  # (R,): by depth, the chance that a guess is kept whose
+    # drafter states nothing
+    tries: float = inf  # where no guess pays, the best is scored to learn from it if it pays for
+    # this share of its slot
     num_others: int = 0  # rows in the pass that nothing is drafted for
 
-    def trim(self, drafts: Sequence[Proposal]) -> tuple[list[Proposal], bool]:
-        """The drafts (R,) without guesses that do not pay, and whether they are only a trial."""
-        if not any(draft.tokens for draft in drafts):
-            return [*drafts], False
-        chances = [self._chances(*pair) for pair in zip(drafts, self.survivals, strict=True)]
-        num_judged = sum(map(len, chances))
-        num_rows = len(drafts) + self.num_others
-        size = num_rows + sum(len(draft.tokens) for draft in drafts) - num_judged
-        bar, is_trial = lowest_paying(chances, size, self.token, self.passes), False
-        if num_judged and bar == inf:
-            best = max(max(row, default=0.0) for row in chances)
-            slot = self.passes(size + 1) - self.passes(size)
-            if best * self.token >= self.tries * slot:
-                bar, is_trial = best, True
-        pairs = zip(drafts, chances, strict=True)
-        return [worthwhile(draft, bar, row) if row else draft for draft, row in pairs], is_trial
+    def trim(self, drafts: Sequence[Proposal]) -> list[Proposal]:
+        """The drafts (R,) without guesses that do not pay."""
+        pairs = zip(drafts, self.survivals, strict=True)
+        chances = [chances_of(draft, self.shift, own) for draft, own in pairs]
+        best = max((max(row) for row in chances if row), default=0.0)
+        if best == 0:
+            return list(drafts)
+        size = len(drafts) + self.num_others
+        bar = lowest_paying(chances, size, self.token, self.passes)
+        slot = self.passes(size + 1) - self.passes(size)
+        if bar == inf and best * self.token >= self.tries * slot:
+            bar = best
+        return [worthwhile(draft, bar, row) for draft, row in zip(drafts, chances, strict=True)]
 
     def among(self, asked: Sequence[int]) -> Tariff:
-        """The same for drafts of some rows only, by index."""
+        """The tariff for drafts of some rows only, by index."""
         survivals = [self.survivals[index] for index in asked]
         num_others = self.num_others + len(self.survivals) - len(asked)
         return replace(self, survivals=survivals, num_others=num_others)
 
-    def _chances(self, draft: Proposal, survivals: Sequence[float]) -> Sequence[float]:
-        """How likely each guess is to be kept: by its stated value, or by its slot."""
-        if draft.values is not None:
-            return [calibrated(value, self.shift) for value in draft.values]
+
+def chances_of(draft: Proposal, shift: float, survivals: Sequence[float]) -> Sequence[float]:
+    """How likely each guess is to be kept: as was stated, or by its depth, where those of one depth
+    share a chance."""
+    if draft.values is not None:  # whoever combined several drafters has calibrated them
+        is_raw = draft.parts is None
+        return [calibrated(value, shift) for value in draft.values] if is_raw else draft.values
+    if draft.tree is None:
         return survivals[: len(draft.tokens)]
+    widths = Counter(draft.tree.depths)
+    return [survivals[depth] / widths[depth] for depth in draft.tree.depths]

@@ -1,49 +1,129 @@
-"""How far to draft, decided before every round: as many tokens as pay, which may be none.
+"""How far to draft, decided before every round: whom to ask, for how much, and at what bar.
 
-A round with a draft emits one token per request and, for each drafted slot, the chance that all
-slots up to it are accepted.  It costs the draft and a longer pass.  `PayingPolicy` learns what both
-cost on this machine and how often guesses are kept, and asks for the lengths that make the most
-tokens per second.  Of the guesses that come, it leaves out those that buy fewer tokens than their
-slots in the pass cost.  Drafting that does not pay is switched off.  It is tried again with
-another request where it usually pays, and else when what it lost has been made up for.
+A round with a draft emits one token per request and those of its guesses that are kept.  It costs
+the draft and a longer pass.  What both cost on this machine and how often guesses are kept is
+learned from rounds that are over.  A drafter is asked where that is expected to make more tokens
+per second.  Where it is not, it is asked all the same now and then, to learn whether it still is
+so: what such rounds are expected to lose is paid from one budget.
 
 The policy reads no clock: the engine passes the seconds of each stage.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
+from forerun.drafters.base import Asked, Part, Prices
+from forerun.drafters.calibration import calibrated, correction, worth_of
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
-from forerun.engine.steering.draft_policy import Choice
-from forerun.engine.steering.measurements import LONGEST, NUM_TIMED, Experience, Knowledge
-from forerun.engine.steering.paying_guesses import Tariff, lowest_paying
+from forerun.engine.steering.measurements import NUM_TIMED, OWN_FADE, Ratio, Seconds
+from forerun.engine.steering.paying_guesses import Tariff, chances_of, lowest_paying
 from forerun.engine.steering.why_few import Price
 
+LONGEST = 8  # tokens in the longest draft that is considered
 FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
-PROBE_LENGTH = 2  # tokens in a draft that tries whether drafting has come to pay
-FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
 OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
-LONGEST_WAIT = 256  # rounds after which a round without drafts is timed again
-FIRST_WAIT, NUM_DOUBLED = 32, 4  # after which a run of such is timed, then twice as many, ...
-BREAK_EVEN = 1.01  # of plain decoding's speed, at which drafting stays on; the hundredth stands for
-# choosing and learning, which are not timed
-FREE = 0.004  # of a plain round's time; a drafter that takes no longer to ask is always asked
-MOST_DEBT = 3.0  # plain rounds that trials may lose before drafting is switched off
-MOST_UNCERTAIN = 1.5  # plain rounds that one draft is booked to lose while its price is uncertain
-MOST_LOST = 24.0  # plain rounds that drafts may lose in spite of what the drafter states
-ALLOWANCE = 0.005  # plain rounds that drafts may lose per round, without an end
-NEAR = 0.8  # share of its slot that a guess pays for, to be scored to learn from it
+FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
+FIRST_GAIN = 0.1  # tokens that an ask is expected to gain before anything was seen, greedy
+FIRST_TRUST = 64  # asks that this counts like
+UNTIMED = 0.01  # plain rounds an ask that choosing and learning take, which nobody times
+TRUST = 32  # asks of all requests that count like those of the one at hand
+BUDGET = 3.0  # plain rounds that rounds may be expected to lose,
+ALLOWANCE = 0.005  # of which so many come back with every round
+NEAR = 0.8  # share of its slot that a guess pays for, to be wanted
 FOLLOWS = 0.75  # chance that a guess is kept if the one before it is
 SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
 LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
+NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there had been none
+NUM_UNASKED = 14  # rounds without an ask that are timed together, those included
+FIRST_WAIT, NUM_DOUBLED = 32, 4  # rounds until such a run is timed, then twice as many, ...
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
 
 
+class Choice(NamedTuple):
+    """What is asked of a drafter in a round, and what decides which guesses are scored."""
+
+    lengths: list[int]  # (R,)
+    prices: Sequence[Prices | None] = ()  # (R,), or none: nothing is known yet
+    tariff: Tariff | None = None  # None: all guesses are scored
+    is_trial: bool = False  # it does not seem to pay, and is drafted to learn from it
+
+
+@dataclass
+class Earnings:
+    """What was learned of one drafter with all requests."""
+
+    asking: Seconds = field(default_factory=Seconds)  # by the height of what came of it, plus one
+    reading: Seconds = field(default_factory=Seconds)  # of one unread token: its size is 1
+    gain: Ratio = field(default_factory=Ratio)  # tokens an ask, less those of its time and slots
+    shift: float = 0.0  # of the log-odds of stated chances
+    num_verified: int = 0  # guesses that moved it
+
+    def reading_seconds(self, num_unread: int) -> float:
+        """Seconds of reading so many tokens; none before that was timed a few times."""
+        return self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
+
+    def certain(self, rounds: float) -> float:
+        """Plain rounds that an ask takes; not too many before it was timed a few times."""
+        is_known = sum(self.asking.counts.values()) >= NUM_TIMED
+        return rounds if is_known else min(rounds, BUDGET / 2)
+
+
+@dataclass
+class Own:
+    """What was learned of one drafter with one request."""
+
+    gain: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
+    rate: Ratio = field(default_factory=lambda: Ratio(OWN_FADE))
+    num_read: int = 0  # tokens of its text when the drafter was last asked
+
+
+@dataclass
+class Ledger:
+    """What was learned from the rounds of one kind of request."""
+
+    passes: Seconds = field(default_factory=Seconds)  # by tokens in it; with verify and commit
+    plain: Seconds = field(default_factory=Seconds)  # of passes without drafts, by rows, where
+    # nobody was asked for some rounds: a drafter may push weights out of the cache
+    whole: dict[int, Seconds] = field(default_factory=dict)  # rounds that are captured as a whole,
+    # by the requests they have room for: by draft length
+    drafters: defaultdict[int, Earnings] = field(default_factory=lambda: defaultdict(Earnings))
+    rate: Ratio = field(default_factory=Ratio)  # of guesses without a stated chance, if reached
+    pace: Ratio = field(default_factory=Ratio)  # tokens per row over plain rounds, of all rounds
+    drafted: Ratio = field(default_factory=Ratio)  # of rounds with drafts
+    is_stated: bool = False  # drafters say how likely their guesses are
+    has_drafted: bool = False  # the first draft compiles and allocates
+    rounds: int = 0
+    num_plain: int = 0
+    num_unasked: int = 0  # latest rounds in which nobody was asked
+    last_run: int = 0  # the latest round at the end of a run of such
+    num_runs: int = 0
+    num_silent: int = 0  # latest rounds in which somebody was asked and no guess was scored
+    is_trying: bool = True  # rounds may be expected to lose
+    debt: float = 0.0  # plain rounds that were expected to be lost and have not come back
+
+    def plain_seconds(self, num_rows: int) -> float:
+        """Seconds of a round if nobody were asked, nor had been of late."""
+        seconds = self.passes.curve(num_rows)
+        return (
+            min(seconds, self.plain.usual(num_rows)) if self.plain.is_known(num_rows) else seconds
+        )
+
+    def learn_pass(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+        """The seconds of a round without those of the drafters."""
+        if self.num_unasked > NUM_DISTURBED and self.passes.is_known(num_rows):
+            self.passes.drift(self.plain.learn(num_rows, seconds))
+        else:
+            self.plain.drift(self.passes.learn(num_rows + num_drafted, seconds))
+
+
 class PayingPolicy:
-    """Asks for the lengths that make the most tokens per second.
+    """Asks for what makes the most tokens per second.
 
     A rule with coins is exact if a length is chosen before the coins that judge it are known.
     Another request with the same seed has met the same coins.  So what was learned from a seed is
@@ -51,30 +131,38 @@ class PayingPolicy:
     others, all drafts have a fixed length while it is there.
     """
 
-    def __init__(self, *, has_coins: bool = False, is_tree: bool = False) -> None:
-        self.known = Knowledge()
-        self._has_coins, self._is_tree = has_coins, is_tree
-        self._requests: dict[int, Experience] = {}  # by row
+    def __init__(self, *, has_coins: bool = False) -> None:
+        self._ledgers: defaultdict[bool, Ledger] = defaultdict(Ledger)  # by whether any is sampled
+        self._has_coins = has_coins
+        self._requests: dict[int, defaultdict[int, Own]] = {}  # by row, by drafter
         self._seeds: dict[int, int] = {}  # by row, under a rule with coins
+        self._learned_from: set[int] = set()  # seeds whose coins
         self._repeated: set[int] = set()  # rows whose coins were met before, or are met twice now
-        self._is_long_due = False  # a draft of full length is to be tried
+        self._scoring: Sequence[float] = ()  # tokens that scoring costs, by guesses, of this round
+        self.is_sampled = False  # of the requests at hand
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledgers[self.is_sampled]
 
     def enter(self, row: int, request: Request) -> None:
+        """A request enters a row."""
         if self._has_coins and request.sampling.temperature > 0:
-            if len(self.known.seeds) >= MOST_SEEDS:
-                self.known = Knowledge(seeds=set(self._seeds.values()))
-            is_known = request.seed in self.known.seeds
+            if len(self._learned_from) >= MOST_SEEDS:
+                self._ledgers.clear()
+                self._learned_from = set(self._seeds.values())
+            is_known = request.seed in self._learned_from
             if is_known and not self._requests:
-                self.known = Knowledge()
+                self._ledgers.clear()
+                self._learned_from = set()
             elif is_known:  # its twins too: when one of them leaves depends on the same coins
                 self._repeated |= {row, *(r for r, s in self._seeds.items() if s == request.seed)}
-            self.known.seeds.add(request.seed)
+            self._learned_from.add(request.seed)
             self._seeds[row] = request.seed
-        self._requests[row] = Experience()
-        if self.known.is_resting and self.known.usual_speed >= BREAK_EVEN:
-            self.known.start_afresh()  # another request may be another matter
+        self._requests[row] = defaultdict(Own)
 
     def leave(self, row: int) -> None:
+        """The request of a row is over."""
         self._requests.pop(row, None)
         self._seeds.pop(row, None)
         self._repeated.discard(row)
@@ -87,21 +175,24 @@ class PayingPolicy:
         *,
         is_timed: bool = True,
     ) -> Choice:
+        """What to ask of the drafter, from rounds that are over; rooms: most tokens, (R,).
+
+        is_timed: the round can be compared with others; not one that reads part of a prompt.  No
+        other is a trial: it would teach nothing, and beside prompts that are being read all the
+        time, trials would never end.
+        """
+        pairs = zip(requests, rooms, strict=True)
+        most = [request.most_guesses(min(LONGEST, room)) for request, room in pairs]
         if self._repeated:
-            return Choice([min(FIRST_LENGTH, limit) for limit in _most(requests, rooms)])
-        self.known.rounds += 1
-        self.known.debt = max(0.0, self.known.debt - ALLOWANCE)
-        self.known.lost = max(0.0, self.known.lost - ALLOWANCE)
-        if self._is_off(len(rows), is_timed):
+            return Choice([min(FIRST_LENGTH, limit) for limit in most])
+        self.is_sampled = any(request.sampling.temperature > 0 for request in requests)
+        ledger = self.ledger
+        ledger.rounds += 1
+        ledger.debt = max(0.0, ledger.debt - ALLOWANCE)
+        ledger.is_trying = ledger.debt < BUDGET * ledger.is_trying or ledger.debt == 0
+        if not any(most):
             return Choice([0] * len(rows))
-        most = _most(requests, rooms)
-        known = [self._requests[row] for row in rows]
-        for experience, request in zip(known, requests, strict=True):
-            experience.num_shown = len(request.tokens) - experience.num_read
-        choice = self._choice(known, self._limits(known, rooms, most), is_timed)
-        for experience, length in zip(known, choice.lengths, strict=True):
-            experience.num_shown *= length > 0
-        return choice
+        return self._choice(rows, requests, rooms, most, is_timed)
 
     def learn(
         self,
@@ -111,209 +202,246 @@ class PayingPolicy:
         paths: Sequence[Sequence[int]],
         spent: Sequence[float] | None,
     ) -> None:
-        known, drafts, depth = self.known, drafted.proposals, drafted.height
+        """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
+        None where they say nothing because the pass also read part of a prompt."""
         if self._repeated:
             return
-        num_rows, num_drafted = len(rows), sum(len(draft.tokens) for draft in drafts)
-        expected = self._expected(drafts)
-        num_read = 0
-        if depth is not None:
-            num_read = sum(map(self._learn_row, rows, requests, drafts, paths))
+        ledger, num_rows = self.ledger, len(rows)
+        was_asked, is_first = drafted.height is not None, any(r.stats.rounds == 1 for r in requests)
+        for row, draft, path in zip(rows, drafted.proposals, paths, strict=True):
+            self._learn_row(row, draft, path)
         if spent is None:
-            known.last_plain += 1  # a round that cannot be timed brings no timing nearer
-            known.last_undisturbed += 1
+            ledger.last_run += 1  # a round that cannot be timed brings no timing nearer
             return
-        if num_drafted and not known.has_drafted:
-            known.has_drafted = True  # the first draft compiles and allocates
+        if was_asked and not ledger.has_drafted:
+            ledger.has_drafted = True
             return
-        draft_seconds, extra = spent[0], 0.0
-        if num_read and depth is not None and known.drafting.curve.points:
-            extra = max(0.0, draft_seconds - known.drafting(depth))
-            known.reading.learn(1, extra / num_read)
-        if any(request.stats.rounds == 1 for request in requests):
-            known.last_plain += 1  # a pass that reads a prompt says nothing about rounds to come
+        asks = self._asks(rows, drafted, spent[0])
+        texts = {row: len(request.tokens) for row, request in zip(rows, requests, strict=True)}
+        num_unread = self._learn_asking(texts, asks, is_first)
+        if is_first:
+            return  # a pass that reads a prompt says nothing about rounds to come
+        num_drafted = sum(len(draft.tokens) for draft in drafted.proposals)
+        ledger.num_unasked = 0 if was_asked else ledger.num_unasked + 1
+        ledger.learn_pass(num_rows, num_drafted, sum(spent[1:]))
+        ledger.num_plain += not num_drafted
+        plain, took = ledger.plain_seconds(num_rows), 0.0
+        if not was_asked:
+            self._end_run(plain)
+            ledger.pace.learn(1.0)
             return
-        known.learn_pass(num_rows, num_drafted, sum(spent[1:]), depth is not None)
-        if not num_drafted:
-            known.num_plain, known.last_plain = known.num_plain + 1, known.rounds
-        if depth is None:
-            return
-        known.num_silent = 0 if num_drafted else known.num_silent + 1
-        known.drafting.learn(depth, draft_seconds - extra)
-        plain = known.plain(num_rows)
-        took = (known.passes(num_rows + num_drafted) + known.drafting.usual(depth)) / plain
-        tokens = sum(len(path) + 1 for path in paths) / num_rows
-        if not known.is_price_certain(num_rows + num_drafted, depth):
-            took = min(took, tokens + MOST_UNCERTAIN)
-        known.pace.learn(tokens, took)
-        known.lost = max(0.0, known.lost + took - tokens)
-        expected = tokens if expected is None else expected
-        for promised in (known.promised, known.promised_ever):
-            promised.learn(expected, took)
+        ledger.num_silent = 0 if num_drafted else ledger.num_silent + 1
+        slower = ledger.passes.curve(num_rows) / plain - 1  # as the drafters leave the cache
+        dearest = max(asks, key=lambda who: ledger.drafters[who].asking.curve(2), default=0)
+        for who, own in asks.items():
+            earned, height = ledger.drafters[who], max(ask.height for ask in own.values())
+            cost = earned.asking.curve(height + 1)
+            for row, ask in own.items():
+                gain = ask.worth - earned.certain(cost / plain) - UNTIMED
+                gain -= slower * (who == dearest)
+                earned.gain.learn(gain)
+                self._requests[row][who].gain.learn(gain)
+            took += earned.certain((cost + earned.reading_seconds(num_unread[who])) / plain)
+        took += ledger.passes.curve(num_rows + num_drafted) / plain
+        expected = 1 + sum(map(sum, self._chances(rows, drafted.proposals))) / num_rows
+        ledger.pace.learn(expected, took)
+        ledger.drafted.learn(expected, took)
         if drafted.is_trial:
-            known.debt = max(0.0, known.debt + took + extra / plain - tokens)
-        elif self._is_stated:
-            known.debt = max(0.0, known.debt + took - expected)
+            ledger.debt = max(0.0, ledger.debt + took - expected)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        return self.known.plain(num_rows) if self.known.num_plain >= NUM_TIMED else None
+        """What a round without drafts takes; None if not known."""
+        ledger = self.ledger
+        return ledger.plain_seconds(num_rows) if ledger.num_plain >= NUM_TIMED else None
 
     def price(self, num_rows: int) -> Price | None:
-        known, plain = self.known, self.plain_seconds(num_rows)
-        sizes = [size for size in known.passes.logs if size > num_rows]
+        """What guesses cost and bring in rounds of so many requests; None if not known."""
+        ledger, plain = self.ledger, self.plain_seconds(num_rows)
+        sizes = [size for size in ledger.passes.logs if size > num_rows]
         if plain is None or not sizes:
             return None
         size = min(sizes, key=lambda size: abs(size - 4 * num_rows))
-        return Price(size - num_rows, known.passes(size) / plain, self._speed())
+        return Price(size - num_rows, ledger.passes.curve(size) / plain, self._speed())
 
     def _speed(self) -> float | None:
         """Of rounds with drafts against those without."""
-        pace = self.known.pace
-        return pace.within(0.0, 0.0) if pace.count >= NUM_TIMED else None
+        drafted = self.ledger.drafted
+        return drafted.within(1.0, 0.0) if drafted.below >= NUM_TIMED else None
 
-    def _expected(self, drafts: Sequence[Proposal]) -> float | None:
-        """Tokens per row by what the drafter states, None where it states nothing.  Luck evens out
-        over hundreds of rounds, and an answer may have fewer."""
-        known = self.known
-        if known.shift is None or self._has_coins:
-            return None
-        chances = [known.chance(value) for draft in drafts for value in draft.values or ()]
-        return 1 + sum(chances) / len(drafts)
-
-    def _learn_row(self, row: int, request: Request, draft: Proposal, path: Sequence[int]) -> int:
-        """What one request kept of its draft; gives the tokens that the drafter had to read."""
-        experience, num_drafted = self._requests[row], len(draft.tokens)
-        is_stated = draft.values is not None and not self._has_coins
-        if num_drafted and not is_stated and not self._is_tree:
-            num_reached = min(num_drafted, len(path) + 1)
-            for acceptance in (experience.acceptance, self.known.acceptance):
-                for slot, ratio in enumerate(acceptance):
-                    ratio.learn(slot < min(len(path), num_reached), slot < num_reached)
-        if is_stated and draft.values:
-            self.known.calibrate(draft.values, path)
-        num_shown, experience.num_shown = experience.num_shown, 0
-        if not num_shown or (request.stats.rounds == 1 and not num_drafted):
-            return 0  # some drafters read nothing in the first round
-        experience.num_read = len(request.tokens)
-        self.known.debt, experience.owed = self.known.debt + experience.owed, 0.0
-        return num_shown if num_shown > LONG else 0
-
-    def _limits(
-        self, requests: Sequence[Experience], rooms: Sequence[int], most: Sequence[int]
-    ) -> list[int]:
-        """The longest drafts to consider: 0 where reading the text first would cost more than
-        drafts can save in the rest of the answer, which is half of the room on average."""
-        known, limits = self.known, list(most)
-        if all(request.num_shown <= LONG for request in requests):
-            return limits
-        plain, debt = self.plain_seconds(len(rooms)), known.debt
-        if plain is None or known.reading.counts.get(1, 0) < NUM_TIMED:
-            return limits
-        pace, reading = known.speed, known.reading(1)
-        for index, (request, room) in enumerate(zip(requests, rooms, strict=True)):
-            cost = reading * request.num_shown / max(plain, 1e-9)
-            if request.num_shown <= LONG or cost < 0.1 or not limits[index]:
-                continue
-            saved = room / 2 * (1 - 1 / pace) / len(rooms) if pace > 1 else 0.0
-            loss = max(0.0, cost - saved)
-            request.owed = loss if pace > 1 else 0.0
-            if loss:  # some is allowed, or a speed just above 1 would never be learned anew
-                is_affordable = debt + loss <= MOST_DEBT or (pace <= 1 and debt == 0)
-                debt += loss
-                limits[index] *= is_affordable
-        return limits
-
-    def _choice(self, requests: Sequence[Experience], limits: list[int], is_timed: bool) -> Choice:
-        """A round that cannot be timed is no trial: it would teach nothing, and be charged to no
-        budget.  Beside prompts that are being read all the time, trials would never end."""
-        known, num_rows = self.known, len(limits)
-        nothing = Choice([0] * num_rows)
-        if not any(limits):
+    def _choice(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        rooms: Sequence[int],
+        most: Sequence[int],
+        is_timed: bool,
+    ) -> Choice:
+        ledger, num_rows, nothing = self.ledger, len(rows), Choice([0] * len(rows))
+        if not ledger.drafters:
+            return Choice([min(FIRST_LENGTH * is_timed, limit) for limit in most])
+        if not is_timed and (self._speed() or 0.0) <= 1:
             return nothing
-        if not known.drafting.curve.points:
-            return Choice([min(FIRST_LENGTH * is_timed, limit) for limit in limits])
-        wait = min(LONGEST_WAIT, 4 * known.num_plain)  # the less is known, the sooner
-        if known.num_plain < NUM_TIMED or known.rounds - known.last_plain > wait:
-            self._is_long_due = True
+        if ledger.num_plain < NUM_TIMED or (is_timed and self._is_run_due()):
             return nothing
-        wait = FIRST_WAIT * 2 ** min(NUM_DOUBLED, known.num_runs)
-        is_due = known.rounds - known.last_undisturbed > wait
-        if is_timed and is_due and not self._is_free(num_rows):
-            return nothing
-        chances: list[list[float]] = [[] for _ in limits]  # slots of trees are not counted, nor
-        if not self._is_stated or known.acceptance[0].count:  # those of drafters that state chances
-            chances = list(map(self._survivals, requests, limits))
-        if self._is_stated:
-            lengths, pays = limits, True  # or it would be off
-        else:
-            curves = known.passes.curve, known.drafting.curve
-            bar = lowest_paying(chances, num_rows, known.prices(num_rows).token, *curves)
-            pays = bar < inf
-            if pays and self._is_long_due and known.debt == 0 and is_timed:
-                self._is_long_due = False
-                # to see passes and slots that are not in use
-                return Choice(limits, is_trial=True)
-            lengths = [sum(chance >= bar for chance in row) for row in chances]
-            if not pays:
-                lengths = [min(PROBE_LENGTH, limit) for limit in limits]
-        if not pays and not self._may_lose(is_timed):
-            return nothing
-        is_bar_off = known.shift is None or (is_timed and known.num_silent % SILENT == SILENT - 1)
-        tries = inf
-        if is_timed and (not pays or known.debt == 0):
-            tries = 0.0 if is_bar_off else NEAR
-        prices = known.prices(num_rows)
-        worth = goes_on = 0.0
-        if not is_bar_off:
-            token = max(prices.token, 1e-9)
-            worth = known.chance(min(0.99, NEAR * prices.scoring(1) / token), -1)
-            goes_on = known.chance(min(0.99, prices.slot / (FOLLOWS * token)), -1)
+        passes, plain = ledger.passes.curve, ledger.plain_seconds(num_rows)
+        token = plain / num_rows / max(1.0, ledger.pace.within(1.0, TRUST))
+        base = passes(num_rows)
+        scoring = [(passes(num_rows + count) - base) / token for count in range(1, LONGEST + 1)]
+        self._scoring = scoring
+        order = self._order()
+        prices: list[Prices] = []
+        may_lose = is_timed and ledger.is_trying
+        is_new = max(ledger.passes.logs) <= num_rows  # what guesses add to a pass is not known
+        is_lifted = may_lose and (is_new or ledger.num_silent % SILENT == SILENT - 1)
+        is_trial = is_lifted
+        for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
+            parts = []
+            for who in order:
+                gain = self._gain(row, who)
+                reading = self._reading_loss(row, who, request, room, gain, plain) / num_rows
+                is_losing = gain <= 0 or reading > 0
+                is_affordable = may_lose and ledger.debt + reading <= BUDGET
+                is_asked = limit > 0 and (is_affordable or not is_losing)
+                is_trial |= is_asked and is_losing
+                enough = -inf if not is_asked else inf if is_losing else gain
+                parts.append(self._part(who, scoring, enough, is_lifted))
+            prices.append(Prices(tuple(scoring), tuple(parts)))
+        survivals = [self._survivals(*pair) for pair in zip(rows, most, strict=True)]
+        lengths = list(most)
+        if not ledger.is_stated:
+            drafting = ledger.drafters[order[0]].asking.curve
+            bar = lowest_paying(survivals, num_rows, token, passes, drafting)
+            lengths = [
+                max(limit > 0, sum(chance >= bar for chance in row))
+                for limit, row in zip(most, survivals, strict=True)
+            ]
+        lengths = [
+            length * any(part.enough > 0 for part in price.parts)
+            for length, price in zip(lengths, prices, strict=True)
+        ]
         tariff = None
         if not self._has_coins:
-            tariff = Tariff(prices.token, known.passes.curve, known.shift or 0.0, chances, tries)
-        return Choice(lengths, worth, goes_on, prices, tariff, not pays)
+            shift = ledger.drafters[order[0]].shift
+            tries = 0.0 if is_lifted else NEAR if may_lose else inf
+            tariff = Tariff(token, passes, shift, survivals, tries)
+        return Choice(lengths, prices, tariff, is_trial)
 
-    @property
-    def _is_stated(self) -> bool:
-        """Whether the drafter says what its guesses are worth, or a tree says nothing of slots."""
-        return self.known.shift is not None or self._is_tree
+    def _order(self) -> list[int]:
+        """Who is asked before whom: the quickest first.  Under a rule with coins the first guess is
+        taken, whatever it is: so the one that gains most comes first there."""
+        drafters = self.ledger.drafters
+        if self._has_coins:
+            return sorted(drafters, key=lambda who: -drafters[who].gain.within(0.0, 1.0))
+        return sorted(drafters, key=lambda who: drafters[who].asking.curve(2))
 
-    def _may_lose(self, is_timed: bool) -> bool:
-        """Whether a round may be a trial."""
-        return is_timed and self.known.debt < MOST_DEBT
+    def _gain(self, row: int, who: int) -> float:
+        """Tokens that asking gains, less those that could be made in its time."""
+        hope = 0.0 if self.is_sampled else FIRST_GAIN
+        usual = self.ledger.drafters[who].gain.within(hope, FIRST_TRUST)
+        return self._requests[row][who].gain.within(usual, TRUST)
 
-    def _is_off(self, num_rows: int, is_timed: bool) -> bool:
-        """Whether nothing is drafted, as can be told without looking at the requests.  When what
-        was lost has been made up for, drafting gets a fresh start."""
-        known = self.known
-        if not self._is_stated or known.num_plain < NUM_TIMED or self._is_free(num_rows):
-            return False
-        if not is_timed and (self._speed() or 0.0) < BREAK_EVEN:
-            return True  # a round that cannot be timed would not teach better
-        is_hopeless = known.lost >= MOST_LOST
-        if known.is_resting and known.debt == 0 and not is_hopeless and is_timed:
-            known.start_afresh()
-        known.is_resting = known.is_resting or is_hopeless or known.speed < BREAK_EVEN
-        if known.is_resting:
-            known.promised_ever.forget()  # or it would rest for good
-        return known.is_resting
+    def _reading_loss(
+        self, row: int, who: int, request: Request, room: int, gain: float, plain: float
+    ) -> float:
+        """Tokens that reading the text first costs, less what asking saves in the rest of the
+        answer, which is half of the room on average."""
+        num_unread = len(request.tokens) - self._requests[row][who].num_read
+        if num_unread <= LONG:
+            return 0.0
+        cost = self.ledger.drafters[who].reading_seconds(num_unread) / plain
+        return max(0.0, cost - max(0.0, gain) * room / 2)
 
-    def _is_free(self, num_rows: int) -> bool:
-        """What costs next to nothing to ask is always asked: a `Tariff` decides guess by guess."""
-        known, plain = self.known, self.known.plain(num_rows)
-        return 0 in known.drafting.counts and known.drafting.usual(0) <= FREE * plain
+    def _part(self, who: int, scoring: Sequence[float], enough: float, is_lifted: bool) -> Part:
+        """What one drafter is told.  Where the bar is lifted, every guess is wanted."""
+        shift = self.ledger.drafters[who].shift
+        worth = calibrated(min(0.99, NEAR * scoring[0]), -shift) if not is_lifted else 0.0
+        goes_on = calibrated(min(0.99, scoring[3] / 4 / FOLLOWS), -shift)
+        return Part(who, shift, worth, goes_on, enough)
 
-    def _survivals(self, request: Experience, length: int) -> list[float]:
+    def _is_run_due(self) -> bool:
+        """Whether nobody is asked, to time what drafts are compared with."""
+        wait = FIRST_WAIT * 2 ** min(NUM_DOUBLED, self.ledger.num_runs)
+        return bool(self.ledger.rounds - self.ledger.last_run > wait)
+
+    def _end_run(self, plain: float) -> None:
+        """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
+        time disturb nothing, so that the run can be short."""
+        ledger = self.ledger
+        longest = max((own.asking.curve(2) for own in ledger.drafters.values()), default=plain)
+        length = NUM_UNASKED - NUM_DISTURBED * (longest <= ALLOWANCE * plain)
+        if ledger.num_unasked >= length:
+            ledger.last_run = ledger.rounds
+            ledger.num_runs += ledger.num_unasked == length
+
+    def _asks(
+        self, rows: Sequence[int], drafted: Drafted, seconds: float
+    ) -> dict[int, dict[int, Asked]]:
+        """Who was asked, by drafter and row: as those report who pass the question on; others are
+        one drafter for all rows."""
+        found: defaultdict[int, dict[int, Asked]] = defaultdict(dict)
+        if drafted.height is None:
+            return found
+        chances = self._chances(rows, drafted.proposals)
+        for index, row in enumerate(rows):
+            asked = drafted.asked[index] if drafted.asked else ()
+            if asked == ():
+                worth = worth_of(chances[index], self._scoring)
+                asked = [Asked(0, seconds, drafted.height, worth)]
+            for ask in asked or ():
+                found[ask.part][row] = ask
+        return found
+
+    def _learn_asking(
+        self,
+        texts: dict[int, int],  # tokens, by row
+        asks: dict[int, dict[int, Asked]],
+        is_first: bool,
+    ) -> dict[int, int]:
+        """Learn the seconds of asking and reading; gives the tokens that each drafter had to
+        read."""
+        num_unread = dict.fromkeys(asks, 0)
+        for who, own in asks.items():
+            earned, height = self.ledger.drafters[who], max(ask.height for ask in own.values())
+            for row in own:
+                known = self._requests[row][who]
+                unread = texts[row] - known.num_read
+                num_unread[who] += unread * (unread > LONG)
+                if height or not is_first:  # some read nothing in the first round
+                    known.num_read = texts[row]
+            seconds = max(ask.seconds for ask in own.values())
+            if num_unread[who] and earned.asking.counts:
+                extra = max(0.0, seconds - earned.asking.curve(height + 1))
+                earned.reading.learn(1, extra / num_unread[who])
+            elif not is_first:
+                earned.asking.learn(height + 1, seconds)
+        return num_unread
+
+    def _learn_row(self, row: int, draft: Proposal, path: Sequence[int]) -> None:
+        """Learn from what one request kept of its draft."""
+        if draft.values is None or self._has_coins:
+            reached = min(draft.height, len(path) + 1)
+            for rate in (self.ledger.rate, self._requests[row][0].rate):
+                rate.learn(len(path), reached)
+            return
+        self.ledger.is_stated = True
+        (chances,) = self._chances([row], [draft])
+        parts = draft.parts or [0] * len(chances)
+        for node, (who, chance) in enumerate(zip(parts, chances, strict=True)):
+            earned = self.ledger.drafters[who]
+            earned.shift += correction(chance, node in path, earned.num_verified)
+            earned.num_verified += 1
+
+    def _chances(self, rows: Sequence[int], drafts: Sequence[Proposal]) -> list[Sequence[float]]:
+        """How likely each guess is to be kept, by row; values say nothing under a rule with
+        coins."""
+        shift, found = self.ledger.drafters[0].shift, []
+        for row, draft in zip(rows, drafts, strict=True):
+            stated = replace(draft, values=None) if self._has_coins else draft
+            found.append(chances_of(stated, shift, self._survivals(row, draft.height)))
+        return found
+
+    def _survivals(self, row: int, length: int) -> list[float]:
         """The chance that each slot of a chain is accepted with all before it."""
-        survivals, survival, rate = [], 1.0, FIRST_RATE
-        for slot in range(min(length, LONGEST)):  # a slot nobody reached is like the one before
-            rate = self.known.acceptance[slot].within(rate, trust=1.0)
-            survival *= request.acceptance[slot].within(rate, trust=OWN_TRUST)
-            survivals.append(survival)
-        return survivals
-
-
-def _most(requests: Sequence[Request], rooms: Sequence[int]) -> list[int]:
-    """The longest draft that each request has room for and allows."""
-    pairs = zip(requests, rooms, strict=True)
-    return [request.most_guesses(min(LONGEST, room)) for request, room in pairs]
+        usual = self.ledger.rate.within(FIRST_RATE, 1.0)
+        rate = self._requests[row][0].rate.within(usual, OWN_TRUST)
+        return [rate**depth for depth in range(1, length + 1)]
