@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import signal
 import socket
 import time
@@ -61,6 +62,40 @@ def vanish(running: ServerProcess, count: int, clients: int = 20) -> None:
 
 def test_500_clients_vanish(steady: ServerProcess) -> None:
     vanish(steady, 500, clients=50)
+
+
+def test_1100_silent_connections_keep_nobody_out(steady: ServerProcess) -> None:
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    silent: list[socket.socket] = []
+    address = ("127.0.0.1", steady.port)
+    try:
+        silent.extend(socket.create_connection(address, timeout=30) for _ in range(1100))
+        for path in ("/health", "/ready", "/v1/stats"):
+            status, _, _ = steady.ask(path, method="GET")
+            assert status == 200
+        assert steady.text()
+    finally:
+        for one in silent:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def test_half_a_socket_gets_its_whole_answer(steady: ServerProcess) -> None:
+    text = steady.text()
+    content = json.dumps(chat_body()).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    received = b""
+    with socket.create_connection(("127.0.0.1", steady.port), timeout=60) as half:
+        half.sendall(head.encode() + content)
+        half.shutdown(socket.SHUT_WR)
+        while part := half.recv(65536):
+            received += part
+    body = json.loads(received[received.index(b"{") :])
+    assert body["choices"][0]["message"]["content"] == text
 
 
 def test_a_slow_reader_is_dropped_and_nobody_waits_for_it(steady: ServerProcess) -> None:
