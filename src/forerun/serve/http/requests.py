@@ -16,7 +16,7 @@ from forerun.serve.http.turns import Turns
 if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
     from starlette.requests import Request
 
-MOST_DISCARDED = 64 * 2**20
+MOST_DISCARDED = 128 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still
 sending when the connection closes would not see why."""
 
@@ -26,6 +26,9 @@ LARGE = 64 * 2**10
 
 LARGE_BYTES_PER_SECOND = 8 * 2**20
 """Of large bodies in all: more would take the time in which others are answered."""
+
+LONGEST_TURN = 1.0
+"""Seconds, also of a body that takes longer."""
 
 
 class Bodies:
@@ -75,7 +78,7 @@ class Bodies:
         """Wait until a body may go on; it takes the time that so many bytes are allowed."""
         try:
             async with asyncio.timeout(self._bounds.read_seconds), self._turns.turn(owner):
-                await asyncio.sleep(min(size, MOST_DISCARDED) / LARGE_BYTES_PER_SECOND)
+                await asyncio.sleep(min(size / LARGE_BYTES_PER_SECOND, LONGEST_TURN))
         except TimeoutError as error:
             message = "The server is busy with large requests. Try again in a few seconds."
             raise overloaded(message) from error
