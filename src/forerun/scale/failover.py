@@ -44,7 +44,7 @@ class RemoteEngine:
     def __init__(self, start: Callable[..., RemoteAnswer]) -> None:
         self._start = start
         self.failure: Exception | None = None
-        self.has_given = False  # any token
+        self.has_given = False  # any token, or a later sign that the request did not end it
         self.known = 0, 0.0  # what others had lost when it was taken; see `blame`
         self._entered: float | None = None
         self._left: float | None = None
@@ -162,6 +162,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         if message.number < self._num_taken:
             return  # it came twice
         if message.number > self._num_taken:
+            self._engine.has_given = True  # it lives: the network is to blame
             raise ReplicaLostError("A message was lost on its way.")
         self._num_taken += 1
         self.replica = message.replica
