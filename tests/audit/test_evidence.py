@@ -128,6 +128,14 @@ def test_an_honest_law_is_rarely_rejected_at_any_time() -> None:
     assert rejected <= 7
 
 
+def test_a_token_of_stated_chance_0_ruins_no_expert() -> None:
+    law = Bins.of({" a": math.log(0.7), " b": math.log(0.5)})  # above 1 in all, so no tail
+    evidence = Evidence(len(NAMES), 1)
+    evidence.add(View(law, features(law, [" a"], 1, None), ["all"]), 2)
+    assert abs(evidence.log_wealth) < 5
+    assert np.isfinite(evidence._wealth).all()
+
+
 def test_a_wrong_law_is_rejected() -> None:
     assert all(sampled(seed, 300, 1.2).log_wealth >= needed(0.05) for seed in range(4))
 

@@ -34,6 +34,8 @@ MIXTURES = (0.05, 0.2, 0.5)
 """Mixing experts: so much of another law, such as that of the place before."""
 BELIEFS = (0.3, 0.8)
 """Simulating experts: so much of the law that a known mechanism would have."""
+LEAST_BET = 1e-5
+"""What every expert bets on a token at least, so that none is ruined by one of stated chance 0."""
 STRENGTHS = (4.0, 25.0)
 """Counting experts: how often a token came in such places over how often it should have, each with
 so many that came as they should."""
@@ -117,7 +119,7 @@ class Evidence:
         slack: how far rounding may move a chance of the law, as a ratio less 1.
         """
         bins = view.law
-        chances = bins.chances[:, None]
+        chances = np.maximum(bins.chances, LEAST_BET)[:, None]
         tilts = np.exp(view.table @ np.concatenate([self._thetas, self._suggested()]).T)
         columns = [chances * tilts]
         columns += [chances * self._ratios(bins.keys, sort) for sort in view.sorts]
