@@ -219,14 +219,14 @@ def twins(model: LlamaForCausalLM, nudge: float) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_near_ties_of_low_precision_stay_near_ties(
+def test_near_ties_of_low_precision_are_no_bugs(
     model: LlamaForCausalLM, dtype: torch.dtype
 ) -> None:
     model = model.to(dtype)
     first, twin = twins(model, float(torch.finfo(dtype).eps) / 4)
     found = diagnose(model, PROMPT, [first], [twin])
     assert found is not None
-    assert found.is_near_tie, str(found)
+    assert not found.is_bug, str(found)
     assert found.rounding.dtype == str(dtype).removeprefix("torch.")
     assert found.error > 1e-4  # float32 would not explain it
 
@@ -249,9 +249,10 @@ def test_rows_that_lose_a_token_are_infinitely_far_away() -> None:
 def test_the_bound_follows_the_arithmetic() -> None:
     row = np.array([4.0, -8.0, -np.inf, -1e30])
     small = SimpleNamespace(num_layers=4, hidden_size=64, compute_dtype="float32")
-    assert rounding(small, row, "float64") == ("float32", 4 * 2.0**-23 * 16 * 8)
+    fine = 4 * 2.0**-23 * 16 * 8
+    assert rounding(small, row, "float64") == ("float32", fine, fine)
     small.compute_dtype = "bfloat16"
-    assert rounding(small, row, "float32") == ("bfloat16", 4 * 2.0**-7 * 2 * 8)
+    assert rounding(small, row, "float32") == ("bfloat16", 4 * 2.0**-7 * 2 * 8, fine)
     assert rounding(object(), row, "torch.float16").dtype == "float16"
     small.is_routed, small.compute_dtype = True, "float32"
     assert rounding(small, row, "float32").bound == pytest.approx(0.15 * 6)

@@ -15,7 +15,7 @@ from forerun.sampling.options import Sampling
 EXAMPLES = """examples:
   forerun doctor --target ./my-model --drafter ngram --prompts prompts.jsonl
   forerun doctor --target ./my-model --drafter ./my-draft --draft-length 4 --temperature 0.8
-  forerun doctor --target ./my-model --device cuda --dtype bfloat16 --batch 8
+  forerun doctor --target ./my-model --device cuda --dtype bfloat16 --batch 8 --repeat-in-float32
   forerun doctor --prompts prompts.txt --limit 10 --json
 """
 
@@ -51,6 +51,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
     parser.add_argument("--batch", type=int, default=1, help="requests per pass (default: 1)")
+    parser.add_argument(
+        "--repeat-in-float32",
+        action="store_true",
+        help="look again, with a float32 copy, at what 16 bits leave open",
+    )
     add_place(parser)
     parser.add_argument("--json", action="store_true", help="one JSON line per prompt")
     parser.set_defaults(run=run)
@@ -75,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         sampling=sampling,
         max_new_tokens=args.max_new_tokens,
         batch_size=args.batch,
+        repeat_in_float32=args.repeat_in_float32,
     ):
         number = len(findings)
         print(_line(number, prompts[number], finding, as_json=args.json), flush=True)
@@ -82,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     checkup = Checkup(tuple(findings))
     if not args.json:
         print(f"\n{checkup.summary}")
+        if checkup.num_unclear:
+            print("Run it again with --repeat-in-float32 to tell rounding from a bug.")
     return 1 if checkup.num_bugs else 0
 
 

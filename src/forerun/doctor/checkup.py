@@ -1,7 +1,8 @@
 """`doctor`: is the speculative text that of plain decoding, and if not, why?
 
 Every prompt is answered plainly and with a drafter, from the same seed.  A difference is traced to
-a near-tie of float arithmetic, or called a bug (`forerun.doctor`).
+a near-tie of float arithmetic, or called a bug (`forerun.doctor`).  In 16 bits some can be told
+from a bug only when they are repeated in float32.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forerun.engine.results import Generation
 from forerun.generation.generate import GREEDY, generate
 from forerun.generation.prompts import encode, prompts_of
 from forerun.loading.named import model_of
+from forerun.models.base import LanguageModel
 from forerun.rules.base import Rule
 from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
@@ -44,7 +46,12 @@ class Finding:
 
     @property
     def is_bug(self) -> bool:
-        return self.difference is not None and not self.difference.is_near_tie
+        return self.difference is not None and self.difference.is_bug
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether it takes a repetition in float32 to tell."""
+        return self.difference is not None and self.difference.is_unclear
 
     def __str__(self) -> str:
         return "identical" if self.difference is None else str(self.difference)
@@ -65,14 +72,20 @@ class Checkup:
         return sum(finding.is_bug for finding in self.findings)
 
     @property
+    def num_unclear(self) -> int:
+        """Differences that only a repetition in float32 tells from a bug."""
+        return sum(finding.is_unclear for finding in self.findings)
+
+    @property
     def num_near_ties(self) -> int:
-        return len(self.findings) - self.num_identical - self.num_bugs
+        return len(self.findings) - self.num_identical - self.num_bugs - self.num_unclear
 
     @property
     def summary(self) -> str:
+        unclear = f", {self.num_unclear} to be repeated in float32" if self.num_unclear else ""
         return (
-            f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs "
-            f"in {len(self.findings)} prompts."
+            f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs"
+            f"{unclear} in {len(self.findings)} prompts."
         )
 
     def __repr__(self) -> str:
@@ -95,18 +108,22 @@ def doctor(
     sampling: Sampling = GREEDY,
     max_new_tokens: int = 64,
     batch_size: int = 1,
+    repeat_in_float32: bool = False,
 ) -> Checkup:
     """Answer prompts plainly and with a drafter, and explain every difference.
 
     target, prompts, drafter, draft_length, tree, sampling: as for `generate`.
     rule: `match`; at temperature 0 also any other lossless rule.
     batch_size: the drafted answer shares its passes with so many copies of itself.
+    repeat_in_float32: where a model of 16 bits leaves open whether a difference is a bug, look
+        again with a float32 copy of it, which takes twice its memory on top.
     """
     return Checkup(
         tuple(
             examine(
                 target, prompts, drafter=drafter, draft_length=draft_length, tree=tree, rule=rule,
                 sampling=sampling, max_new_tokens=max_new_tokens, batch_size=batch_size,
+                repeat_in_float32=repeat_in_float32,
             )
         )
     )  # fmt: skip
@@ -120,11 +137,12 @@ def examine(
     sampling: Sampling,
     max_new_tokens: int,
     batch_size: int,
+    repeat_in_float32: bool = False,
     **drafting: Any,
 ) -> Iterator[Finding]:
     """The findings of `doctor` as they come."""
     chosen = checked_rule(rule, sampling)
-    model = model_of(target)
+    model, wider = model_of(target), None
     if sampling.seed is None:  # both answers need the same one
         sampling = replace(sampling, seed=secrets.randbits(63))
     for prompt in prompts_of(prompts)[0]:
@@ -134,8 +152,23 @@ def examine(
         drafted = generate(
             model, [tokens] * batch_size, rule=chosen, batch_size=batch_size, **drafting, **shared
         )[0]
-        difference = diagnose(model, tokens, plain.tokens, drafted.tokens, sampling=sampling)
+        outputs = tokens, plain.tokens, drafted.tokens
+        difference = diagnose(model, *outputs, sampling=sampling)
+        if repeat_in_float32 and difference is not None and difference.is_unclear:
+            wider = wider or _in_float32(model)
+            again = diagnose(wider, *outputs, sampling=sampling)
+            difference = replace(difference, in_float32=again)
         yield Finding(plain, drafted, difference)
+
+
+def _in_float32(model: LanguageModel) -> LanguageModel:
+    """A copy of a model that computes in float32."""
+    made: LanguageModel | None = getattr(model, "in_float32", lambda: None)()
+    if made is None:
+        wrong = "This model has no float32 copy that runs the same code."
+        cure = "Leave out repeat_in_float32, or load it in transformers: lean=False, no quantize."
+        raise UnsupportedError(explain(wrong, getattr(model, "pass_name", model.name), cure))
+    return made
 
 
 def checked_rule(name: str | Rule, sampling: Sampling) -> Rule:

@@ -6,6 +6,9 @@ first difference and scores that position in all the shapes that speculation use
 from a fresh one, without a cache, than the dtype's rounding explains is a bug.  If there is none,
 it compares how far apart the passes are with how small a change of the logits turns one choice
 into the other.
+
+Rounding to 16 bits moves logits as far as some bugs do.  So a difference that only 16 bits explain
+is called neither: it has to be repeated in float32, where bugs stay as large and rounding does not.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 
 from forerun.base.arrays import HostArray, to_numpy
 from forerun.doctor.passes import fresh_row, suspects
-from forerun.doctor.rounding import Rounding, distance, rounding
+from forerun.doctor.rounding import Rounding, distance, exact_row, rounding
 from forerun.engine.request import Request
 from forerun.generation.generate import GREEDY
 from forerun.generation.intake import ending_tokens, make_request
@@ -47,6 +50,8 @@ class Diagnosis:
     worst_pass: str  # the one furthest from a fresh pass
     error: float  # how far that is, in logits
     rounding: Rounding  # how far float arithmetic could have brought it
+    is_tie_in_float32: bool = True  # whether float32's rounding, too, turns one into the other
+    in_float32: Diagnosis | None = None  # of the same outputs, by the model in float32
 
     @property
     def is_explained(self) -> bool:
@@ -54,7 +59,22 @@ class Diagnosis:
         return self.error <= self.rounding.bound
 
     @property
+    def is_bug(self) -> bool:
+        repeated = self.in_float32
+        return not self._could_be_rounding or (repeated is not None and not repeated.is_explained)
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether only the rounding of 16 bits explains it, and nobody has looked in float32."""
+        only_coarse = self.rounding.is_coarse and not self.is_tie_in_float32
+        return self._could_be_rounding and only_coarse and self.in_float32 is None
+
+    @property
     def is_near_tie(self) -> bool:
+        return not (self.is_bug or self.is_unclear)
+
+    @property
+    def _could_be_rounding(self) -> bool:
         explained = min(EXCUSED * self.float_noise, 2 * self.rounding.bound)
         return self.is_explained and (self.reproduced or self.gap <= explained)
 
@@ -67,8 +87,18 @@ class Diagnosis:
                 f"bug: at {where} {self.worst_pass} differs from a fresh pass by "
                 f"{self.error:.1e} logits; {explains}"
             )
+        if self.is_unclear:
+            return (
+                f"cannot tell in {self.rounding.dtype}: repeat in float32. At {where} passes of "
+                f"different shape differ by {self.float_noise:.1e} logits, where {explains}; a bug "
+                "of that size would look the same"
+            )
+        if self.in_float32 is not None and self.is_bug:
+            return str(self.in_float32)
         if self.is_near_tie:
             shown = ", and both choices were reproduced" if self.reproduced else ""
+            if self.in_float32 is not None:
+                shown += f"; in float32 they differ by {self.in_float32.float_noise:.1e}"
             return (
                 f"near-tie of {self.gap:.1e} logits in float arithmetic at {where}: passes of "
                 f"different shape differ by {self.float_noise:.1e}, where {explains}{shown}"
@@ -109,8 +139,8 @@ def diagnose(
         endings=(*stop_tokens, *ending_tokens(model)),
     )
     request.tokens = [*request.prompt, *first[:index]]
-    raw = fresh_row(model, request.tokens)
-    fresh = to_numpy(raw).astype(np.float64)
+    raw, exact = fresh_row(model, request.tokens), exact_row(model, request.tokens)
+    fresh = to_numpy(raw if exact is None else exact).astype(np.float64)
     passes = list(suspects(model, request.tokens, [*first[index:], *second[index:]]))
     errors = [distance(fresh, suspect.logits) for suspect in passes]
     worst = int(np.argmax(errors))
@@ -118,6 +148,8 @@ def diagnose(
     spread = max(distance(plain, suspect.logits) for suspect in passes)
     choices = _choices(request, [suspect.logits for suspect in passes])
     pair = (tokens[0], tokens[1])
+    explains = rounding(model, fresh, str(raw.dtype), request.tokens)
+    fine = 2 * explains.in_float32
     return Diagnosis(
         index,
         pair,
@@ -126,7 +158,8 @@ def diagnose(
         reproduced={tokens[0], tokens[1]} <= choices,
         worst_pass=passes[worst].name,
         error=errors[worst],
-        rounding=rounding(model, fresh, str(raw.dtype)),
+        rounding=explains,
+        is_tie_in_float32=exact is not None and _gap(request, fresh, pair, fine, fine) <= fine,
     )
 
 
@@ -138,7 +171,11 @@ def _choices(request: Request, logits: Iterable[HostArray]) -> set[int]:
 
 
 def _gap(
-    request: Request, logits: HostArray, tokens: tuple[int | None, int | None], start: float
+    request: Request,
+    logits: HostArray,
+    tokens: tuple[int | None, int | None],
+    start: float,
+    most: float = 100.0,
 ) -> float:
     """The smallest size of random changes, doubling from `start`, under which both are chosen."""
     rng = np.random.default_rng(0)
@@ -146,7 +183,7 @@ def _gap(
     compared = {token for token in tokens if token is not None}
     if len(compared) < 2:
         return float("inf")
-    while size < 100:
+    while size <= most:
         seen = _choices(request, [logits])
         for _ in range(TRIALS // TOGETHER):
             seen |= _choices(request, logits + rng.uniform(-size, size, (TOGETHER, len(logits))))

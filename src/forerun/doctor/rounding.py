@@ -13,18 +13,24 @@ Measured on a CPU, in passes of one to nine tokens, alone, with a cache and in a
 Llamas of 2 to 24 layers, 32 to 256 wide, stayed below 1.6 times the formula without MARGIN (24
 layers of 256 in float32 only), SmolLM2-135M in float32 below a fifth of it.
 A wrong position, mask, row or token moves logits by about their whole spread, which is hundreds of
-times the bound in float32; in bfloat16, with many layers, it may be only a few times as much.
+times the bound in float32.  In 16 bits the bound would hide a fifth of another row, so there it is
+measured: how far passes from scratch, without a cache or a draft, lie from the same weights in
+float32.  No pass that is under suspicion has a part in it.
+
+    bound = MEASURED_MARGIN * the largest distance at the last PLACES positions
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.base.arrays import HostArray
+from forerun.base.arrays import HostArray, to_numpy
 
 MARGIN = 4.0
+MEASURED_MARGIN, PLACES = 4.0, 8
 MATTERING = 50.0
 """A token whose logit lies further below the best has a chance under e**-50: nothing chooses it."""
 USUAL_LAYERS, USUAL_WIDTH = 32, 4096  # of a model that does not tell
@@ -44,25 +50,55 @@ SUMMED_AS_THEY_ARE = ("float32", "float64")
 
 
 class Rounding(NamedTuple):
-    """What float arithmetic explains at one position."""
+    """What float arithmetic explains at one position, in logits."""
 
     dtype: str
-    bound: float  # logits
+    bound: float
+    in_float32: float  # what it would explain if the model computed in float32
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the model computes in fewer bits than float32."""
+        return self.dtype not in SUMMED_AS_THEY_ARE
 
 
-def rounding(model: Any, logits: HostArray, dtype: str) -> Rounding:
+def rounding(model: Any, logits: HostArray, dtype: str, text: Sequence[int] = ()) -> Rounding:
     """The bound for logits (V,) of this model; dtype: of the logits, unless the model says in
-    what it computes (`compute_dtype`)."""
+    what it computes (`compute_dtype`).  text: what they follow, to measure it."""
     name = str(getattr(model, "compute_dtype", dtype)).rpartition(".")[2]
     layers = getattr(model, "num_layers", 0) or USUAL_LAYERS
     width = getattr(model, "hidden_size", 0) or USUAL_WIDTH
-    roundings = layers * width if name in SUMMED_AS_THEY_ARE else layers
     mattering = logits[matters(logits)]
-    scale = float(np.max(np.abs(mattering), initial=0.0))
-    bound = MARGIN * EPS.get(name, EPS["float32"]) * roundings**0.5 * scale
+    scale = MARGIN * float(np.max(np.abs(mattering), initial=0.0))
+    fine = scale * EPS["float32"] * (layers * width) ** 0.5
+    bound = fine if name in SUMMED_AS_THEY_ARE else scale * EPS.get(name, 2.0**-7) * layers**0.5
+    if name not in SUMMED_AS_THEY_ARE and (seen := measured(model, text)) is not None:
+        bound = seen
     if getattr(model, "is_routed", False):
         bound = max(bound, ROUTED_SHARE * float(np.std(mattering)))
-    return Rounding(name, bound)
+    return Rounding(name, bound, fine)
+
+
+def measured(model: Any, text: Sequence[int]) -> float | None:
+    """The bound that passes from scratch show at the end of a text; None where the model cannot
+    make them in float32 too (`exact`)."""
+    if not text:
+        return None
+    farthest = 0.0
+    for end in range(max(1, len(text) - PLACES + 1), len(text) + 1):
+        exact = exact_row(model, text[:end])
+        if exact is None:
+            return None
+        rows = (to_numpy(row).astype(np.float64) for row in (exact, model.fresh(text[:end])))
+        farthest = max(farthest, distance(*rows))
+    return MEASURED_MARGIN * farthest
+
+
+def exact_row(model: Any, text: Sequence[int]) -> Any:
+    """Logits (V,) after a text in float32, of a model that computes in less; None where it cannot
+    or need not."""
+    dtype = str(getattr(model, "compute_dtype", "float32"))
+    return None if dtype in SUMMED_AS_THEY_ARE or not hasattr(model, "exact") else model.exact(text)
 
 
 def matters(logits: HostArray) -> HostArray:

@@ -28,7 +28,7 @@ from forerun.models.base import (
 )
 from forerun.models.crop import CropRows
 from forerun.models.first_layers import FirstLayers, check_depth, truncated
-from forerun.models.forward import Forward
+from forerun.models.forward import Forward, exact_forward
 from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits, rounded_copy
 from forerun.models.snapshot import RecomputeRows, SnapshotRows
@@ -231,6 +231,22 @@ class HuggingFaceModel(NotPickled):
         """Logits (V,) after a text, computed by transformers from scratch without a cache."""
         with torch.inference_mode():
             return self._forward(self._forward.tokens(text), 1, use_cache=False).logits[0, -1]
+
+    def exact(self, text: Sequence[int]) -> Any:
+        """Logits (V,) like those of `fresh`, of the same weights, in float32; None of weights whose
+        products cannot be."""
+        if self._has_rounded_weights:
+            return None
+        forward = exact_forward(self.model)
+        with torch.inference_mode():
+            return forward(forward.tokens(text), 1, use_cache=False).logits[0, -1]
+
+    def in_float32(self) -> Self | None:
+        """A copy that computes in float32, by the very code that this one runs; None where products
+        of rounded weights, or settings of torch's, stand against it."""
+        other = deepcopy(self)
+        other.model.float()
+        return other if other.compute_dtype == "float32" else None
 
     @property
     def compute_dtype(self) -> str:
