@@ -304,7 +304,9 @@ def test_what_is_no_drafter_is_told_before_it_runs() -> None:
 
         def start(self, *_: Any) -> None: ...
 
-    with pytest.raises(fr.InputError, match="Received Half without propose, observe, release"):
+    with pytest.raises(
+        fr.InputError, match="Received Half without enter, propose, observe, release"
+    ):
         check_drafter(Half, TABLE)  # type: ignore[arg-type]
     with pytest.raises(fr.InputError, match=r"a function that makes one: lambda: NGram\("):
         check_drafter(NGram(), TABLE)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from forerun.base.errors import InputError
 from forerun.drafters.base import Turn
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.lean_runner import LeanRunner
+from forerun.drafters.heads.precompile import SMALL
 from forerun.lean import compiler
 from forerun.lean.crew import new_board
 from forerun.lean.forward import forward
@@ -71,9 +72,9 @@ def test_arguments_of_every_call_have_the_types_that_are_compiled() -> None:
     assert begun is not None
     begun[-1].finish()
     small = LeanRunner(
-        compiler.SMALL,
-        {name: np.zeros(shape, np.float32) for name, shape in compiler.SMALL.shapes.items()},
-        np.zeros((1, compiler.SMALL.hidden_size), np.float32),
+        SMALL,
+        {name: np.zeros(shape, np.float32) for name, shape in SMALL.shapes.items()},
+        np.zeros((1, SMALL.hidden_size), np.float32),
     )
     known = typeof(new_board(1, 1)), type_of_held(small.some_arguments())
     assert draft.signatures == [known]  # type: ignore[attr-defined]

@@ -40,8 +40,8 @@ class Mute:
         (NGram, r"Received the class NGram. Write NGram\(\)."),
         ("ngram:3", "ngram takes nothing after a colon"),
         ("", "No drafter is named"),
-        (3, r"does not draft. Received int without start, propose, observe, release"),
-        (Mute(), r"does not draft. Received Mute without observe, release"),
+        (3, r"does not draft. Received int without start, enter, propose, observe, release"),
+        (Mute(), r"does not draft. Received Mute without enter, observe, release"),
     ],
 )
 def test_what_is_no_drafter_is_refused(call: Any, drafter: Any, message: str) -> None:

@@ -102,16 +102,6 @@ def test_what_is_left_for_the_next_engine_is_kept_apart(make: Callable[[], Any])
     assert len(rounds(second, "C")) < len(fresh)
 
 
-def test_whom_mixed_asks_is_learned_from_the_same_owner_only() -> None:
-    def records(*owners: str) -> Any:
-        engine = engine_of(Mixed(Suffix(), Recycling()))
-        for owner in owners:
-            rounds(engine, owner)
-        return engine._drafting.state.together.memories["B"]
-
-    assert records("A", "A", "B") == records("B") != records("B", "B")
-
-
 def test_a_model_drafts_for_all_owners_in_one_pass(still_clock: StillClock) -> None:
     sizes: list[int] = []
     model: Any = fr.wrap(noisy_copy(MODEL, 0.1))

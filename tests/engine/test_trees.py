@@ -274,11 +274,11 @@ def test_turns_say_what_is_wanted() -> None:
 
     shape = Tree.of_branching((2, 2, 1))
     fr.generate(TABLE, [1], drafter=Saying(listen), tree=shape, max_new_tokens=3)
-    assert [len(turn.shape) for turn in asked if turn.shape is not None] == [6, 2, 0]
+    assert [len(turn.shape) for turn in asked if turn.shape is not None] == [6, 2]
     asked.clear()
     fr.generate(TABLE, [1], drafter=Saying(listen), tree=7, draft_length=2, max_new_tokens=4)
     assert [(t.budget, t.depth, t.is_chain) for t in asked] == [
-        (7, 2, False), (7, 2, False), (7, 1, False), (0, 0, True),
+        (7, 2, False), (7, 2, False), (7, 1, False),
     ]  # fmt: skip
 
 

@@ -37,27 +37,28 @@ def test_pieces_join_to_the_text_without_splitting_characters(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_bytes_that_are_no_characters(seed: int) -> None:
-    """A model may write garbage; the text is what the tokenizer makes of all of it together."""
+    """A model may write garbage; the text is what the tokenizer makes of all of it together, but
+    for bytes at its end, which may be those of a character that is cut off."""
     target = Reciter(TEXT, doubt=0.5)
     how: dict[str, Any] = {"sampling": Sampling(seed=seed), "drafter": DOUBTFUL} | HOW
     wanted = fr.generate(target, target.prompt(), **how)
-    assert wanted.text == byte_tokenizer().decode(wanted.tokens, skip_special_tokens=True)
+    whole = byte_tokenizer().decode(wanted.tokens, skip_special_tokens=True)
+    assert wanted.text == whole.rstrip("�")
     pieces = list(fr.stream(target, target.prompt(), **how))
     assert "".join(piece.text for piece in pieces) == wanted.text
 
 
 def test_a_character_that_never_ends() -> None:
-    """The limit falls between its bytes: what is there comes out with the last piece."""
+    """The limit falls between its bytes: nothing of it is shown."""
     first = next(i for i, token in enumerate(RECITER.script) if num_split([token]))
     how = {**HOW, "max_new_tokens": first}
     pieces = list(fr.stream(RECITER, RECITER.prompt(), drafter=None, sampling=Sampling(), **how))
     text = "".join(piece.text for piece in pieces)
-    assert text.endswith("�")
     assert (
         text
         == fr.generate(RECITER, RECITER.prompt(), drafter=None, sampling=Sampling(), **how).text
     )
-    assert all("�" not in piece.text for piece in pieces[:-1])
+    assert all("�" not in piece.text for piece in pieces)
 
 
 @pytest.mark.parametrize("stop", ["stop 🎉", "naïve c", "\n\nUser:", ["answers 世界!", "好! 👩‍👩"]])

@@ -238,6 +238,7 @@ def test_threads_share_one_trial() -> None:
     model = tiny()
     expected = fr.generate(tiny(), PROMPT, drafter=None, max_new_tokens=5).tokens
     with counted(model) as count, ThreadPoolExecutor(4) as threads:
-        runs = [threads.submit(fr.generate, model, PROMPT, max_new_tokens=5) for _ in range(4)]
+        how: Any = {"max_new_tokens": 5, "drafter": None}
+        runs = [threads.submit(fr.generate, model, PROMPT, **how) for _ in range(4)]
         assert [run.result().tokens for run in runs] == [expected] * 4
         assert count.passes == PROBING + 4 * 5

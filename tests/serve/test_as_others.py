@@ -22,7 +22,6 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 LONG = "z" * 600
 ELSEWHERE = [
     "/v1/embeddings",
-    "/v1/messages",
     "/v1/rerank",
     "/v1/audio/transcriptions",
     "/infill",

@@ -35,8 +35,15 @@ def speculative_decode(
     num_drafted = len(tokens)
     if num_drafted == 0:
         return []
-    low, high = torch.randint(2**32, (2,), device="cpu").tolist()
     guess = Draft.sampled(tokens, draft_probs)
     rows = with_bonus_row(target_probs, num_drafted)
-    (emitted,) = verify(guess, rows, rule="ratio", seed=low | high << 32).tokens()
+    (emitted,) = verify(guess, rows, rule="ratio", seed=fresh_seed()).tokens()
     return emitted[:num_drafted]
+
+
+def fresh_seed() -> int:
+    """A seed of 64 bits from Torch's global CPU generator."""
+    import torch
+
+    low, high = torch.randint(2**32, (2,), device="cpu").tolist()
+    return int(low | high << 32)
