@@ -304,9 +304,8 @@ def test_what_is_no_drafter_is_told_before_it_runs() -> None:
 
         def start(self, *_: Any) -> None: ...
 
-    with pytest.raises(
-        fr.InputError, match="Received Half without enter, propose, observe, release"
-    ):
+    missing = "Received Half without enter, propose, observe, release"
+    with pytest.raises(fr.InputError, match=missing):
         check_drafter(Half, TABLE)  # type: ignore[arg-type]
     with pytest.raises(fr.InputError, match=r"a function that makes one: lambda: NGram\("):
         check_drafter(NGram(), TABLE)  # type: ignore[arg-type]
