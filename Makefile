@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-ray test-ray-slow ray test-distributed test-gpu format bench docs picture wheel clean
+.PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-serve-quick test-serve-clients test-ray test-ray-slow ray test-distributed test-gpu format bench docs picture wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,20 @@ test-browser: setup  ## the report in headless Chromium, which must be installed
 
 test-serve: setup  ## the server in a process of its own: clients, load, faults, law
 	@$(PYTEST) -n 0 -m serve
+
+test-serve-quick: setup  ## the part of test-serve that takes a minute: a whole server and the official client
+	@$(PYTEST) -n 0 -m 'serve and not slow' tests/serve/peers tests/serve/test_openai_client.py
+
+# They want different versions of one another, so each has an environment of its own.
+PEERS := openai anthropic instructor langchain-openai litellm llm openai-agents pydantic-ai-slim[openai] schemathesis
+
+test-serve-clients: setup  ## other people's clients, which it installs into build/peers, a gigabyte
+	@for name in $(PEERS); do folder=build/peers/$${name%%[*}; \
+	  test -x $$folder/bin/pip || $(PYTHON) -m venv $$folder; \
+	  $$folder/bin/pip install --quiet --disable-pip-version-check "$$name" || exit 1; done
+	@if command -v npm >/dev/null; then npm install --silent --prefix build/peers/node openai; \
+	  else echo "npm is missing, so the client for Node is left out." >&2; fi
+	@$(PYTEST) -n 0 -m serve tests/serve/peers
 
 test-ray: ray  ## replicas, batches, sweeps and training data on Ray; installs Ray
 	@$(PYTEST) -n 0 -m 'ray and not slow'

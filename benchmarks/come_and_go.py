@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 import forerun as fr
 from forerun import rules
 from forerun.engine.engine import Engine
+from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.intake import make_request
 from forerun.gpu_rounds.choosing import executor_of
 from forerun.loading.default import default_model
@@ -91,7 +92,7 @@ def engine_of(target: Any, num_rows: int, is_paced: bool = False) -> Engine:
         draft_length=0,
         rule=rules.get("match"),
         num_rows=num_rows,
-        is_paced=is_paced,
+        slowdown=SLOWDOWN if is_paced else None,
     )
 
 

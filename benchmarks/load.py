@@ -167,13 +167,14 @@ def figures(turns: Sequence[Turn], count: Callable[[str], int]) -> dict[str, Any
     return {
         "tokens_per_second": num_tokens / sum(turn.seconds for turn in turns),
         "answers": num_answers,
-        "first_token_ms": _percentiles(first),
-        "inter_token_ms": _percentiles(between),
-        "pause_ms": _percentiles(pauses),
+        "first_token_ms": percentiles(first),
+        "inter_token_ms": percentiles(between),
+        "pause_ms": percentiles(pauses),
     }
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Of seconds, in milliseconds; None of none."""
     if not values:
         return None
     found = 1e3 * np.percentile(values, [50, 95, 99])

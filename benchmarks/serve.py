@@ -11,6 +11,13 @@ of earlier ones.
 
     python benchmarks/serve.py [--clients 1,2,4,8,16,32] [--seconds 20] [--laps 3] [--output NAME]
 
+How much prompts may slow rounds down is tried with several values; on and off have the usual one:
+
+    python benchmarks/serve.py --clients 8 --slowdowns 1.45,2,3,6,8 --output slowdown
+
+`--before SRC` adds another version of this library, from its source folder, and `--keep` measures
+some numbers of clients again and keeps the rest.
+
 Other servers are commands, with {port} for their port, and {gguf} and {model} for the default
 model's weights in both forms:
 
@@ -24,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -41,7 +49,7 @@ from typing import Any
 
 from forerun.loading.bundled import NAME, local_copy, packaged_weights
 from load import Body, Stream, Turn, answer_all, ask, drive, figures
-from machine import save
+from machine import result_file, save
 from spec_bench import read, summary
 
 ENOUGH = 0.97
@@ -67,13 +75,21 @@ def main() -> None:
     contenders = {
         "on": Contender(ours(args), NAME),
         "off": Contender(ours(args), NAME, {"speculation": False}),
+        **{
+            f"slowdown {value:g}": Contender([*ours(args), "--slowdown", f"{value:g}"], NAME)
+            for value in args.slowdowns
+        },
+        **({"before": before(args)} if args.before else {}),
         **{name: Contender(command.split(), fill(model)) for name, model, command in others},
     }
-    results: dict[str, Any] = {}
+    path = result_file(args.output)
+    kept = json.loads(path.read_text())["results"] if args.keep and path.exists() else {}
+    results: dict[str, Any] = dict(kept)
     for num_clients in args.clients:
         turns = measure(args, contenders, prompts, num_clients)
         results[str(num_clients)] = report(turns, count)
         show(num_clients, results[str(num_clients)])
+    results = dict(sorted(results.items(), key=lambda pair: int(pair[0])))
     ratios = {key: value["off"]["times_slower_than_on"] for key, value in results.items()}
     worst = min(ratios.values(), key=lambda ratio: ratio["median"])
     holds = worst["median"] >= ENOUGH
@@ -85,6 +101,7 @@ def main() -> None:
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "prompts": len(prompts),
+        "clients_kept": sorted(kept.keys() - set(map(str, args.clients))),
         "commands": {name: " ".join(map(short, one.command)) for name, one in contenders.items()},
     }
     save(
@@ -107,6 +124,11 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument(
+        "--slowdowns", type=lambda text: [*map(float, text.split(","))], default=[], metavar="X,X"
+    )
+    parser.add_argument("--before", metavar="SRC", help="the source folder of another version")
+    parser.add_argument("--keep", action="store_true", help="results of other numbers of clients")
     parser.add_argument("--drafter", help="as of `forerun serve` (default: the usual one)")
     parser.add_argument("--prompts", help="a file of prompts (default: our own)")
     parser.add_argument("--per-group", type=int, default=8)
@@ -121,6 +143,10 @@ def ours(args: argparse.Namespace) -> list[str]:
     return [sys.executable, "-m", "forerun.cli", "serve", "--port", "{port}", *batch, *drafter]
 
 
+def before(args: argparse.Namespace) -> Contender:
+    return Contender(["env", f"PYTHONPATH={args.before}", *ours(args)], NAME)
+
+
 def fill(text: str, port: int = 0) -> str:
     gguf, model = packaged_weights(), local_copy(NAME)
     return (
@@ -132,7 +158,8 @@ def fill(text: str, port: int = 0) -> str:
 
 def short(word: str) -> str:
     """A word of a command without the place where a program lies."""
-    return Path(word).name if word.startswith("/") else word
+    name, equals, value = word.rpartition("=")
+    return name + equals + Path(value).name if value.startswith("/") else word
 
 
 def measure(
@@ -155,11 +182,12 @@ def measure(
 
         for name in names:
             asyncio.run(ask(ports[name], bodies(name, -1)(0), Stream(0.0)))  # compiles
-        for name in ("on", "off"):  # learns what drafts cost
+        num_answered = {}
+        for name in names:  # ours learn what drafts and prompts cost
             driven = drive(ports[name], bodies(name, -1), num_clients, args.seconds)
-            num_answered = figures([asyncio.run(driven)], len)["answers"]
+            num_answered[name] = figures([asyncio.run(driven)], len)["answers"]
             time.sleep(1)  # what was left open ends
-        num_requests = max(2 * num_clients, num_answered)
+        num_requests = max(2 * num_clients, num_answered["off"])
         for lap in range(args.laps):
             first = lap % len(names)
             for name in names[first:] + names[:first]:
@@ -232,8 +260,9 @@ def counter() -> Any:
 def report(turns: Mapping[str, list[Turn]], count: Any) -> dict[str, Any]:
     """Figures of each contender over its laps, and how much slower it was than speculation on."""
     texts = {name: [texts_of(lap) for lap in laps] for name, laps in turns.items()}
-    if texts["on"] != texts["off"]:
-        raise RuntimeError("Speculation has changed a text, which it never may: report this.")
+    ours = [name for name in texts if name in ("on", "off") or name.startswith("slowdown")]
+    if any(texts[name] != texts["on"] for name in ours):
+        raise RuntimeError("Speculation or a slowdown changed a text, which none may: report this.")
     speeds = {
         name: [
             sum(map(count, of_lap)) / lap.seconds

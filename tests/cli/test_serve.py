@@ -38,6 +38,8 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rules", "match,mach"], "no rule of that name"),
         (["--port", "70000"], "no such port"),
         (["--max-batch", "0"], "--max-batch is too small"),
+        (["--slowdown", "0.9"], "--slowdown is too small"),
+        (["--slowdown", "nan"], "--slowdown is too small"),
         (["--draft-length", "-1"], "--draft-length is too small"),
         (["--cors-origin", "foo"], "--cors-origin is no origin. Received foo."),
         (["--cors-origin", "https://a.example/"], "--cors-origin is no origin"),

@@ -20,7 +20,7 @@ from forerun import rules
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
 from forerun.engine import schedule
 from forerun.engine.engine import Engine
-from forerun.engine.pacing import FIRST, PROBE, SLOWER, Pacing
+from forerun.engine.pacing import FIRST, PROBE, Pacing
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
 from forerun.gpu_rounds.choosing import executor_of
@@ -30,6 +30,7 @@ from forerun.models.base import shared_prefix
 MODEL = Architecture("llama", "crop", {"max_position_embeddings": 512}).build()
 TARGET = fr.wrap(MODEL)
 TABLE = TableModel.random(vocab_size=7, order=2, seed=0)
+SLOWER = 1.45  # times a usual round, in these tests
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "ngram": NGram,
@@ -331,7 +332,7 @@ def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -
         return inner(state, rows, tokens, *more)
 
     target.score = score  # type: ignore[method-assign]
-    engine = engine_of(target, num_rows=3, is_paced=True)
+    engine = engine_of(target, num_rows=3, slowdown=SLOWER)
     early = [request_of(target, [1, 2], seed, max_new_tokens=100) for seed in range(2)]
     for request in early:
         engine.submit(request)
@@ -355,7 +356,7 @@ def test_a_long_prompt_is_read_in_parts_beside_others(still_clock: StillClock) -
 
 @pytest.mark.parametrize("name", ["suffix", "recycling", "model", "early exit", MIXED])
 def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
-    engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, is_paced=True)
+    engine = engine_of(TARGET, DRAFTERS[name](), num_rows=2, slowdown=SLOWER)
     first = request_of(TARGET, [1, 2], 1, max_new_tokens=40)
     long = request_of(TARGET, np.random.default_rng(7).integers(60, size=60).tolist(), 2)
     engine.submit(first)
@@ -368,7 +369,7 @@ def test_drafters_follow_texts_that_are_read_in_parts(name: str) -> None:
 
 
 def test_a_model_that_stores_nothing_is_fed_whole_texts() -> None:
-    engine = engine_of(TABLE, num_rows=2, is_paced=True)
+    engine = engine_of(TABLE, num_rows=2, slowdown=SLOWER)
     first, long = request_of(TABLE, [1], 1, max_new_tokens=30), request_of(TABLE, [3, 1] * 30, 2)
     engine.submit(first)
     engine.step()
@@ -403,7 +404,7 @@ def paced(pacing: Pacing, fixed: float, slope: float, rounds: int) -> list[int]:
 
 
 def test_pacing_settles_on_what_fits() -> None:
-    pacing = Pacing()
+    pacing = Pacing(SLOWER)
     assert pacing.num_tokens(4) == FIRST
     parts = paced(pacing, 0.0, 0.0005, 30)
     assert parts[-1] == pytest.approx((SLOWER - 1) * 0.010 / 0.0005, abs=1)
@@ -411,12 +412,14 @@ def test_pacing_settles_on_what_fits() -> None:
     pacing.learn(10.0, 4, 0)  # one interruption
     assert pacing.num_tokens(4) == pytest.approx(parts[-1], abs=1)
     left = ((SLOWER - 1) * 0.010 - 0.002) / 0.0005
-    assert FIRST <= paced(Pacing(), 0.002, 0.0005, 40)[-1] <= left + 1  # a fixed cost: rather less
+    assert (
+        FIRST <= paced(Pacing(SLOWER), 0.002, 0.0005, 40)[-1] <= left + 1
+    )  # a fixed cost: rather less
 
 
 def test_where_short_parts_cost_as_much_as_long_ones_they_are_long() -> None:
     """A model that reads each row in a pass of its own used to get one token a round for ever."""
-    parts = paced(Pacing(), 0.010, 0.0001, 40)
+    parts = paced(Pacing(SLOWER), 0.010, 0.0001, 40)
     assert median(parts[15:]) >= 64
 
 
@@ -424,7 +427,7 @@ def test_parts_shrink_as_the_context_grows() -> None:
     """A token costs 0.1 ms at the beginning and 0.9 ms after 4,000 tokens, 6% noise; an estimate
     from too many old parts takes this for a fixed cost, and lets a round take 20 times as long."""
     for seed in range(10):
-        generator, pacing, context = random.Random(seed), Pacing(), 0
+        generator, pacing, context = random.Random(seed), Pacing(SLOWER), 0
         for _ in range(20):
             pacing.learn(0.010 * generator.uniform(0.97, 1.03), 4, 0)
         rounds, parts = [], []
@@ -442,7 +445,7 @@ def test_parts_shrink_as_the_context_grows() -> None:
 
 def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
     """The answers alone come to take 20 ms instead of 10 while a prompt is read."""
-    pacing, parts = Pacing(), []
+    pacing, parts = Pacing(SLOWER), []
     for _ in range(10):
         pacing.learn(0.010, 4, 0)
     for _ in range(200):
@@ -454,7 +457,7 @@ def test_rounds_without_a_part_tell_what_is_usual_by_now() -> None:
 
 def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
     """A row takes 5 ms of a round, and a prompt token 0.5 ms, whatever the number of rows."""
-    pacing = Pacing()
+    pacing = Pacing(SLOWER)
 
     def parts_of(num_rows: int, rounds: int) -> list[int]:
         parts = []
@@ -473,7 +476,7 @@ def test_when_rows_come_and_go_what_is_usual_is_measured_anew() -> None:
 
 
 def test_pacing_without_a_usual_round_does_not_stand_still() -> None:
-    pacing = Pacing()
+    pacing = Pacing(SLOWER)
     for _ in range(12):
         pacing.learn(0.02, 4, pacing.num_tokens(4))
     assert pacing.num_tokens(4) == 32
@@ -546,12 +549,13 @@ def test_drafting_goes_on_while_prompts_are_read(still_clock: StillClock) -> Non
             return super().score(*arguments)
 
     knowing = Slow(TARGET)
-    engine = engine_of(knowing, Model(MODEL), num_rows=2, is_paced=True, draft_length="auto")
+    engine = engine_of(knowing, Model(MODEL), num_rows=2, slowdown=SLOWER, draft_length="auto")
     engine.submit(request_of(knowing, [1, 2], 1, max_new_tokens=400))
     for _ in range(30):
         engine.step()
     engine._schedule.learn = lambda plan, seconds: None  # type: ignore[method-assign]
-    engine._schedule._pacing.num_tokens = lambda *_: 1  # type: ignore[union-attr, method-assign]
+    pacing: Any = engine._schedule._pacing
+    pacing.num_tokens = lambda num_answered: 1 if num_answered else 512
     long = request_of(knowing, np.random.default_rng(1).integers(60, size=90).tolist(), 2)
     engine.submit(long)
     drafted = []

@@ -257,7 +257,17 @@ def test_arguments_of_a_request_are_refused_in_words(options: Any) -> None:
     asyncio.run(main())
 
 
-@for_all("options", [{"max_batch": None}, {"max_batch": 10**400}, {"max_waiting": None}])
+@for_all(
+    "options",
+    [
+        {"max_batch": None},
+        {"max_batch": 10**400},
+        {"max_waiting": None},
+        {"slowdown": None},
+        {"slowdown": 0.5},
+        {"slowdown": float("nan")},
+    ],
+)
 def test_arguments_of_an_engine_are_refused_in_words(options: Any) -> None:
     with pytest.raises(fr.InputError, match="Received"):
         fr.AsyncEngine(target(), **options)

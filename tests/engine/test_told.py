@@ -76,7 +76,7 @@ def request(prompt: list[int], **options: Any) -> Request:
 def test_a_prompt_read_in_parts_and_output_that_exists_are_told_whole() -> None:
     """While a long prompt is read nothing is added to its text."""
     listener, long = Listener(), [1 + i % 30 for i in range(100)]
-    engine = engine_of(TARGET, listener, is_paced=True)
+    engine = engine_of(TARGET, listener, slowdown=1.45)
     engine.submit(request([1, 2, 3], given=[4, 5]))
     engine.step()
     engine.submit(request(long))

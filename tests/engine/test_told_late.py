@@ -55,7 +55,7 @@ class Rarely(PayingPolicy):
 
 def answers(target: Any, drafter: Any, every: int) -> list[Request]:
     """Requests that share two rows, the long ones read in parts, and a drafter asked rarely."""
-    how: dict[str, Any] = {"draft_length": "auto", "is_paced": True}
+    how: dict[str, Any] = {"draft_length": "auto", "slowdown": 1.45}
     engine = engine_of(target, drafter, num_rows=2, **how)
     engine._planner._policy = Rarely(every)
     requests = [
@@ -108,7 +108,7 @@ def test_late_news_change_no_guess(
     assert [(seen.text, seen.answer) for seen in late.seen] == [
         (seen.text, seen.answer) for seen in at_once.seen
     ]
-    assert sum(len(seen.guess.tokens) for seen in late.seen) > 10, "it has guessed something"
+    assert sum(len(seen.guess.tokens) for seen in late.seen) > 4, "it has guessed something"
 
 
 class Hearing(Listener):

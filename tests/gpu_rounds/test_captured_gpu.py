@@ -190,7 +190,7 @@ def test_storage_grows_while_a_round_is_on_its_way(pair: Pair) -> None:
         ).tokens
         for prompt, limit in ((prompt_of(1, 9), 160), (long, 20))
     ]  # fmt: skip
-    engine = engine_of(pair, 2, capacity=180, is_paced=True)
+    engine = engine_of(pair, 2, capacity=180, slowdown=1.45)
     first = request_of(target, prompt_of(1, 9), 160)
     engine.submit(first)
     for _ in range(6):

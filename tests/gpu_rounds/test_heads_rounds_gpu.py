@@ -118,7 +118,7 @@ def test_storage_grows_beside_an_answer(pair: Pair) -> None:
     engine = Engine(
         target, executor_of=executor_of,
         drafter=heads, draft_length=2, rule=rules.get("match"), num_rows=2, capacity=180,
-        is_paced=True,
+        slowdown=1.45,
     )  # fmt: skip
     executor: Any = engine._executor
     assert type(executor._drafter) is DeviceHeads

@@ -9,7 +9,7 @@ from asking import ask
 from serving import PROMPT, Babbler
 
 from forerun.drafters import Suffix
-from forerun.engine.schedule import MOST_PACED_TOKENS
+from forerun.engine.pacing import MOST_PACED_TOKENS
 
 DRAFTED = {"drafter": "suffix"}
 SHORT = {"prompt": PROMPT, "max_tokens": 40, "speculation": DRAFTED}  # judges guesses

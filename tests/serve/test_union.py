@@ -10,7 +10,9 @@ PAGE = HERE.parents[1] / "docs" / "serving-tests.md"
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", PAGE.read_text(encoding="utf-8"))
+    named = re.findall(
+        r"`((?:peers/)?test_\w+\.py)(?:::(test_\w+))?`", PAGE.read_text(encoding="utf-8")
+    )
     assert len(named) > 80
     for file, test in named:
         text = (HERE / file).read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ from forerun.cli.loading import (
     settled,
 )
 from forerun.cli.serve_ray import Loaded
+from forerun.engine.pacing import SLOWDOWN
 from forerun.loading.bundled import NAME
 from forerun.serve.openai.offer import MOST_TOKENS, Limits
 
@@ -127,6 +128,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ):
         text += "" if default is None else f" (default: {default})"
         bounds.add_argument(flag, metavar="N", type=int, default=default, help=text)
+    bounds.add_argument(
+        "--slowdown",
+        metavar="X",
+        type=float,
+        default=SLOWDOWN,
+        help="times as long as usual that a round may take in order to read prompts: more gives "
+        f"sooner first tokens and longer pauses in answers (default: {SLOWDOWN:g})",
+    )
     parser.add_argument("--log-json", action="store_true", help="log lines as JSON")
     parser.set_defaults(run=run)
 
@@ -174,6 +183,7 @@ def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
         by_name,
         draft_length=args.draft_length,
         max_batch=args.max_batch,
+        slowdown=args.slowdown,
     )
     return Loaded(target.name, list(by_name), args.max_batch, make, pass_of(target))
 
@@ -259,6 +269,9 @@ def _check_counts(args: argparse.Namespace) -> None:
         if isinstance(value, int) and value < least:
             flag = "--" + name.replace("_", "-")
             raise InputError(explain(f"{flag} is too small.", value, f"Use {least} or more."))
+    if not args.slowdown >= 1:
+        cure = "Use 1 or more; 1 reads a prompt a token at a time beside answers."
+        raise InputError(explain("--slowdown is too small.", args.slowdown, cure))
     if not 0 <= args.port < 2**16:
         cure = "Use a number from 0 to 65535."
         raise InputError(explain("There is no such port.", args.port, cure))

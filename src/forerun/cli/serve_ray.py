@@ -117,6 +117,7 @@ def start(args: argparse.Namespace, stack: ExitStack) -> Loaded:
         args.dtype,
         lean=False if args.no_lean else "auto",
         quantize=args.quantize,
+        slowdown=args.slowdown,
     )
     replicas, card = session.start(settings, scale, args.ready_seconds or READY_SECONDS)
     make = partial(make_ingress, replicas, card, settings, scale)

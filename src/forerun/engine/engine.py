@@ -35,7 +35,8 @@ class Engine:
 
     num_rows: how many requests share a pass at most.
     capacity: tokens of the longest text, if known: storage is then made once.
-    is_paced: read long prompts in parts, so that requests being answered do not wait for them.
+    slowdown: times as long as usual that a round may take in order to read prompts beside answers;
+        None where nobody waits for a token, and prompts are read in the longest parts.
     max_waiting: requests beyond these are refused with `EngineFullError`.
     executor_of: chooses who executes rounds (`gpu_rounds/choosing.py`).
     """
@@ -50,7 +51,7 @@ class Engine:
         rule: Rule,
         num_rows: int,
         capacity: int = 0,
-        is_paced: bool = False,
+        slowdown: float | None = None,
         max_waiting: int | None = None,
         executor_of: ChooseExecutor = step_by_step,
     ) -> None:
@@ -61,7 +62,7 @@ class Engine:
         state = target.start(num_rows, capacity and capacity + num_nodes)
         self._drafting.start(num_rows, capacity, state)
         self._seats = Seats(target, state, num_rows)
-        self._schedule = Schedule(self._seats, state, is_paced=is_paced, max_waiting=max_waiting)
+        self._schedule = Schedule(self._seats, state, slowdown=slowdown, max_waiting=max_waiting)
         self._executor = executor_of(
             target, state, self._drafting, rule, tree=tree, draft_length=draft_length
         )

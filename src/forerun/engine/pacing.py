@@ -1,13 +1,16 @@
 """How much of a long prompt may share a round with requests that are being answered.
 
-A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round a little
-longer.  A part is as long as keeps a round within `SLOWER` times a usual one, by what the latest
-parts have added to theirs, which grows with the context.  A usual round has no part; how long it
-takes changes as answers grow, come and go, so a round is left without one now and then, and when
-the last usual one had far more or fewer rows.
+A prompt fed whole makes everyone else wait for it.  Fed in parts it makes every round longer, and
+the longer the parts, the sooner those who wait for their first token join the round, which costs
+less for each the more they are.  A part is as long as keeps a round within `slowdown` times a usual
+one, by what the latest parts have added to theirs, which grows with the context.  A usual round has
+no part; how long it takes changes as answers grow, come and go, so a round is left without one now
+and then, and when the last usual one had far more or fewer rows.
 
 Some models read each row in a pass of its own, and short parts take as long as longer ones.  Where
 that fixed cost alone is too much, a part may add as much again by its tokens.
+
+Where nobody is being answered a round keeps only newcomers waiting, so it may take `ALONE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,25 +20,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-SLOWER = 1.45  # times a usual round that a round with part of a prompt may take
+SLOWDOWN = 4.0
+"""Times a usual round that a round with part of a prompt may take, unless an operator says more or
+less: most requests are served in time, by `benchmarks/serve.py --slowdowns`."""
+
 ALIKE = 1.25  # times as many rows, or fewer, that a usual round may have to count as one
 FIRST = 2  # tokens of the first part, before anything was measured
 GROWTH = 1.5  # times the last part that the next one may be at most
+MOST_PACED_TOKENS = 512  # of a part, however quick it is
 UNMEASURED = 32  # tokens of a part at most while no usual round has been timed
 NUM_USUAL = 5  # latest rounds without prompts, of which the median counts
 CAUTION = 2 / 3  # of the latest parts were cheaper per token than the next one is taken to be
+ALONE_SECONDS = 0.25  # of a round in which nobody is answered
+ALONE = 64  # tokens of the first part in such a round
 PROBE = 16  # rounds with parts, after which one goes without
 NUM_PARTS = 8  # latest parts, from which their cost is estimated
 
 
 @dataclass
 class Pacing:
-    """Learns what a part of a prompt adds to a round, and says how long the next one may be."""
+    """Learns what a part of a prompt adds to a round, and says how long the next one may be.
 
+    slowdown: times a usual round that one with a part may take, from 1 on.
+    """
+
+    slowdown: float = SLOWDOWN
     usual: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
     """Rows being answered in the latest rounds without a part, and the seconds of those."""
     parts: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
     """The same of rounds with a part, and its tokens."""
+    alone: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
+    """Seconds per token of the latest rounds in which nobody was answered."""
     num_since_usual: int = 0
 
     def num_tokens(self, num_answered: int) -> int:
@@ -43,6 +58,9 @@ class Pacing:
 
         num_answered: rows that are being answered.
         """
+        if not num_answered:
+            per_token = min(self.alone, default=ALONE_SECONDS / ALONE)  # of a long part
+            return _at_least_one(ALONE_SECONDS, per_token)
         usual = [seconds for rows, seconds in self.usual if _are_alike(rows, num_answered)]
         is_unknown = bool(self.usual) and not usual
         if self.num_since_usual >= PROBE or (is_unknown and self.num_since_usual > 0):
@@ -57,21 +75,27 @@ class Pacing:
         if not alike or is_unknown:
             return max(1, int(last * min(1.0, num_answered / rows)))
         parts = [(size, max(0.0, seconds - median(usual))) for _, seconds, size in alike]
-        spendable = (SLOWER - 1) * median(usual)
+        spendable = (self.slowdown - 1) * median(usual)
         per_token = sorted(cost / size for size, cost in parts)[int(CAUTION * len(parts))]
         fixed, slope = _line(parts)
         if min(fixed, *(cost for _, cost in parts)) >= spendable:
             spendable, per_token = fixed, slope
-        return max(1, int(min(most, spendable / max(per_token, 1e-9))))
+        return min(most, _at_least_one(spendable, per_token))
 
     def learn(self, seconds: float, num_answered: int, num_tokens: int) -> None:
         """A round took so long, in which so many rows were answered and prompt tokens read."""
-        if num_tokens:
+        if not num_answered:
+            self.alone.append(seconds / num_tokens)
+        elif num_tokens:
             self.parts.append((num_answered, seconds, num_tokens))
             self.num_since_usual += 1
         else:
             self.usual.append((num_answered, seconds))
             self.num_since_usual = 0
+
+
+def _at_least_one(seconds: float, per_token: float) -> int:
+    return max(1, int(min(MOST_PACED_TOKENS, seconds / max(per_token, 1e-9))))
 
 
 def _are_alike(some: int, others: int) -> bool:

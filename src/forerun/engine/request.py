@@ -51,6 +51,7 @@ class Request:
     deadline: float | None = None  # by the engine's clock
 
     number: int = -1  # given by the engine
+    num_read_before: int = 0  # prompt tokens that its engine had read when it came
     has_row: bool = False
     tokens: list[int] = field(default_factory=list)  # prompt and output
     fates: list[Fate] = field(default_factory=list)

@@ -7,7 +7,6 @@ what room the round has left, so several take no longer than one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 from forerun.base.errors import EngineFullError, explain
@@ -19,8 +18,8 @@ from forerun.engine.seats import Seats
 
 MOST_TOKENS = 4096
 """Prompt tokens fed in one round at most: what a pass needs in memory grows with them."""
-MOST_PACED_TOKENS = 512
-"""The same where requests come at any moment: a newcomer waits until the round is over."""
+OVERTAKEN = 3
+"""Times its own length that later prompts may be read before one is."""
 MOST_PASSED_OVER = 64
 """Requests that others overtake at most, because their beginning is just being read."""
 
@@ -39,24 +38,30 @@ def check_room(num_waiting: int, most: int | None) -> None:
 class Schedule:
     """Requests on their way into rows, and the plans of the rounds they take part in.
 
-    is_paced: prompts are read in parts that keep rounds short for the others; otherwise in parts
-        of `MOST_TOKENS`.
+    slowdown: prompts are read in parts that make rounds as many times as long as usual, at most;
+        None for parts of `MOST_TOKENS`.
     max_waiting: requests beyond these are refused.
     """
 
     def __init__(
-        self, seats: Seats, state: Any, *, is_paced: bool, max_waiting: int | None = None
+        self,
+        seats: Seats,
+        state: Any,
+        *,
+        slowdown: float | None = None,
+        max_waiting: int | None = None,
     ) -> None:
         self.waiting = Queue()
         self._seats = seats
         self._state = state
         self._max_waiting = max_waiting
-        self._pacing = Pacing() if is_paced else None
-        self._turns = count()
+        self._pacing = None if slowdown is None else Pacing(slowdown)
+        self._num_read = 0  # prompt tokens, of all requests
         self._stores_parts = True  # until a model turns out to store nothing
 
     def submit(self, request: Request) -> None:
         check_room(len(self.waiting) - self._seats.num_free, self._max_waiting)
+        request.num_read_before = self._num_read
         self.waiting.push(request)
 
     def admit(self, welcome: Callable[[int, Request], None]) -> None:
@@ -99,18 +104,22 @@ class Schedule:
     def _read(self, seated: Sequence[Seated]) -> dict[int, int]:
         """How far each new text is read in the next round, by row.
 
-        Under pacing, what is left to read of the shortest comes first, so that a short prompt does
-        not wait for long ones; and in every other round the oldest, so that those are read too.
+        Under pacing, the prompt with the least left comes first, so that a short one does not wait
+        for long ones; but each is overtaken by `OVERTAKEN` times as many tokens as it has left, at
+        most, so that long ones are read too.
         """
         lengths = self._state.lengths
         new = [(row, request) for row, request in seated if request.status is Status.READING]
         budget, ends = MOST_TOKENS, {}
         if self._pacing is not None and new:
-            budget = MOST_PACED_TOKENS
-            if num_answered := len(seated) - len(new):
-                budget = min(budget, self._pacing.num_tokens(num_answered))
-            if next(self._turns) % 2 == 0:
-                new.sort(key=lambda pair: len(pair[1].tokens) - lengths[pair[0]])
+            budget = self._pacing.num_tokens(len(seated) - len(new))
+
+            def place(pair: Seated) -> int:
+                row, request = pair
+                left: int = len(request.tokens) - lengths[row]
+                return request.num_read_before + OVERTAKEN * left
+
+            new.sort(key=place)
         for row, request in new:
             ends[row] = min(len(request.tokens), lengths[row] + budget)
             budget -= ends[row] - lengths[row]
@@ -123,6 +132,7 @@ class Schedule:
                 self._stores_parts = False
         new = [span for span in plan.spans if span.is_new]
         num_answered = len(plan.spans) - len(new)
-        if self._pacing is not None and num_answered:
-            num_tokens = sum(span.end - span.start for span in new)
+        num_tokens = sum(span.end - span.start for span in new)
+        self._num_read += num_tokens
+        if self._pacing is not None:
             self._pacing.learn(seconds, num_answered, num_tokens)

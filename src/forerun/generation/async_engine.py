@@ -23,11 +23,13 @@ from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
 from forerun.drafters.forced import Forced
 from forerun.engine.engine import Engine
+from forerun.engine.pacing import SLOWDOWN
 from forerun.engine.results import LogprobsOf
 from forerun.generation.answer import Answer
 from forerun.generation.checks import (
     check_choice,
     check_counts,
+    check_slowdown,
     check_timeout,
     given_of,
     idle_options,
@@ -55,8 +57,10 @@ class AsyncEngine:
 
     target, drafter, draft_length, tree, rule: as for `generate`.
     max_batch: requests that share a pass.  max_waiting: requests that may wait for a row; one more
-    is refused with `EngineFullError`.  Close it, or use it with `async with`; one that is dropped
-    ends its thread when it is collected, which is not before its answers have ended.
+    is refused with `EngineFullError`.  slowdown: times as long as usual that a round may take in
+    order to read prompts: more gives sooner first tokens and longer pauses.  Close it, or use it
+    with `async with`; one that is dropped ends its thread when it is collected, which is not before
+    its answers have ended.
     """
 
     def __init__(
@@ -69,8 +73,10 @@ class AsyncEngine:
         rule: str | Rule = "match",
         max_batch: int = 8,
         max_waiting: int = 1024,
+        slowdown: float = SLOWDOWN,
     ) -> None:
         check_counts(draft_length, max_batch=max_batch, max_waiting=max_waiting)
+        check_slowdown(slowdown)
         self.target = wrap(target)
         drafts_with = drafter_for(self.target, drafter)
         self._is_plain = drafts_with is None
@@ -82,7 +88,7 @@ class AsyncEngine:
             tree=tree,
             rule=rules.trusted(rule),
             num_rows=max_batch,
-            is_paced=True,
+            slowdown=slowdown,
             executor_of=executor_of,
         )
         self._worker = Worker(engine, max_waiting)  # whose thread knows nothing of this object

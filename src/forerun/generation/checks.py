@@ -51,6 +51,16 @@ def check_timeout(timeout: Any) -> None:
         raise InputError(explain("timeout is out of range.", timeout, cure))
 
 
+def check_slowdown(slowdown: Any) -> None:
+    """Refuse a number that no round can be slowed by."""
+    cure = "Use a number from 1 on: times as long as usual that a round may take."
+    number: Any = Real
+    if not isinstance(slowdown, number):
+        raise wrong_type("slowdown", slowdown, cure)
+    if not slowdown >= 1:
+        raise InputError(explain("slowdown is out of range.", slowdown, cure))
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         cure = f"Use {' or '.join(map(repr, choices))}."

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter
+from forerun.engine.pacing import SLOWDOWN
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, LogprobsOf, Piece
 from forerun.generation.options import GenerateOptions, refuses_unknown
@@ -134,7 +135,7 @@ def stream(target: Target, prompt: Any, **options: Any) -> Stream[Any]:
     """
     bound = signature(generate).bind(target, prompt, **options)
     bound.apply_defaults()
-    return Stream(Run(**bound.arguments, is_paced=True))
+    return Stream(Run(**bound.arguments, slowdown=SLOWDOWN))
 
 
 class Stream(Iterator[Piece], Generic[Results]):

@@ -52,7 +52,7 @@ class Run:
         resume: Sequence[Any],
         batch_size: int,
         errors: Literal["raise", "return"],
-        is_paced: bool = False,
+        slowdown: float | None = None,
     ) -> None:
         model = model_of(target)
         check_counts(draft_length, logprobs=logprobs, batch_size=batch_size)
@@ -96,7 +96,7 @@ class Run:
             rule=rules.trusted(rule),
             num_rows=max(1, min(batch_size, len(self.requests))),
             capacity=max(lengths, default=1),
-            is_paced=is_paced,
+            slowdown=slowdown,
             executor_of=executor_of,
         )
         for request in self.requests:

@@ -65,6 +65,7 @@ class ModelReplica:
             drafters,
             draft_length=settings.draft_length,
             max_batch=settings.max_batch,
+            slowdown=settings.slowdown,
             on_restart=lambda: None,
         )
         name = serve.get_replica_context().replica_id.unique_id

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
+from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.choosing import make_drafter
 from forerun.loading.bundled import NAME
 from forerun.loading.default import default_model
@@ -24,6 +25,7 @@ class ModelSettings:
     model: a hub name or a folder that every machine has; None for the default model.
     drafters: by their command-line names, the default one first; none for the usual one.
     max_batch: answers in one pass of a replica.
+    slowdown: times as long as usual that a round may take in order to read prompts.
     """
 
     model: str | None = None
@@ -34,6 +36,7 @@ class ModelSettings:
     dtype: str | None = None
     lean: Any = "auto"
     quantize: Any = None
+    slowdown: float = SLOWDOWN
 
     @property
     def drafter_names(self) -> list[str]:

@@ -18,6 +18,7 @@ from forerun import rules as rules_by_name
 from forerun.base.clock import now
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.drafters.base import Drafter
+from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.intake import make_request
 from forerun.loading.load import wrap
 from forerun.rules.types import DraftLength
@@ -57,6 +58,7 @@ class Desk:
         draft_length: DraftLength = "auto",
         max_batch: int = 8,
         max_queue: int = 64,
+        slowdown: float = SLOWDOWN,
         watcher: Watcher | None = None,
         engines: Pool | None = None,
         trial: Trial | None = None,
@@ -71,6 +73,7 @@ class Desk:
         self.draft_length = draft_length
         self.max_batch = max_batch
         self.max_queue = max_queue
+        self._slowdown = slowdown
         self.watcher = Watcher() if watcher is None else watcher
         self.tickets: dict[str, Ticket] = {}  # those on their way, by request id
         self._is_draining = False
@@ -86,6 +89,7 @@ class Desk:
             self.drafters,
             draft_length=self.draft_length,
             max_batch=self.max_batch,
+            slowdown=self._slowdown,
             on_restart=self.watcher.engine_restarted,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.base.errors import LOG, ForerunError
 from forerun.drafters.base import Drafter
+from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.async_engine import AsyncEngine
 from forerun.generation.checks import MOST
 from forerun.rules.types import DraftLength
@@ -38,12 +39,14 @@ class Engines:
         *,
         draft_length: DraftLength,
         max_batch: int,
+        slowdown: float = SLOWDOWN,
         on_restart: Callable[[], None],
     ) -> None:
         self._target = target
         self._drafters = drafters
         self._draft_length = draft_length
         self._max_batch = max_batch
+        self._slowdown = slowdown
         self._on_restart = on_restart
         self._engines: dict[Pair, AsyncEngine] = {}  # the one asked for last comes last
         self._alone: set[AsyncEngine] = set()  # those of one request
@@ -159,6 +162,7 @@ class Engines:
             draft_length=self._draft_length,
             rule=rule,
             max_batch=max_batch or self._max_batch,
+            slowdown=self._slowdown,
             max_waiting=MOST,  # the desk has refused whoever is too much
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from forerun.drafters.base import Drafter
+from forerun.engine.pacing import SLOWDOWN
 from forerun.rules.types import DraftLength
 from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.engine_deaths import Trial
@@ -31,6 +32,7 @@ def make_server(
     draft_length: DraftLength = "auto",
     max_batch: int = 8,
     max_queue: int = 64,
+    slowdown: float = SLOWDOWN,
     keys: Keys | None = None,
     limits: Limits | None = None,
     bounds: Bounds | None = None,
@@ -55,6 +57,7 @@ def make_server(
         draft_length=draft_length,
         max_batch=max_batch,
         max_queue=max_queue,
+        slowdown=slowdown,
         watcher=watcher,
         engines=engines,
         trial=trial,

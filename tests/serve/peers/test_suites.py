@@ -21,14 +21,24 @@ from talking import (
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 LONG = "z" * 600
 ELSEWHERE = [
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/v1/audio/transcriptions",
-    "/infill",
-    "/slots",
-    "/props",
-    "/v1/responses/resp_1/cancel",
+    *("/infill", "/slots", "/props", "/lora-adapters", "/apply-template", "/rerank", "/embedding"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions", "/v1/responses/resp_1/cancel"),
+    *("/v1/chat/completions/batch", "/v1/chat/completions/render", "/inference/v1/generate"),
+    *("/v1/load_lora_adapter", "/v2/embed", "/v2/chat", "/pooling", "/classify", "/score"),
+    *("/invocations", "/ping", "/load", "/version", "/tokenizer_info", "/sleep", "/pause"),
+    *("/v1beta/models/tiny:generateContent", "/models/load", "/tools"),
 ]
+"""Routes of llama.cpp, vLLM and SGLang that we have not."""
+THEIRS = """
+    n_predict n_probs cache_prompt id_slot samplers json_schema timings_per_token n_keep
+    return_progress response_fields lora t_max_predict_ms mirostat dry_multiplier xtc_probability
+    typical_p prompt_logprobs return_token_ids return_tokens_as_token_ids use_beam_search
+    truncate_prompt_tokens allowed_token_ids bad_words cache_salt kv_transfer_params
+    logprob_token_ids thinking_token_budget include_reasoning prompt_embeds vllm_xargs request_id
+    length_penalty skip_special_tokens ebnf separate_reasoning return_hidden_states
+    session_params lora_path custom_logit_processor
+"""
+"""Fields of theirs that would change an answer or its form, and that we do not have."""
 
 
 def statuses(*asked: tuple[str, Any], **how: Any) -> list[Any]:
@@ -62,6 +72,19 @@ def test_what_is_not_offered_is_not_found() -> None:
     for told in statuses(*((path, {}) for path in ELSEWHERE)):
         assert told.status == 404
         assert told.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})],
+    ids=["completions", "chat"],
+)
+def test_fields_of_theirs_are_refused_by_name(path: str, body: dict[str, Any]) -> None:
+    asked = [(path, {**body, "max_tokens": 2, name: 1}) for name in THEIRS.split()]
+    for name, told in zip(THEIRS.split(), statuses(*asked), strict=True):
+        assert told.status == 400, name
+        assert told.json()["error"]["param"] == name
+        assert name in told.json()["error"]["message"]
 
 
 def test_other_seeds_and_none_give_other_texts() -> None:

@@ -1,0 +1,35 @@
+"""The soak of benchmarks/soak.py, for seconds instead of minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forerun
+
+pytestmark = [pytest.mark.serve, pytest.mark.slow]
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+
+
+def test_nobody_dies_nothing_fails_and_no_text_changes(tmp_path: Path) -> None:
+    options = ["--minutes", "0.4", "--requests", "24", "--longest", "700", "--seed", "1"]
+    source = str(Path(forerun.__file__).parents[1])
+    subprocess.run(
+        [sys.executable, SOAK, *options, "--output", tmp_path / "soak"],
+        env={**os.environ, "PYTHONPATH": source},
+        check=False,  # whether memory has settled by then is left to longer runs
+        timeout=600,
+    )
+    told = json.loads((tmp_path / "soak.json").read_text())
+    assert told["different"] == told["engines_replaced"] == 0
+    assert told["broken"] == {}
+    assert {status.rpartition(": ")[2] for status in told["statuses"]} <= {
+        "200", "400", "404", "left",
+    }  # fmt: skip
+    assert told["requests"] > 20
