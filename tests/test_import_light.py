@@ -46,3 +46,26 @@ for step, code in {STEPS!r}.items():
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.splitlines() == [f"{step} []" for step in STEPS], result.stderr
+
+
+LATER = ("torch", "array_api_compat.numpy", "forerun.engine", "forerun.rules", "forerun.public")
+
+
+def test_help_and_mistakes_wait_for_no_engine() -> None:
+    """Only then does `forerun generate --help` come within 0.3 s; an engine alone takes longer."""
+    code = f"""
+import sys
+sys.argv = ["forerun"]
+from forerun.cli import main
+for words in (["generate", "--help"], ["sweep", "--help"], ["serv"], ["train", "--sead", "3"]):
+    try:
+        main(words)
+    except SystemExit as end:
+        print(end.code, [name for name in {LATER!r} if name in sys.modules], file=sys.stderr)
+import forerun as fr
+print(fr.generate.__name__, fr.rules.__name__, file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = [line for line in result.stderr.splitlines() if line[0] in "02"]
+    assert told == ["0 []", "0 []", "2 []", "2 []"], result.stderr
+    assert result.stderr.splitlines()[-1] == "generate forerun.rules"

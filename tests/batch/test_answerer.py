@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,36 @@ def test_lines_are_the_same_alone_together_drafted_and_in_any_order() -> None:
         assert [answer.line for answer in answers(requests, **options)] == plain
     backwards = answers(requests[::-1], drafter=NGram())
     assert [answer.line for answer in backwards[::-1]] == plain
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_an_answer_that_was_begun_goes_on_to_the_same_line(choices: int) -> None:
+    request = a_request(0, "/v1/completions", n=choices, temperature=0.8, max_tokens=24)
+
+    async def run() -> tuple[Answered, list[dict[int, list[list[int]]]]]:
+        answerer, seen = (
+            Answerer(tiny_llama(), Settings(name="tiny", created=7), {"none": None}),
+            [],
+        )
+        try:
+            task = asyncio.create_task(answerer.answer(request))
+            while not task.done():
+                await asyncio.sleep(0)
+                if (begun := answerer.begun()) not in seen[-1:]:
+                    seen.append(begun)
+            assert answerer.begun() == {}
+            return task.result(), seen
+        finally:
+            await answerer.close()
+
+    whole, seen = asyncio.run(run())
+    kept = max((begun[0] for begun in seen if begun), key=lambda rows: min(map(len, rows)))
+    assert [len(rows) for rows in kept] == [23] * choices
+    (again,) = answers([replace(request, begun=kept)])
+    assert again.line == whole.line
+    assert again.counts.rounds < whole.counts.rounds / 2
+    other = [[token + 1 for token in rows] for rows in kept]
+    assert answers([replace(request, begun=other)])[0].line != whole.line  # they are really used
 
 
 def test_a_bare_prompt_is_a_message_where_the_model_chats() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.base.errors import InputError
-from forerun.batch.job_folder import JOURNAL, JobFolder
+from forerun.batch.job_folder import BEGUN, JOURNAL, JobFolder
 
 IDENTITY = {"input": "abc", "seed": 0}
 
@@ -49,6 +49,23 @@ def test_a_journal_cut_at_any_byte_loses_the_torn_line_alone(tmp_path: Path) -> 
             for index in range(num_whole, 3):
                 folder.add(index, a_line(index))
         assert journal.read_bytes() == whole
+
+
+def test_what_was_begun_is_kept_until_the_output_is_there(tmp_path: Path) -> None:
+    with JobFolder(tmp_path, IDENTITY) as folder:
+        assert folder.begun == {}
+        folder.add(0, a_line(0))
+        folder.keep({0: [[1]], 1: [[2, 3], []]})
+    with JobFolder(tmp_path, IDENTITY) as folder:
+        assert folder.begun == {1: [[2, 3], []]}  # 0 is done
+        folder.keep({2: [[4]]})
+    (tmp_path / BEGUN).write_bytes((tmp_path / BEGUN).read_bytes().replace(b"[4]", b"[5]"))
+    with JobFolder(tmp_path, IDENTITY) as folder:
+        assert folder.begun == {}  # damaged: begun again
+        for index in (1, 2):
+            folder.add(index, a_line(index))
+        folder.write_output(3)
+    assert not (tmp_path / BEGUN).exists()
 
 
 def test_an_unreadable_line_is_as_good_as_not_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from forerun.base.errors import InputError
 from forerun.batch import worker_pool
 from forerun.batch.answerer import Answered, Settings
-from forerun.batch.lines import Request
+from forerun.batch.lines import Begun, Request
 from forerun.batch.worker_pool import WorkerPool, WorkersDyingError, share_of_cores
 
 SETTINGS = Settings(max_batch=3)
@@ -50,6 +50,10 @@ class FakeWorker:
             answer = {"index": request.index, "line": line, "counts": {}}
             self.events.put((self, {"answer": answer}))
 
+    def stop(self) -> None:
+        begun = {} if self.is_dead else {str(index): [[7]] for index in self.requests}
+        self.events.put((self, None if self.is_dead else {"begun": begun}))
+
     def end(self) -> int:
         return 0
 
@@ -71,7 +75,20 @@ def requests(count: int, killers: tuple[int, ...] = ()) -> list[Request]:
 def answers(
     todo: list[Request], num_workers: int = 2, on_ready: Callable[[str], None] = lambda _: None
 ) -> list[Answered]:
-    return list(WorkerPool(iter(todo), SETTINGS, num_workers, on_ready))
+    return list(WorkerPool(iter(todo), SETTINGS, num_workers, on_ready, lambda _: None))
+
+
+def test_ctrl_c_keeps_what_the_workers_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "STOP_SECONDS", 0.2)  # for those that say nothing
+    kept: list[dict[int, Begun]] = []
+
+    def interrupted(fingerprint: str) -> None:
+        if fingerprint == "fp1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(WorkerPool(iter(requests(50)), SETTINGS, 2, interrupted, kept.append))
+    assert kept == [{index: [[7]] for index in range(6)}]  # of the worker that was ready
 
 
 def test_every_request_is_answered_once_and_no_worker_holds_too_many() -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from forerun.batch.answerer import Counts
 from forerun.batch.batch import Summary
+from forerun.batch.batch_output import OutputLine
+from forerun.batch.job_folder import BEGUN, JobFolder
 from forerun.cli import main
 from forerun.cli.batch import _in_words
 from forerun.loading.bundled import NAME
@@ -166,6 +168,57 @@ def test_answers_in_order_and_bad_lines_by_number(
     assert (out / "output.jsonl").read_bytes() == before
     assert main([*words, "--seed", "1"]) == 2
     assert "seed 1 instead of 0" in capfd.readouterr().err
+
+
+def test_ctrl_c_says_what_is_kept(
+    tmp_path: Path,
+    tiny_model: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The workers are processes; here one of them is stopped by its first answer."""
+    source = prompts(tmp_path / "in.jsonl", 30)
+    words = ["batch", tiny_model, str(source), *FLAGS, "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    capfd.readouterr()
+    add = JobFolder.add
+
+    def interrupted(folder: JobFolder, index: int, line: OutputLine) -> None:
+        add(folder, index, line)
+        monkeypatch.setattr(JobFolder, "add", add)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(JobFolder, "add", interrupted)
+    out = tmp_path / "out"
+    assert main([*words, str(out)]) == 130
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert told == "stopped: 1 of 30 lines answered; the same command goes on from there"
+    assert main([*words, str(out)]) == 0
+    assert bodies(out) == bodies(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_tokens_of_running_answers(tmp_path: Path, tiny_model: str) -> None:
+    lines = [{"prompt": f"the cat {i}", "max_tokens": 400, "ignore_eos": True} for i in range(8)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "-m", "forerun.cli", "batch", tiny_model, str(source), "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    out = tmp_path / "out"
+    process = subprocess.Popen([*command, str(out)], stderr=subprocess.PIPE)
+    job = out / "job.json"
+    while not job.exists() or "fingerprint" not in json.loads(job.read_bytes()):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"and 8 begun; the same command goes on from there" in errors
+    kept = json.loads((out / BEGUN).read_bytes())["begun"]
+    assert len(kept) == 8
+    assert all(len(tokens) > 10 for _, (tokens,) in kept)
+    subprocess.run([*command, str(out)], check=True, capture_output=True)
+    assert bodies(out) == bodies(tmp_path / "whole")
 
 
 @pytest.mark.slow

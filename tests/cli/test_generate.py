@@ -15,7 +15,7 @@ import pytest
 import forerun as fr
 from forerun.cli import main
 from forerun.cli.generate import in_order
-from forerun.cli.paint import COLOURS, painted
+from forerun.cli.screen import COLOURS, painted
 from forerun.engine.results import Piece
 
 PROMPT = "the cat sat on the mat, the cat sat on"
@@ -30,7 +30,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipe_gets_the_text_and_nothing_else(tiny_model: str, capsys: Capture) -> None:
-    options = ["--target", tiny_model, "--max-new-tokens", "24"]
+    options = ["--target", tiny_model, "--max-tokens", "24"]
     assert main(["generate", PROMPT, *options]) == 0
     shown = capsys.readouterr()
     expected = fr.generate(fr.load(tiny_model), CHAT, drafter=None, max_new_tokens=24)
@@ -64,7 +64,7 @@ def test_a_pipe_gets_each_part_as_it_comes(
             self.flushed.append(self.getvalue())
 
     monkeypatch.setattr(sys, "stdout", Pipe())
-    options = ["--target", tiny_model, "--max-new-tokens", "24", "--drafter", "none"]
+    options = ["--target", tiny_model, "--max-tokens", "24", "--drafter", "none"]
     assert main(["generate", PROMPT, *options]) == 0
     assert len(set(Pipe.flushed)) > 12
 
@@ -84,7 +84,7 @@ def test_json_lines_come_as_answers_end() -> None:
 
 
 def test_json_holds_what_a_program_needs(tiny_model: str, capsys: Capture) -> None:
-    options = ["--target", tiny_model, "--max-new-tokens", "9", "--json"]
+    options = ["--target", tiny_model, "--max-tokens", "9", "--json"]
     assert main(["generate", PROMPT, *options]) == 0
     found = json.loads(capsys.readouterr().out)
     answer = {"text", "tokens", "fates", "finish_reason", "seed", "stats"}
@@ -94,7 +94,7 @@ def test_json_holds_what_a_program_needs(tiny_model: str, capsys: Capture) -> No
 
 
 def test_options_reach_the_engine(tiny_model: str, capsys: Capture) -> None:
-    options = ["--target", tiny_model, "--max-new-tokens", "40"]
+    options = ["--target", tiny_model, "--max-tokens", "40"]
     assert main(["generate", PROMPT, *options]) == 0
     whole = capsys.readouterr().out.rstrip("\n")
     stop = whole[10:12]
@@ -108,7 +108,7 @@ def test_options_reach_the_engine(tiny_model: str, capsys: Capture) -> None:
 def test_chat_raw_and_system_prompts(tiny_model: str, capsys: Capture) -> None:
     model = fr.load(tiny_model)
     system = [{"role": "system", "content": "mat"}, *CHAT]
-    options = ["--target", tiny_model, "--max-new-tokens", "20"]
+    options = ["--target", tiny_model, "--max-tokens", "20"]
     for flags, prompt in ((["--raw"], PROMPT), (["--system", "mat"], system), ([], CHAT)):
         assert main(["generate", PROMPT, *options, *flags]) == 0
         expected = fr.generate(model, prompt, drafter=None, max_new_tokens=20).text
@@ -122,7 +122,7 @@ def test_a_model_without_a_template_continues_the_text(
     model.tokenizer.chat_template = None
     model.model.save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)
-    assert main(["generate", PROMPT, "--target", str(tmp_path), "--max-new-tokens", "20"]) == 0
+    assert main(["generate", PROMPT, "--target", str(tmp_path), "--max-tokens", "20"]) == 0
     expected = fr.generate(model, PROMPT, drafter=None, max_new_tokens=20).text
     assert capsys.readouterr().out == expected + "\n"
     assert main(["generate", PROMPT, "--target", str(tmp_path), "--system", "mat"]) == 2
@@ -134,7 +134,7 @@ def test_prompts_come_from_files_and_pipes(
 ) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT + "\n", encoding="utf-8")
-    options = ["--target", tiny_model, "--max-new-tokens", "20"]
+    options = ["--target", tiny_model, "--max-tokens", "20"]
     answers = []
     for arguments, piped in (
         ([PROMPT], None),
@@ -161,7 +161,7 @@ def test_several_prompts_are_answered_in_order(
     prompts = [PROMPT, "what is", "Paris"]
     rows = [json.dumps({"prompt": prompts[0]}), "", prompts[1], json.dumps({"turns": prompts[2:]})]
     file.write_text("\n".join(rows), encoding="utf-8")
-    options = ["--prompts", str(file), "--target", tiny_model, "--max-new-tokens", "12", "--raw"]
+    options = ["--prompts", str(file), "--target", tiny_model, "--max-tokens", "12", "--raw"]
     assert main(["generate", *options, "--stats"]) == 0
     shown = capsys.readouterr()
     texts = [
@@ -208,7 +208,7 @@ def test_painted_text_keeps_its_spaces_and_cannot_command_the_terminal() -> None
 
 
 def test_statistics_go_to_stderr(tiny_model: str, capsys: Capture) -> None:
-    command = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "30", "--stats"]
+    command = ["generate", PROMPT, "--target", tiny_model, "--max-tokens", "30", "--stats"]
     command += ["--draft-length", "5"]
     assert main([*command, "--drafter", tiny_model]) == 0
     err = capsys.readouterr().err
@@ -222,7 +222,7 @@ def test_statistics_go_to_stderr(tiny_model: str, capsys: Capture) -> None:
 
 
 def test_statistics_say_which_pass_ran(tiny_model: str, capsys: Capture) -> None:
-    command = ["generate", PROMPT, "--target", tiny_model, "--max-new-tokens", "3"]
+    command = ["generate", PROMPT, "--target", tiny_model, "--max-tokens", "3"]
     assert main([*command, "--stats"]) == 0
     shown = capsys.readouterr().err
     assert f"target: LeanModel({tiny_model!r}, llama of " in shown
@@ -253,7 +253,7 @@ def test_breaking_off_keeps_what_is_there(
 
     monkeypatch.setattr(model, "score", interrupted)
     monkeypatch.setattr("forerun.cli.generate.load_target", lambda *_: model)
-    command = ["generate", PROMPT, "--max-new-tokens", "60", "--stats", "--drafter", "none"]
+    command = ["generate", PROMPT, "--max-tokens", "60", "--stats", "--drafter", "none"]
     assert main(command) == 130
     shown = capsys.readouterr()
     assert 0 < len(shown.out) < len(whole)
@@ -270,7 +270,7 @@ def test_breaking_off_keeps_what_is_there(
         (["--top-p", "1.5"], "top_p is out of range"),
         (["--rule", "luck"], "There is no rule of that name. Received 'luck'."),
         (["--draft-length", "-1"], "--draft-length is too small"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is too small. Received 0. Use 1 or more."),
+        (["--max-tokens", "0"], "--max-tokens is too small. Received 0. Use 1 or more."),
         (["--stop", ""], "A stop string is empty"),
         (["--raw", "--system", "x"], "Raw text has no system message"),
         (["--file", "missing.txt"], "A file cannot be read (No such file or directory)"),
@@ -340,7 +340,7 @@ def test_help_has_examples(capsys: Capture) -> None:
 
 def test_drafters_by_name_and_trees(tiny_model: str, capsys: Capture) -> None:
     """Under match every one of them gives the text of plain decoding."""
-    options = ["--target", tiny_model, "--max-new-tokens", "24", "--temperature", "0.8"]
+    options = ["--target", tiny_model, "--max-tokens", "24", "--temperature", "0.8"]
     options += ["--seed", "5", "--json"]
     texts = set()
     for drafter in (

@@ -12,9 +12,8 @@ import pytest
 
 from forerun.base.version import __version__
 from forerun.cli import completion, info, main
-from forerun.cli.commands import make_parser
+from forerun.cli.commands import commands_of, make_parser
 from forerun.cli.completion import bash, fish, zsh
-from forerun.cli.parsing import commands_of
 
 Capture = pytest.CaptureFixture[str]
 

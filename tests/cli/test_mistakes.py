@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from forerun import rules
 from forerun.base.errors import InputError
 from forerun.cli import main
+from forerun.cli.commands import make_parser
+from forerun.cli.flags import shared
 from forerun.cli.lists import tree
 from forerun.cli.loading import settled
 from forerun.cli.prompts import as_text
 from forerun.drafters import NGram, Suffix
+from forerun.drafters.registry import FACTORIES
+from forerun.engine.pacing import SLOWDOWN
 from forerun.loading.load import load
 from forerun.models import TableModel
 from forerun.trees.tree import Tree
@@ -96,17 +101,23 @@ def test_the_command_alone_shows_its_help(capsys: Capture) -> None:
 def test_misspelt_commands_and_rules_are_answered_with_the_right_ones(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["generat"])
-    assert "Did you mean generate?" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "forerun: there is no command 'generat'. Did you mean generate?\n"
+    )
+    for word, answer in (("s", "serve or simulate or sweep?"), ("nothing", "There are generate,")):
+        with pytest.raises(SystemExit, match="2"):
+            main([word])
+        assert answer in capsys.readouterr().err
     assert main(["generate", PROMPT, "--rule", "blok"]) == 2
     assert "Did you mean block?" in capsys.readouterr().err
 
 
 def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None:
-    for words in (["A", "B"], ["A", "--seed", "3", "B"]):
+    for words in (["A", "B"], ["A", "--seed", "3", "B"], ["What is", "A", "B"]):
         with pytest.raises(SystemExit, match="2"):
             main(["generate", *words])
         told = capsys.readouterr().err
-        assert "unrecognized arguments: B (put the prompt in quotes; several go into" in told
+        assert "B (put the prompt in quotes; several go into" in told
         assert "--prompts F" in told
     with pytest.raises(SystemExit, match="2"):
         main(["generate", "A", "--seeed", "3"])
@@ -119,15 +130,10 @@ def test_several_prompts_on_the_line_are_sent_to_a_file(capsys: Capture) -> None
         (["generate", "--prompt", "A"], 'the prompt stands alone: forerun generate "..."'),
         (["generate", "--prompt=A"], "--prompts F is a file of them"),
         (["generate", "A", "--seeed", "3"], "did you mean --seed?"),
+        (["generate", "--modle", "m", "A"], "did you mean --model?"),
         (["generate", "A", "--temp", "1"], "did you mean --temperature?"),
         (["doctor", "--prompt", "F"], "did you mean --prompts?"),
         (["doctor", "--top"], "did you mean --top-p?"),
-        (["serve", "--target", "m"], "the model is given without an option: forerun serve MODEL"),
-        (["plan", "--model=m"], "the model is given without an option: forerun plan MODEL"),
-        (["sweep", "--out", "d", "--model", "m"], "without an option: forerun sweep MODEL"),
-        (["train", "--target", "m", "--out", "d"], "without an option: forerun train MODEL"),
-        (["batch", "in", "--out", "d", "--target", "m"], "given as --model: forerun batch --model"),
-        (["generate", "A", "--model", "m"], "given as --target: forerun generate --target MODEL"),
     ],
 )
 def test_an_option_is_never_taken_for_another(
@@ -136,6 +142,52 @@ def test_an_option_is_never_taken_for_another(
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert message in capsys.readouterr().err
+
+
+LENGTHS = dict.fromkeys(("generate", "batch", "plan", "sweep", "doctor"), "--max-new-tokens")
+LENGTHS |= {"serve": "--max-tokens", "train": "--answer-limit"}
+"""Another name of `--max-tokens`, by command."""
+
+
+@pytest.mark.parametrize("command", LENGTHS)
+@pytest.mark.parametrize("words", [["a/model"], ["--model", "a/model"], ["--target=a/model"]])
+def test_a_model_is_named_alike_everywhere(
+    command: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[object] = []
+    monkeypatch.setattr(
+        f"forerun.cli.{command}.run", lambda args: named.append((args.model, args.max_tokens)) or 0
+    )
+    last = ["some text"] if command in ("generate", "batch") else []
+    out = ["--out", "d"] if command in ("batch", "sweep", "train") else []
+    for length in ("--max-tokens", LENGTHS[command]):
+        assert main([command, *words, *last, length, "7", *out]) == 0
+    assert named == [("a/model", 7)] * 2
+
+
+def test_one_word_is_the_prompt_and_two_are_a_model_and_a_prompt(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(
+        "forerun.cli.generate.run", lambda args: seen.append((args.model, args.prompt)) or 0
+    )
+    folder = str(tmp_path)
+    for words in ([], ["hello"], [folder, "hello"], [folder, "--seed", "3", "hello"]):
+        assert main(["generate", *words]) == 0
+    assert seen == [(None, None), (None, "hello"), (folder, "hello"), (folder, "hello")]
+    assert main(["generate", folder, "hello", "--model", "m"]) == 2
+    assert "The model is named twice." in capsys.readouterr().err
+    assert main(["batch", "--out", folder]) == 2
+    assert "There is nothing to answer." in capsys.readouterr().err
+    assert main(["train", "--prompts", "F", "--out", folder]) == 2
+    assert "A drafter is trained for a model." in capsys.readouterr().err
+
+
+def test_help_names_what_there_is() -> None:
+    assert list(shared.RULES) == rules.names()
+    assert list(shared.DRAFTERS) == [*FACTORIES]
+    assert make_parser().parse_args(["serve"]).slowdown == SLOWDOWN
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json"])

@@ -50,13 +50,13 @@ def test_a_plan_and_its_exports(
 
         monkeypatch.setattr(kind, "score", timed)
     words = ["plan", tiny_model, "--drafter", tiny_model, "--prompts", prompts]
-    options = ["--max-new-tokens", "16", "--max-draft-length", "2"]
+    options = ["--max-tokens", "16", "--max-draft-length", "2"]
     assert main([*words, *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_prompts"] == 2
     assert found["speculate"] is False
     assert found["choice"] is None
-    assert found["advice"].startswith("Do not speculate at batch 1")
+    assert found["advice"].startswith("Not clear whether speculation pays: 2 prompts are too few")
     assert len(found["forecasts"]) == 2
     assert all(each["tokens_per_round"]["mean"] > 1.5 for each in found["forecasts"])
     assert [each["engine"] for each in found["exports"]] == [
@@ -71,7 +71,7 @@ def test_a_plan_for_people(
     tiny_model: str, prompts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", tiny_model, "--drafter", "ngram", "--prompts", prompts, "--batch", "2"]
-    options = ["--max-new-tokens", "16", "--max-draft-length", "2", "--temperature", "0.8"]
+    options = ["--max-tokens", "16", "--max-draft-length", "2", "--temperature", "0.8"]
     assert main([*words, *options, "--rule", "match", "--tree", "4"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{tiny_model}, 2 prompts of {prompts}, temperature 0.8, batch 2\n")
@@ -139,7 +139,7 @@ def test_a_plan_for_another_engine(
     """A script that a shell can run; an engine without such a drafter is said to have none."""
     sure = Interval(1.5, 1.4, 1.6)
     choice = Forecast("suffix", "match", 3, None, 1, 0.0, sure, 0.01, sure)
-    advice = SpeculationPlan("org/big", Suffix(), "suffix", choice, (choice,), 1, 0.0)
+    advice = SpeculationPlan("org/big", Suffix(), "suffix", choice, (choice,), 1, 0.0, 48)
     monkeypatch.setattr("forerun.cli.plan.plan", lambda *args, **options: advice)
     monkeypatch.setattr("forerun.cli.plan.load_target", lambda *args: None)
     monkeypatch.setattr("forerun.cli.plan.as_chat", lambda target, prompt: prompt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -12,14 +11,11 @@ import pytest
 
 from forerun.base.errors import InputError, MissingExtraError
 from forerun.cli import simulate
+from forerun.cli.commands import make_parser
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="forerun")
-    simulate.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["simulate", *arguments])
-    code: int = args.run(args)
-    return code
+    return simulate.run(make_parser().parse_args(["simulate", *arguments]))
 
 
 def test_no_flags_give_tables_a_curve_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +164,7 @@ def test_missing_matplotlib_is_named_before_any_work(
         (("--target-cost", "1,1.1", "--weights-gb", "8"), "--weights-gb"),
         (("--bandwidth", "0"), "--bandwidth"),
         (("--rounds", "0"), "rounds is too small"),
-        (("--plot", "picture.gif"), ".svg or .png"),
+        (("--plot", "picture.gif"), "in .svg, .png, .pdf"),
         (("--plot", "no/such/folder/picture.svg"), "existing folder"),
     ],
 )

@@ -35,14 +35,17 @@ def test_a_sweep_by_task_group(
 ) -> None:
     out = tmp_path / "new" / "sweep"
     words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0..2", "--batch", "1,2"]
-    options = ["--prompts", prompts, "--per-group", "2", "--max-new-tokens", "8", "--no-predict"]
+    options = ["--prompts", prompts, "--per-group", "2", "--max-tokens", "8", "--no-predict"]
     assert main([*words, *options, "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     found = read_records(out)
     assert [header.prompts for header in found.headers] == [["81", "82", "83"]]
     assert len(found.runs) == 3 * (3 + 2)
     assert {a.group for run in found.runs for a in run.answers} == {"chat", "qa"}
-    assert shown.count("ngram") == 2 * 2 + 2 + 1  # lengths at batches; in groups; in the replay
+    # lengths at batches; in groups; in the advice for batches; in the replay
+    assert shown.count("ngram") == 2 * 2 + 2 + 2 + 1
+    assert "Not clear: fewer than 12 prompts were measured." in shown
+    assert "x [" not in shown  # of so few prompts an interval would be too narrow
     assert "\nreplay: tokens per round within " in shown
     assert f"forerun plot {out}" in shown
     assert main([*words, *options, "--out", str(out)]) == 0
@@ -58,7 +61,7 @@ def test_prompts_are_read_once_where_the_target_can(
 ) -> None:
     pytest.importorskip("numba")
     words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0,2,auto"]
-    words += ["--prompts", prompts, "--max-new-tokens", "4", "--no-predict", "--read-prompts-once"]
+    words += ["--prompts", prompts, "--max-tokens", "4", "--no-predict", "--read-prompts-once"]
     for lean, code in ((True, 0), (False, 2)):
         model = fr.load(tiny_model, lean=lean)
         monkeypatch.setattr("forerun.cli.sweep.load_target", lambda *args, own=model: own)
@@ -78,7 +81,7 @@ def test_an_interruption_says_what_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["sweep", tiny_model, "--drafter", "ngram", "--draft-length", "0,2", "--prompts"]
-    words += [prompts, "--max-new-tokens", "4", "--no-predict", "--out", str(tmp_path / "out")]
+    words += [prompts, "--max-tokens", "4", "--no-predict", "--out", str(tmp_path / "out")]
     add, num_added = Log.add, 0
 
     def interrupted(self: Log, record: Any) -> None:
@@ -102,7 +105,7 @@ def test_an_interruption_says_what_is_saved(
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--max-new-tokens", "5", "--max-new-tokens). Received 5 instead of 4"),
+        ("--max-tokens", "5", "--max-tokens). Received 5 instead of 4"),
         ("--seed", "1", "another --seed. Received 1 instead of 0"),
         ("--per-group", "1", "--per-group). Received 2 prompts with the digest "),
     ],
@@ -118,9 +121,9 @@ def test_going_on_with_another_option_names_it(
 ) -> None:
     words = ["sweep", tiny_model, "--draft-length", "0", "--prompts", prompts, "--no-predict"]
     words += ["--drafter", "ngram", "--out", str(tmp_path / "out")]
-    assert main([*words, "--max-new-tokens", "4"]) == 0
+    assert main([*words, "--max-tokens", "4"]) == 0
     capsys.readouterr()
-    assert main([*words, "--max-new-tokens", "4", option, value]) == 2
+    assert main([*words, "--max-tokens", "4", option, value]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -153,7 +156,7 @@ def corrupt(out: Path) -> None:
         (["--repeats", "x"], "--repeats is not a range"),
         (["--tree", "0"], "--tree is too small"),
         (["--per-group", "0"], "cannot hold so few"),
-        (["--max-new-tokens", "0"], "--max-new-tokens is too small"),
+        (["--max-tokens", "0"], "--max-tokens is too small"),
         (["--drafter", "none"], "drafts nothing"),
         (["--prompts", "{empty}"], "holds no prompt"),
         (["--prompts", "{csv}"], "Line 1 of .* holds no prompt"),
@@ -191,7 +194,7 @@ def test_a_corrupt_line_is_skipped_on_request(
     out = tmp_path / "out"
     corrupt(out)
     words = ["sweep", tiny_model, "--draft-length", "0", "--prompts", prompts, "--out", str(out)]
-    assert main([*words, "--max-new-tokens", "4", "--no-predict", "--skip-corrupt"]) == 0
+    assert main([*words, "--max-tokens", "4", "--no-predict", "--skip-corrupt"]) == 0
     assert "line 1 is corrupt and skipped" in capsys.readouterr().err
     assert len(read_records(out, skip_corrupt=True).runs) == 3
 

@@ -122,6 +122,13 @@ def test_the_end_is_allowed_exactly_where_the_grammar_may_end(name: str) -> None
     assert num_ended >= 5
 
 
+def test_white_space_in_json_is_bounded() -> None:
+    """A model that likes new lines would write nothing else until its limit."""
+    for text, is_taken in (("{" + "\n" + " " * 38, True), ("{" + "\n" * 41, False)):
+        found = matcher(fr.grammars.json_schema(SCHEMA))
+        assert all(found.accept(token) for token in byte_tokenizer().encode(text)) is is_taken
+
+
 def test_ending_tokens_are_no_text() -> None:
     letter, quote = byte_tokenizer().encode("q"), byte_tokenizer().encode('"')
     found = fr.grammars.json_schema({"type": "string"}).matcher(

@@ -25,15 +25,18 @@ pytest.importorskip("matplotlib")
 from matplotlib.image import imread
 from numpy import unique
 
+from forerun.base.drawing import GREY, PALETTES, Paper, on, titled
 from forerun.measure.naming import Setting
-from forerun.measure.plots import Plot, Results, draw, save_plots
+from forerun.measure.plots import Plot, draw, save_plots
 from forerun.measure.plots.by_batch import by_batch
 from forerun.measure.plots.by_draft_length import by_draft_length, by_position
+from forerun.measure.plots.over_time import over_time
 from forerun.measure.plots.plot import spread
 from forerun.measure.plots.predictions import predictions
 from forerun.measure.plots.time_split import time_split
 from forerun.measure.plots.tokens import COLUMNS, MAX_LINES, layout, tokens
-from forerun.measure.report.verdict import headline
+from forerun.measure.results import Results
+from forerun.measure.verdict import headline
 
 SMALL = {"lengths": (1, 3, "auto"), "batches": (1, 2), "temperatures": (0.0,), "per_group": 1}
 
@@ -146,7 +149,84 @@ def test_pictures_are_written_and_alike_each_time(results: Results, tmp_path: Pa
         assert any("Not clear" in text or "predictions" in text for text in texts), texts
     for path in paths[1::2]:
         pixels = imread(path)[::7, ::7, :3].reshape(-1, 3)
-        assert len(unique((255 * pixels).round(), axis=0)) > 30
+        assert len(unique((255 * pixels).round(), axis=0)) > 10
+
+
+@pytest.mark.parametrize("width", [2.2, 3.3, 7.0])
+def test_a_picture_has_the_width_that_a_paper_gives_it(results: Results, width: float) -> None:
+    """And its title stays within it, and its letters shrink with it."""
+    with on(Paper(width=width, palette="grey")):
+        plot = by_draft_length(results, Setting(1, 0.0))
+        assert plot is not None
+        before = plot.figure.get_size_inches()
+        with titled(plot.figure, plot.title + " and so on, for as long as a title may be"):
+            (title,) = plot.figure.texts
+            box = title.get_window_extent()
+            assert 0 <= box.x0 <= box.x1 <= plot.figure.bbox.width
+            assert plot.figure.get_size_inches()[0] == pytest.approx(width)
+    assert before[1] / before[0] == pytest.approx(5.9 / 5.4)
+    colours = {line.get_color() for line in plot.figure.axes[0].lines}
+    assert colours <= {*PALETTES["grey"], GREY}
+    label = plot.figure.axes[0].texts[0]
+    assert label.get_fontsize() == pytest.approx(10.5 * width / 5.4)
+
+
+def test_a_paper_gives_the_height_and_the_title_too(results: Results) -> None:
+    with on(Paper(width=3.0, height=2.0, title="")):
+        plot = by_draft_length(results, Setting(1, 0.0))
+        assert plot is not None
+        with titled(plot.figure, plot.title):
+            assert tuple(plot.figure.get_size_inches()) == pytest.approx((3.0, 2.0))
+            assert not plot.figure.texts
+    with on(Paper(title="Mine")), titled(plot.figure, plot.title):
+        assert [text.get_text() for text in plot.figure.texts] == ["Mine"]
+
+
+def test_intervals_stand_apart_at_their_points(results: Results) -> None:
+    plot = by_draft_length(results, Setting(1, 0.0))
+    assert plot is not None
+    top = plot.figure.axes[0]
+    uprights = [
+        line for line in top.lines if len({*line.get_xdata()}) == 1 != len(line.get_xdata())
+    ]
+    places = [float(line.get_xdata()[0]) for line in uprights]
+    assert len(places) == len({*places}) >= 9  # three drafters at K = 1, 3 and auto
+    assert not top.collections  # no bands, which hide one another
+
+
+def test_no_panel_is_empty() -> None:
+    """A peer does not tell what it drafted, and a drafter may have had nothing to say."""
+    options: dict[str, Any] = {**SMALL, "drafters": ("ngram",), "peer": False}
+
+    def silent(line: Record) -> Record:
+        if not isinstance(line, Run) or line.cell.drafter is None:
+            return line
+        none = {"reached_by_position": [], "accepted_by_position": [], "drafted": 0, "accepted": 0}
+        none |= {"drafted_by_round": [0], "accepted_by_round": [0]}
+        return replace(line, answers=[replace(answer, **none) for answer in line.answers])
+
+    results = Results(as_records(map(silent, sweep(**options, repeats=1))))
+    plot = by_draft_length(results, Setting(1, 0.0))
+    assert plot is not None
+    assert len(plot.figure.axes) == 1
+    assert over_time(results, Setting(1, 0.0)) is None
+    assert by_position(results, Setting(1, 0.0)) is None
+
+
+def test_the_shell_draws_for_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, sweep(**SMALL, repeats=1))  # type: ignore[arg-type]
+    words = ["plot", str(tmp_path), "--only", "by_draft_length", "--format", "pdf,svg"]
+    assert main([*words, "--size", "3.3x4", "--title", "", "--palette", "tol"]) == 0
+    found = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    kinds = [f"by_draft_length-batch-{batch}-temperature-0" for batch in (1, 2)]
+    assert found == [f"{kind}.{ending}" for kind in kinds for ending in ("pdf", "svg")]
+    assert not (tmp_path / "report.html").exists()
+    first = tmp_path / "plots" / found[0]
+    assert re.search(rb"/MediaBox \[ ?0 0 237\.6 288 ?\]", first.read_bytes())  # 72 to the inch
+    for wrong in (["--format", "gif"], ["--size", "big"], ["--size", "0.1"], ["--only", "none"]):
+        assert main([*words, *wrong]) == 2
+        told = capsys.readouterr().err
+        assert re.search(rf"Received '?{wrong[1]}'?\. (Use|Write|This)", told), told
 
 
 def test_names_at_line_ends_never_overlap_and_keep_their_order() -> None:

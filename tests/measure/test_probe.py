@@ -188,7 +188,7 @@ def test_requests_that_draft_nothing_make_a_batch_cheaper_where_tokens_are_packe
 
 def planned(**probes: DrafterProbe) -> SpeculationPlan:
     drafters: dict[str, Any] = dict.fromkeys(probes, fr.drafters.NGram(max_n=3, min_n=2))
-    return choose(probes, drafters, batch=1, temperature=0.0)
+    return replace(choose(probes, drafters, batch=1, temperature=0.0), num_prompts=12)
 
 
 def test_the_faster_drafter_and_its_best_length_are_chosen() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
 from made_up_sweep import sweep
 
 from forerun import prompts
+from forerun.cli.sweep import render
 from forerun.measure.figures import figures
 from forerun.measure.naming import cell_words
 from forerun.measure.records import Interval, Records, Run, Sample, Token
@@ -17,11 +19,13 @@ from forerun.measure.summary import Summary, summarise
 
 pytest.importorskip("matplotlib")
 
-from forerun.measure.plots import Results, draw
+from forerun.measure.plots import draw
 from forerun.measure.report import report
 from forerun.measure.report.all_figures import all_figures
+from forerun.measure.report.checks import checks, tiles
 from forerun.measure.report.leaderboard import leaderboard
-from forerun.measure.report.verdict import advice, checks, headline, tiles
+from forerun.measure.results import Results
+from forerun.measure.verdict import advice, headline
 
 HOSTILE = '<script>alert("&")</script>'
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
@@ -238,6 +242,13 @@ def test_the_speed_up_is_that_on_prompts_the_cell_was_not_chosen_on(results: Res
     assert f'<div class="value">{gain.speedup.mean:.2f}×</div>' in tiles(results)
     assert f"Expect {gain.speedup.mean:.2f}× plain decoding" in advice(results, setting)
     assert f"it has {best.speedup.mean:.2f}× on the prompts" in advice(results, setting)
+
+
+def test_the_shell_says_what_the_page_says(page: str, results: Results) -> None:
+    shown = render(results.records)
+    for told in (headline(results), *(advice(results, each) for each in results.settings)):
+        assert told in shown
+        assert escape(told) in page
 
 
 def test_the_leaderboard_colours_only_what_is_clear(results: Results) -> None:

@@ -171,7 +171,8 @@ def test_counts() -> None:
     assert told["drafter"] == "ngram"
     assert told["rule"] == "match"
     assert told["rounds"] * told["tokens_per_round"] == pytest.approx(24)
-    assert told["accepted"] == pytest.approx(told["acceptance_rate"] * told["drafted"])
+    assert told["accepted"] == pytest.approx((told["acceptance_rate"] or 0) * told["drafted"])
+    assert (told["acceptance_rate"] is None) is (told["drafted"] == 0)
     *chunks, last, done = events
     assert done == "[DONE]"
     assert all(chunk["usage"] is None for chunk in chunks)

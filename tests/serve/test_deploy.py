@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from forerun.cli import serve
+from forerun.cli.commands import commands_of, make_parser
 from forerun.serve.watching.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -120,9 +119,7 @@ def flags_of(text: str) -> set[str]:
     ],
 )
 def test_options_of_shipped_commands_exist(path: str) -> None:
-    parser = ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
-    known = parser._subparsers._group_actions[0].choices["serve"]._option_string_actions
+    known = commands_of(make_parser())["serve"]._option_string_actions
     named = flags_of((ROOT / path).read_text())
     assert named
     assert named <= set(known)
@@ -149,9 +146,7 @@ def test_set_up_installs_what_the_command_needs(path: str) -> None:
 
 def test_the_page_names_every_option_of_its_table() -> None:
     """Those in the first column of the table of limits, with their defaults."""
-    parser = ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["serve"])
+    args = make_parser().parse_args(["serve"])
     rows = re.findall(r"\| `(--[a-z-]+)` \| (\d+) \|", (ROOT / "docs" / "serving.md").read_text())
     assert len(rows) >= 5
     for flag, default in rows:

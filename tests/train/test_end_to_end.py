@@ -149,7 +149,7 @@ def test_interrupted_while_training_it_says_so_and_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(Training, "_step", interrupted)
         assert train(target, out, "--prompts", prompts, "--steps", "6") == 130
-    assert "the same command goes on" in capfd.readouterr().err
+    assert "stopped; 3 training steps are saved; the same command" in capfd.readouterr().err
     assert train(target, out, "--prompts", prompts, "--steps", "6") == 0
     assert "going on after step 3" in capfd.readouterr().err
     assert torch.load(out / STATE)["progress"]["steps"] == 6

@@ -11,8 +11,11 @@ import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from forerun.base.errors import MissingExtraError, explain
 
@@ -27,10 +30,17 @@ except ImportError as error:
 
 BLUE, VERMILION, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, GREY = "#E69F00", "#56B4E9", "#767676"
-PALETTE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY)
+PALETTES = {
+    "okabe-ito": (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY),
+    "tol": ("#4477AA", "#EE6677", "#228833", "#AA3377", "#CCBB44", "#66CCEE"),
+    "grey": ("#000000", "#7A7A7A", "#A6A6A6", "#3D3D3D", "#5C5C5C", "#C4C4C4"),
+}
+"""Colours by name: Okabe and Ito's, Tol's bright ones, and greys for print."""
+
+FORMATS = ("svg", "png", "pdf")
+TITLE_WIDTH = 5.4  # inches; in narrower pictures a title is smaller
 
 STYLE = {
-    "font.size": 11,
     "font.family": "sans-serif",
     "text.color": GREY,
     "axes.labelcolor": GREY,
@@ -38,57 +48,121 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 13,
     "axes.titleweight": "bold",
-    "axes.titlepad": 10,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GREY,
     "grid.alpha": 0.2,
     "xtick.color": GREY,
     "ytick.color": GREY,
-    "lines.linewidth": 2.2,
-    "lines.markersize": 5.5,
     "text.parse_math": False,  # a dollar sign is a dollar sign
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # letters that can be searched and edited
     "svg.hashsalt": "forerun",  # the same figures give the same bytes
 }
+SIZES = {
+    "font.size": 11,
+    "axes.titlesize": 13,
+    "axes.titlepad": 10,
+    "lines.linewidth": 2.2,
+    "lines.markersize": 5.5,
+}
+"""What is in points on a picture of its own width."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What pictures are drawn for: their size in inches, where it is not each picture's own, their
+    title, where it is not the finding ("" for none), and the name of their colours."""
+
+    width: float | None = None
+    height: float | None = None
+    title: str | None = None
+    palette: str = "okabe-ito"
+
+
+USUAL = Paper()
+_paper: ContextVar[Paper] = ContextVar("paper", default=USUAL)
+_scale: ContextVar[float] = ContextVar("scale", default=1.0)
+
+
+@contextmanager
+def on(paper: Paper) -> Iterator[None]:
+    """Within the context, pictures are drawn for this paper."""
+    token = _paper.set(paper)
+    try:
+        yield
+    finally:
+        _paper.reset(token)
+
+
+def palette() -> tuple[str, ...]:
+    """The colours of lines, in their order."""
+    return PALETTES[_paper.get().palette]
+
+
+def points(size: float) -> float:
+    """A size in points on a picture of its own width; on a narrower one less."""
+    return size * _scale.get()
 
 
 @contextmanager
 def canvas(width: float, height: float, *, padding: float = 0.12) -> Iterator[Figure]:
-    """An empty figure of a size in inches; axes that are made within the context have our style.
+    """An empty figure; axes that are made within the context have our style.
 
+    width, height: in inches, where the paper does not say.  Letters and lines shrink with it.
     padding: the space above and below each of the axes, in inches.
     """
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=padding)
-        figure = Figure(figsize=(width, height), layout=layout)
-        figure.patch.set_alpha(0)
-        yield figure
-        for axes in figure.axes:
-            axes.patch.set_alpha(0)
+    paper = _paper.get()
+    scale = 1.0 if paper.width is None else paper.width / width
+    token = _scale.set(scale)
+    try:
+        with matplotlib.rc_context(_style()):
+            layout = ConstrainedLayoutEngine(w_pad=0.15 * scale, h_pad=padding * scale)
+            size = width * scale, height * scale if paper.height is None else paper.height
+            figure = Figure(figsize=size, layout=layout)
+            figure.patch.set_alpha(0)
+            yield figure
+            for axes in figure.axes:
+                axes.patch.set_alpha(0)
+    finally:
+        _scale.reset(token)
+
+
+def _style() -> dict[str, Any]:
+    """The style, with all sizes in points."""
+    return STYLE | {name: points(size) for name, size in SIZES.items()}
 
 
 @contextmanager
 def titled(figure: Figure, title: str) -> Iterator[None]:
-    """Within the context, the figure has a title; pages show it without, under their headings."""
-    width, height = figure.get_size_inches()
-    letters = int(8.6 * width)  # letters in a line of the title
-    lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
-    with matplotlib.rc_context(STYLE):
-        text = figure.suptitle(
-            "\n".join(lines), x=0.02, ha="left", fontsize=11.5, fontweight="bold"
-        )
-        figure.set_size_inches(width, height + 0.1 + 0.2 * len(lines))
+    """Within the context, the figure has a title above it, or the one that the paper asks for;
+    pages show it without, under their headings."""
+    asked = _paper.get().title
+    title = title if asked is None else asked
+    if not title:
         yield
+        return
+    width, height = figure.get_size_inches()
+    size = min(11.5, 11.5 * width / TITLE_WIDTH)
+    with matplotlib.rc_context(_style()):
+        text = figure.suptitle("", x=0.02, ha="left", fontsize=size, fontweight="bold")
+    for letters in range(int(12 * TITLE_WIDTH), 9, -1):
+        lines = [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
+        text.set_text("\n".join(lines))
+        if text.get_window_extent().width <= 0.96 * figure.bbox.width:
+            break
+    figure.set_size_inches(width, height + (0.1 + 0.2 * len(lines)) * size / 11.5)
+    try:
+        yield
+    finally:
         text.set_text("")
         text.set_in_layout(False)
         figure.set_size_inches(width, height)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure to a file; the suffix of `path` chooses SVG or PNG."""
+    """Write the figure to a file; the suffix of `path` chooses among `FORMATS`."""
     _write(figure, path, path.suffix[1:].lower())
 
 
@@ -100,7 +174,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def _write(figure: Figure, file: Path | BytesIO, kind: str) -> None:
-    metadata = {"Date": None} if kind == "svg" else None
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with matplotlib.rc_context(_style()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # models write what no font has
         figure.savefig(file, format=kind, dpi=200, metadata=metadata)

@@ -14,6 +14,7 @@ from forerun.batch.batch_output import OutputLine, answered, refused, request_id
 from forerun.batch.batch_routes import check_whole, routed
 from forerun.batch.lines import Request
 from forerun.drafters.base import Drafter
+from forerun.engine.results import Generation
 from forerun.generation.choosing import drafter_for, make_drafter
 from forerun.loading.default import default_model
 from forerun.loading.load import load
@@ -94,6 +95,7 @@ class Answerer:
             max_queue=sys.maxsize,  # whoever sends requests bounds how many are on their way
         )
         self._entries = count()
+        self._running: dict[int, list[list[int]]] = {}  # tokens of each answer, by index
         name = settings.name or target.name
         self._offer = Offer(self._desk.target, name, tuple(drafters), ("match",))
         self._routes = {route.path: route for route in text_routes(self._offer)}
@@ -154,7 +156,7 @@ class Answerer:
         check_whole(is_streamed=ask.is_streamed)
         name = request_id_of(request)
         reply = route.reply(ask, name, self._settings.created, self._fingerprint(ask))
-        answers = await self._desk.enter(ask, request_id=f"{next(self._entries)}").results()
+        answers = await self._written(request, ask)
         stats = [answer.stats for answer in answers]
         counts = Counts(
             prompt_tokens=sum(map(len, ask.prompts)),
@@ -164,6 +166,28 @@ class Answerer:
             accepted=sum(one.accepted for one in stats),
         )
         return Answered(request.index, answered(request, reply.whole(answers)), counts)
+
+    async def _written(self, request: Request, ask: Ask) -> list[Generation]:
+        """The answers of a request, whose tokens are noted as they come."""
+        begun = request.begun if len(request.begun) == ask.num_choices else ()
+        tokens = [list(begun[choice]) if begun else [] for choice in range(ask.num_choices)]
+        ticket = self._desk.enter(ask, request_id=f"{next(self._entries)}", begun=begun)
+        if ask.logprobs is None:  # else they would be missing for the tokens so far
+            self._running[request.index] = tokens
+        try:
+            async for choice, piece in ticket:
+                tokens[choice] += piece.tokens
+            return await ticket.results()
+        finally:
+            self._running.pop(request.index, None)
+
+    def begun(self) -> dict[int, list[list[int]]]:
+        """The tokens of the answers that are being written, by index of their request.
+
+        The last token of each is left out: an answer that was about to end goes on before its end.
+        """
+        kept = {index: [one[:-1] for one in all_] for index, all_ in self._running.items()}
+        return {index: rows for index, rows in kept.items() if any(rows)}
 
     async def close(self) -> None:
         await self._desk.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from forerun.batch.answerer import Answered, Counts, Settings
 from forerun.batch.batch_input import Input
 from forerun.batch.batch_output import failed, why_failed
 from forerun.batch.job_folder import JobFolder
-from forerun.batch.lines import BadLine, Request
+from forerun.batch.lines import BadLine, Begun, Request
 from forerun.batch.worker_pool import WorkerPool
 
 OnFailure = Callable[[int, str], None]
@@ -43,6 +43,14 @@ class Summary:
     counts: Counts  # of this run
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, and what the job's folder keeps."""
+
+    def __init__(self, num_done: int, num_begun: int, num_lines: int) -> None:
+        super().__init__()
+        self.num_done, self.num_begun, self.num_lines = num_done, num_begun, num_lines
+
+
 def batch(
     source: Input,
     out: str | Path,
@@ -67,7 +75,7 @@ def batch(
     num_lines = len(source)
     with JobFolder(Path(out), identity, retries_failures=retry_failed) as folder:
         settings = replace(settings, created=folder.job["created"])
-        answers = answers or partial(_here, num_workers=workers)
+        answers = answers or partial(_here, num_workers=workers, on_stop=folder.keep)
         num_before, counts = folder.num_done, Counts()
         with _progress(min(num_before, num_lines), num_lines) as bar:
 
@@ -75,12 +83,16 @@ def batch(
                 folder.settle("fingerprint", fingerprint)
                 bar.unpause()  # loading the model says nothing of the time left
 
-            for answer, number in _answers(source, folder, partial(answers, settings, ready)):
-                folder.add(answer.index, answer.line)
-                counts += answer.counts
-                if reason := why_failed(answer.line):
-                    on_failure(number, reason)
-                bar.update()
+            try:
+                for answer, number in _answers(source, folder, partial(answers, settings, ready)):
+                    folder.add(answer.index, answer.line)
+                    counts += answer.counts
+                    if reason := why_failed(answer.line):
+                        on_failure(number, reason)
+                    bar.update()
+            except KeyboardInterrupt as stop:
+                num_begun = sum(index not in folder.done for index in folder.begun)
+                raise Stopped(folder.num_done, num_begun, num_lines) from stop
         output = folder.write_output(num_lines, as_parquet=source.is_parquet)
         num_new = folder.num_done - num_before
         return Summary(output, num_lines, num_new, folder.num_failed(num_lines), counts)
@@ -93,7 +105,7 @@ def _answers(
 
     Nothing is loaded where no request is left.
     """
-    left = (line for line in source if line.index not in folder.done)
+    left = (_after(line, folder.begun) for line in source if line.index not in folder.done)
     requests = _Requests(left)
     if (first := next(requests, None)) is not None:
         requests.put_back(first)
@@ -101,6 +113,13 @@ def _answers(
             yield answer, requests.numbers.pop(answer.index)
             yield from requests.take_failures()
     yield from requests.take_failures()
+
+
+def _after(line: Request | BadLine, begun: Mapping[int, Begun]) -> Request | BadLine:
+    """The line, with what an earlier run has begun of it."""
+    if isinstance(line, BadLine) or line.index not in begun:
+        return line
+    return replace(line, begun=begun[line.index])
 
 
 class _Requests(Iterator[Request]):
@@ -140,8 +159,9 @@ def _here(
     requests: Iterator[Request],
     *,
     num_workers: int,
+    on_stop: Callable[[dict[int, Begun]], None],
 ) -> Iterable[Answered]:
-    return WorkerPool(requests, settings, num_workers, on_ready)
+    return WorkerPool(requests, settings, num_workers, on_ready, on_stop)
 
 
 def _identity(source: Input, settings: Settings) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Lines of JSON come in on standard input: the settings first, then requests.  Lines of JSON go out
 on standard output: `{"ready": fingerprint}` or `{"refused": reason}`, then answers as they are
-finished.  When its input ends the worker does too, at once and without a word, also while it loads
-its model: whoever started it has all the answers, or is dead.
+finished.  To `{"stop": true}` it says `{"begun": ...}`, the tokens so far of the answers that are
+being written.  When its input ends the worker does too, at once and without a word, also while it
+loads its model: whoever started it has all the answers, or is dead.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell:
         tell({"answer": asdict(await answerer.answer(request))})
 
     while True:  # until its input ends
-        task = asyncio.create_task(answer(Request(**await asyncio.to_thread(messages.get))))
+        message = await asyncio.to_thread(messages.get)
+        if "stop" in message:
+            tell({"begun": answerer.begun()})
+            continue
+        task = asyncio.create_task(answer(Request(**message)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

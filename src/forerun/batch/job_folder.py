@@ -4,8 +4,9 @@
 finished line at once, in the order they are finished.  When all are done, `output.jsonl` is
 written in the order of the input, under another name first.  So the job can be killed at any
 byte: a torn last line of the journal is cut off and its request done again, nothing is lost, and
-nothing is there twice.  Every line has a checksum, so a line that was changed is found, told, and
-its request done again too.
+nothing is there twice.  Where Ctrl-C stops it, `begun.json` keeps the tokens of the answers that
+were being written, and they go on from there.  Every line has a checksum, so a line that was
+changed is found, told, and its request done again too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from zlib import crc32
 
 from forerun.base.errors import InputError, explain, notice
 from forerun.batch.batch_output import OutputLine, may_be_retried, why_failed
+from forerun.batch.lines import Begun
 from forerun.batch.parquet import write_parquet
 
-JOB, JOURNAL = "job.json", "journal.jsonl"
+JOB, JOURNAL, BEGUN = "job.json", "journal.jsonl", "begun.json"
 SYNC_SECONDS = 2.0  # what a power failure can undo; a killed process loses nothing
 OTHER_JOB = "Choose another folder, or run the job of this one with the input and options it had."
 
@@ -53,6 +55,7 @@ class JobFolder:
             _lock(self._journal, path)
             self.job = self._read_job(identity)
             self._read_journal()
+            self.begun = self._read_begun()
         except BaseException as error:
             self._journal.close()
             if isinstance(error, OSError):
@@ -97,6 +100,13 @@ class JobFolder:
             raise _not_written(self.path / JOURNAL, error) from error
         self._note(index, offset, line)
 
+    def keep(self, begun: Mapping[int, Begun]) -> None:
+        """Write down the tokens of answers that were being written, by index."""
+        self.begun = {**self.begun, **begun}
+        kept = [[index, tokens] for index, tokens in self.begun.items() if index not in self.done]
+        text = json.dumps({"begun": kept, "crc": _checksum(len(kept), kept)})
+        self._replaced(BEGUN, lambda path: path.write_text(text, encoding="utf-8"))
+
     def lines(self, count: int) -> Iterator[OutputLine]:
         """The first lines of the output, in the order of the input; all must be finished."""
         with (self.path / JOURNAL).open("rb") as journal:
@@ -112,6 +122,8 @@ class JobFolder:
                 for line in self.lines(count):
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
+        with suppress(OSError):  # it is of no use any more, and does no harm
+            (self.path / BEGUN).unlink()
         if as_parquet:
             lines = self.lines(count)
             return self._replaced("output.parquet", lambda path: write_parquet(path, lines))
@@ -197,6 +209,19 @@ class JobFolder:
         if not is_retried:
             self._note(index, offset, line)
         return True
+
+    def _read_begun(self) -> dict[int, Begun]:
+        """The tokens of answers that were being written; none where that file is damaged."""
+        try:
+            told = json.loads((self.path / BEGUN).read_bytes())
+            if told["crc"] != _checksum(len(told["begun"]), told["begun"]):
+                raise ValueError
+            return dict(told["begun"])
+        except FileNotFoundError:
+            return {}
+        except (ValueError, LookupError, TypeError, RecursionError):
+            notice(f"{self.path / BEGUN} cannot be read: its answers are begun again")
+            return {}
 
     def _replaced(self, name: str, write: Callable[[Path], object]) -> Path:
         """A file that is replaced in one step, so that nobody sees half of it."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+Begun = Sequence[Sequence[int]]
+
 
 @dataclass(frozen=True)
 class Request:
-    """One line to answer.  url None: a bare prompt or messages, whose route the model decides."""
+    """One line to answer.  url None: a bare prompt or messages, whose route the model decides.
+
+    begun: the tokens that each of its answers had when the job was stopped, to go on after.
+    """
 
     index: int  # its place among the inputs, from 0
     number: int  # its line in the file, from 1
     custom_id: str
     url: str | None
     body: Mapping[str, Any]
+    begun: Begun = ()
 
 
 @dataclass(frozen=True)

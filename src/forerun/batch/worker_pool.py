@@ -14,15 +14,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
+from forerun.base.clock import now
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.batch.answerer import Answered, Counts, Settings
 from forerun.batch.batch_output import failed
-from forerun.batch.lines import Request
+from forerun.batch.lines import Begun, Request
 
 AHEAD = 2  # requests on their way to a worker, as a multiple of its rows
+STOP_SECONDS = 5.0  # for the workers to say what they have begun
 MOST_DEATHS = 5  # workers that may die in a row without an answer in between
 
 Event = tuple["Worker", dict[str, Any] | None]  # a message; None when the worker has ended
@@ -55,6 +57,10 @@ class Worker:
         self.requests[request.index] = request
         self._write(asdict(request))
 
+    def stop(self) -> None:
+        """Ask for the tokens so far of the answers that are being written."""
+        self._write({"stop": True})
+
     def end(self) -> int:
         """End the process, if it has not; its exit status."""
         self._process.kill()
@@ -83,6 +89,7 @@ class WorkerPool:
     """Iterate over the answers to `requests`, in the order they are finished.
 
     on_ready: called with the fingerprint of each worker; it may raise.
+    on_stop: called after Ctrl-C with the tokens so far of the answers that were being written.
     """
 
     def __init__(
@@ -91,11 +98,12 @@ class WorkerPool:
         settings: Settings,
         num_workers: int,
         on_ready: Callable[[str], None],
+        on_stop: Callable[[dict[int, Begun]], None],
     ) -> None:
         self._requests = requests
         self._settings = settings
         self._threads = share_of_cores(num_cores(), num_workers)
-        self._on_ready = on_ready
+        self._on_ready, self._on_stop = on_ready, on_stop
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._suspects: deque[Request] = deque()
         self._is_exhausted = False
@@ -118,9 +126,30 @@ class WorkerPool:
                     del worker.requests[answer["index"]]
                     self._num_deaths = 0
                     yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
+        except KeyboardInterrupt:
+            self._on_stop(self._begun())
+            raise
         finally:
             for worker in self._workers:
                 worker.end()
+
+    def _begun(self) -> dict[int, Begun]:
+        """What the workers have begun, of those that say so in time."""
+        waiting = [worker for worker in self._workers if worker.is_ready]
+        for worker in waiting:
+            worker.stop()
+        begun: dict[int, Begun] = {}
+        until = now() + STOP_SECONDS
+        while waiting:
+            try:
+                worker, message = self._events.get(timeout=max(0.0, until - now()))
+            except Empty:
+                break
+            if worker in waiting and (message is None or "begun" in message):
+                waiting.remove(worker)
+                told = {} if message is None else message["begun"]
+                begun |= {int(index): tokens for index, tokens in told.items()}
+        return begun
 
     def _started(self, place: int) -> Worker:
         return Worker(place, self._settings, self._threads, self._events)

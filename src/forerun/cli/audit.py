@@ -12,41 +12,6 @@ from forerun.base.errors import InputError, explain
 EVERY = 10.0
 """Seconds between two lines of a check that takes long."""
 
-EXAMPLES = """examples:
-  forerun audit http://localhost:8000/v1
-  forerun audit https://example.com/v1 --model M --key-env MY_KEY --rate 2
-  forerun audit http://localhost:8000/v1 --budget 20000 --out audit
-  forerun audit http://localhost:8000/v1 --dry-run
-
-The budget counts generated tokens.  An audit with --out that was stopped goes on where it was, and
-leaves report.json and report.html there.  Exit status: 0 nothing found wrong, 1 something found
-wrong, 2 the audit could not be made.
-"""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "audit",
-        help="is the speculation of an OpenAI-compatible endpoint lossless?",
-        description="Test whether an endpoint's speculation keeps its own distribution.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("url", metavar="URL", help="base URL of the API, ending in /v1")
-    parser.add_argument("--model", help="(default: the first that the endpoint lists)")
-    parser.add_argument("--key-env", metavar="VAR", help="environment variable with the API key")
-    parser.add_argument("--budget", type=int, default=5000, help="generated tokens (default 5000)")
-    parser.add_argument("--out", metavar="DIR", help="folder for journal and report")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests a second, at most")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one answer")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--slack", type=float, help="what rounding may do to a ratio of chances")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be sent; send nothing"
-    )
-    parser.set_defaults(run=run)
-
 
 def run(args: argparse.Namespace) -> int:
     from forerun.audit.auditing import Settings, audit

@@ -13,111 +13,23 @@ from typing import Any
 from forerun.base.errors import InputError, explain
 from forerun.batch.batch_input import Input
 from forerun.batch.lines import BadLine
-from forerun.cli.generate import OPTIONS, draft_length
-from forerun.cli.loading import DRAFTERS, MODELS, add_pass, add_place
+from forerun.cli.flags.shared import SAMPLING, flag_of
 from forerun.loading.bundled import NAME
 from forerun.sampling.options import Sampling
-
-EXAMPLES = """examples:
-  forerun batch questions.jsonl --out answers
-  forerun batch requests.jsonl --out answers --model Qwen/Qwen3-8B --name gpt-4o-mini
-  forerun batch prompts.parquet --out answers --workers 4 --max-tokens 64 --temperature 0.8
-  forerun batch questions.jsonl --out answers --ray --workers 16
-
-A line is one of OpenAI's batch format, or {"prompt": "..."} or {"messages": [...]} with any fields
-of a request beside it.  answers/output.jsonl has one line for each, in order, in OpenAI's format.
-Kill it when you like: started again with the same words it goes on where it was.  Texts depend on
-the seed and each line alone, not on drafters, workers or interruptions.
-"""
 
 MOST_TOLD = 20  # failures that are printed one by one
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "batch",
-        help="answer a file of requests, resumable; on this machine or on Ray",
-        description="Answer every line of a file of requests into a folder.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("input", metavar="IN", help="JSON lines, or a file ending in .parquet")
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder to write, or go on in")
-    parser.add_argument("--limit", metavar="N", type=int, help="only the first N lines")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="only read the input, and say which lines are bad, as far as no model is needed",
-    )
-    parser.add_argument(
-        "--retry-failed",
-        action="store_true",
-        help="do lines again that failed for reasons outside of them (status 500 and above)",
-    )
-
-    places = parser.add_argument_group("workers")
-    places.add_argument(
-        "--workers",
-        metavar="N",
-        type=int,
-        default=1,
-        help="processes, each with the model loaded, which share the cores (default: 1)",
-    )
-    places.add_argument("--ray", action="store_true", help="workers are actors of a Ray cluster")
-    places.add_argument(
-        "--max-batch", metavar="N", type=int, default=8, help="answers in one pass (default: 8)"
-    )
-
-    models = parser.add_argument_group("models")
-    models.add_argument("--model", metavar="M", help=MODELS)
-    models.add_argument(
-        "--name",
-        help="what bodies may call the model (default: its name; of a folder, the last part)",
-    )
-    models.add_argument("--drafter", metavar="D", help=DRAFTERS)
-    models.add_argument(
-        "--draft-length",
-        metavar="K",
-        type=draft_length,
-        default="auto",
-        help="guesses in a row (default: auto, what pays in each round)",
-    )
-    add_place(models)
-    add_pass(models)
-
-    sampling = parser.add_argument_group(
-        "defaults", "of lines that are bare prompts or messages; OpenAI's lines say it themselves"
-    )
-    for name, (kind, text) in OPTIONS.items():
-        if name == "seed":
-            continue
-        default = 0.0 if name == "temperature" else getattr(Sampling, name)
-        text += "" if default is None else f" (default: {default:g})"
-        sampling.add_argument(
-            "--" + name.replace("_", "-"), metavar="X", type=kind, default=default, help=text
-        )
-    sampling.add_argument("--max-tokens", metavar="N", type=int, default=256, help="(default: 256)")
-    sampling.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="ends an answer; repeatable"
-    )
-    sampling.add_argument("--raw", action="store_true", help="no chat template for bare prompts")
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=int,
-        default=0,
-        help="of the job; a line's own is made of it and of its custom_id or number (default: 0)",
-    )
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
+    if args.input is None:
+        cure = "Name a file of JSON lines: forerun batch questions.jsonl --out answers."
+        raise InputError(explain("There is nothing to answer.", "no file", cure))
     source = Input(Path(args.input), args.seed, _defaults(args), args.limit)
     _check_counts(args)
     if args.dry_run:
         return _dry_run(source, _settings(args))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see cli/loading.py
-    from forerun.batch.batch import Summary, batch
+    from forerun.batch.batch import Stopped, Summary, batch
 
     teller = _Teller()
     answers = None
@@ -128,15 +40,21 @@ def run(args: argparse.Namespace) -> int:
         start_ray()  # if it cannot, before anything is written
         answers = partial(answers_on_ray, num_workers=args.workers)
     began = time.monotonic()
-    summary: Summary = batch(
-        source,
-        args.out,
-        _settings(args),
-        workers=args.workers,
-        answers=answers,
-        retry_failed=args.retry_failed,
-        on_failure=teller,
-    )
+    try:
+        summary: Summary = batch(
+            source,
+            args.out,
+            _settings(args),
+            workers=args.workers,
+            answers=answers,
+            retry_failed=args.retry_failed,
+            on_failure=teller,
+        )
+    except Stopped as stop:
+        begun = f" and {stop.num_begun:,} begun" if stop.num_begun else ""
+        kept = f"{stop.num_done:,} of {_counted(stop.num_lines, 'line')} answered{begun}"
+        print(f"\nstopped: {kept}; the same command goes on from there", file=sys.stderr)
+        return 130
     teller.end()
     print(_in_words(summary, time.monotonic() - began), file=sys.stderr)
     print(summary.output)
@@ -184,8 +102,7 @@ def _settings(args: argparse.Namespace) -> Any:
 
 def _defaults(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of bare lines that flags give; what changes nothing is left out."""
-    names = [name for name in OPTIONS if name != "seed"]
-    values = {name: getattr(args, name) for name in names}
+    values = {name: getattr(args, name) for name in SAMPLING}
     Sampling(**values, seed=args.seed)
     kept = {
         name: v
@@ -201,8 +118,7 @@ def _check_counts(args: argparse.Namespace) -> None:
     for name in ("workers", "max_batch", "max_tokens", "limit"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(explain(f"{flag} is too small.", value, "Use 1 or more."))
+            raise InputError(explain(f"{flag_of(name)} is too small.", value, "Use 1 or more."))
     if isinstance(args.draft_length, int) and args.draft_length < 0:
         wrong = "--draft-length is too small."
         raise InputError(explain(wrong, args.draft_length, "Use 0 or more."))

@@ -13,23 +13,9 @@ from typing import Any
 
 from forerun import rules
 from forerun.base.errors import InputError, explain
-from forerun.cli.paint import wants_colour
+from forerun.cli.screen import wants_colour
 from forerun.proof import Certificate, certify, tree_cases
 from forerun.proof.mutants import MUTANTS, Mutant
-
-EXAMPLES = """examples:
-  forerun certify                           every rule, and every known bug
-  forerun certify --quick                   every rule, and a few of the bugs
-  forerun certify --rule block              one rule, case by case
-  forerun certify --function mine.py:verify    a function of your own; or a module, mine:verify
-  forerun certify --function mine.py:verify --trees
-  forerun certify --json > certificate.json
-
-A function of your own is f(draft_tokens, draft_probs, target_probs, rng) -> emitted ids, with
-arrays (K,), (K, V), (K + 1, V) and rng used like a numpy.random.Generator.  With --trees it gets
-trees to judge: a fifth argument has the parents, target_probs[i + 1] is the distribution
-after token i.
-"""
 
 QUICK = (
     "residual is p",
@@ -46,27 +32,6 @@ QUICK = (
 """Known bugs of several kinds that are caught quickly."""
 
 GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "certify",
-        help="prove that an acceptance rule keeps the target's distribution",
-        description="Compare the distribution of what a rule emits with the target's, exactly.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--rule", choices=rules.names(), help="one rule only, with every case")
-    what.add_argument("--function", metavar="FILE:NAME", help="a verifier of your own")
-    what.add_argument("--quick", action="store_true", help="fewer of the known bugs")
-    parser.add_argument("--trees", action="store_true", help="judge your function on trees")
-    parser.add_argument(
-        "--samples", type=int, help="texts per case, for what only sampling can test"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the cases and of the sampling")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

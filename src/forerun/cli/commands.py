@@ -1,49 +1,55 @@
-"""All subcommands of `forerun`, one file each, and running the one that is asked for."""
+"""All subcommands of `forerun`: their parser, what a misspelt word is answered, and running one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NoReturn
 
-from forerun.base.errors import ForerunError
+from forerun.base.errors import ForerunError, meant
 from forerun.base.version import __version__
-from forerun.cli import (
-    audit,
-    batch,
-    certify,
-    completion,
-    demo,
-    doctor,
-    generate,
-    info,
-    plan,
-    plot,
-    serve,
-    simulate,
-    sweep,
-    train,
-)
-from forerun.cli.parsing import Parser, hint
-from forerun.engine.drafting import HARMLESS
+from forerun.cli.flags import answering, checking, measuring
+from forerun.cli.flags.shared import settle
 
-COMMANDS = (
-    generate,
-    serve,
-    batch,
-    audit,
-    doctor,
-    certify,
-    simulate,
-    plan,
-    sweep,
-    plot,
-    train,
-    demo,
-    info,
-    completion,
-)
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "generate": (answering.generate, "answer a prompt with any Hugging Face causal model"),
+    "serve": (answering.serve, "a server for OpenAI's clients, with a page"),
+    "batch": (
+        answering.batch,
+        "answer a file of requests, resumable; on this machine or on Ray",
+    ),
+    "audit": (checking.audit, "is the speculation of an OpenAI-compatible endpoint lossless?"),
+    "doctor": (
+        checking.doctor,
+        "compare speculative with plain text, and explain every difference",
+    ),
+    "certify": (checking.certify, "prove that an acceptance rule keeps the target's distribution"),
+    "simulate": (measuring.simulate, "speed-up by draft length and batch, without running a model"),
+    "plan": (
+        measuring.plan,
+        "which drafter, draft length and rule are fastest on this machine, if any",
+    ),
+    "sweep": (
+        measuring.sweep,
+        "measure drafters, draft lengths, batches and temperatures; resumable",
+    ),
+    "plot": (measuring.plot, "draw a sweep: pictures, and a report that opens from disk"),
+    "train": (measuring.train, "train a drafter for a target on the target's own answers"),
+    "demo": (
+        answering.demo,
+        "plain and speculative side by side: the same text, and the measured ratio",
+    ),
+    "info": (checking.info, "this machine, the versions, which passes run here, and the caches"),
+    "completion": (
+        checking.completion,
+        "print a script that completes commands and options in your shell",
+    ),
+}
+"""The flags and the help of each command; `forerun.cli.NAME` runs it."""
 
 EXAMPLES = """examples:
   forerun generate "What is the capital of France?" --stats
@@ -63,6 +69,30 @@ EXAMPLES = """examples:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that does not take `--prompt` for `--prompts`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Of a wrong choice, also say which one was probably meant."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            known = list(map(str, action.choices or ()))
+            if action.dest == "command":
+                self._no_such_command(str(value), known)
+            error.message += meant(str(value), known)
+            raise
+
+    def _no_such_command(self, word: str, known: Sequence[str]) -> NoReturn:
+        begun = [name for name in known if name.startswith(word)]
+        question = f" Did you mean {' or '.join(begun)}?" if begun else meant(word, known)
+        question = question or f" There are {', '.join(known)}."
+        self.exit(2, f"forerun: there is no command {word!r}.{question}\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command, with all subcommands."""
     parser = Parser(
@@ -73,9 +103,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"forerun {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(subparsers)
-    subparsers.choices["completion"].set_defaults(make_parser=make_parser)
+    for name, (add_flags, about) in COMMANDS.items():
+        command = subparsers.add_parser(
+            name, help=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        add_flags(command)
     return parser
 
 
@@ -88,14 +120,49 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.command is None:
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
-    if extra:
-        meant = hint(parser, args.command, extra)
-        parser.error(f"unrecognized arguments: {' '.join(extra)}{meant}")
-    warnings.filterwarnings(
-        "ignore", f"(?s).*{HARMLESS}", RuntimeWarning
-    )  # commands print the note
     try:
-        return int(args.run(args))
+        if "words" in args:
+            extra = settle(args, extra)
+        if extra:
+            known = commands_of(parser)[args.command]
+            known.error(f"unrecognized arguments: {' '.join(extra)}{hint(known, args, extra)}")
+        return _run(args)
     except ForerunError as error:
         print(f"forerun {args.command}: {error}", file=sys.stderr)
         return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    command = import_module(f"forerun.cli.{args.command}")
+    from forerun.engine.drafting import HARMLESS
+
+    warnings.filterwarnings(
+        "ignore", f"(?s).*{HARMLESS}", RuntimeWarning
+    )  # commands print the note
+    return int(command.run(args))
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The subcommands by name, in the order of the help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options of a command, without arguments that stand alone."""
+    return [action for action in parser._actions if action.option_strings]
+
+
+def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Sequence[str]) -> str:
+    """What was probably meant by the first of the arguments that are not known to a command."""
+    flag, is_flag = extra[0].partition("=")[0], extra[0].startswith("-")
+    if args.command == "generate" and flag == "--prompt":
+        return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'
+    if args.command == "generate" and not is_flag:
+        return " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
+    flags = [name for option in options_of(parser) for name in option.option_strings]
+    alike = [name for name in flags if is_flag and name.startswith(flag)]
+    alike = alike or get_close_matches(flag, flags, 1)
+    return f" (did you mean {' or '.join(alike[:3])}?)" if is_flag and alike else ""

@@ -8,34 +8,17 @@ from collections.abc import Sequence
 from functools import cache
 
 from forerun import rules
-from forerun.cli.parsing import commands_of, options_of
+from forerun.cli.commands import commands_of, make_parser, options_of
 from forerun.drafters.registry import names
 from forerun.loading.bundled import installed_names
 
-EXAMPLES = """examples:
-  source <(forerun completion bash)                                # in ~/.bashrc
-  source <(forerun completion zsh)                                 # in ~/.zshrc, after compinit
-  forerun completion fish > ~/.config/fish/completions/forerun.fish
-"""
 MAY_BE_FOLDERS = {"--target", "--model", "--drafter"}
 """Options that name a model, which may be a folder."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a script that completes commands and options in your shell",
-        description="Print a completion script for a shell, to be read when it starts.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     scripts = {"bash": bash, "zsh": zsh, "fish": fish}
-    print(scripts[args.shell](args.make_parser()))
+    print(scripts[args.shell](make_parser()))
     return 0
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from forerun.base import clock
 from forerun.base.errors import notice
 from forerun.cli.loading import load_target
-from forerun.cli.paint import legend, wants_colour
-from forerun.cli.screen import Screen
+from forerun.cli.screen import Screen, legend, wants_colour
 from forerun.doctor.diagnosis import diagnose
 from forerun.drafters import Drafter, Heads, Mixed, Suffix
 from forerun.engine.results import Generation, Stats
@@ -52,15 +51,6 @@ class Timed:
             f"{stats.rounds:>3} rounds, {stats.tokens_per_round:.2f} tokens per round, "
             f"{self.seconds:.1f} s, {stats.emitted / self.seconds:.1f} tokens/s"
         )
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="plain and speculative side by side: the same text, and the measured ratio",
-        description="Answer two prompts plainly and speculatively: the same text twice.",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,26 +12,20 @@ from typing import Any
 from forerun import rules
 from forerun.base import clock
 from forerun.base.errors import InputError, explain
+from forerun.cli.flags.shared import SAMPLING, flag_of
 from forerun.cli.lists import tree
 from forerun.cli.loading import (
-    DRAFTERS,
-    MODELS,
-    add_pass,
-    add_place,
-    add_ranks,
     follow,
     is_follower,
     load_drafter,
     load_target,
 )
-from forerun.cli.paint import legend, wants_colour
 from forerun.cli.prompts import as_text, read_prompts
-from forerun.cli.screen import Screen
+from forerun.cli.screen import Screen, legend, wants_colour
 from forerun.engine.results import Generation, Piece
 from forerun.generation.generate import stream
 from forerun.gguf.magic import is_gguf
 from forerun.loading.lean_pass import Lean
-from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
 
 
@@ -82,96 +76,6 @@ def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str
     return report if generation.error is None else {**report, "error": generation.error}
 
 
-EXAMPLES = """examples:
-  forerun generate "What is the capital of France?"
-  forerun generate "Summarise this:" --file report.txt --stats
-  git diff | forerun generate --system "Write a commit message for this diff."
-  forerun generate "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 7
-  forerun generate "Explain KV caches." --target Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B
-  forerun generate "Name ten rivers." --drafter suffix+recycling --tree 16
-  forerun generate "Name ten rivers." --tree 3,1,1 --rule traversal --temperature 0.8
-  forerun generate "def fibonacci(n):" --raw --stop "def " --drafter none
-  forerun generate --prompts questions.jsonl --json > answers.jsonl
-  forerun generate "Explain KV caches." --target Qwen/Qwen3-32B --tensor-parallel 2
-
-Under the rule match the same seed gives the same text, whatever the drafter and draft length.
-On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
-"""
-
-OPTIONS: dict[str, tuple[type, str]] = {
-    "temperature": (float, "0 is greedy"),
-    "top_k": (int, "keep only the k likeliest tokens"),
-    "top_p": (float, "keep only the likeliest tokens whose probabilities add up to this"),
-    "min_p": (float, "drop tokens below this share of the likeliest token's probability"),
-    "repetition_penalty": (float, "divide the logits of tokens in prompt and answer by this"),
-    "presence_penalty": (float, "subtract this from the logits of tokens in the answer"),
-    "frequency_penalty": (float, "the same, once per occurrence"),
-    "seed": (int, "the same seed gives the same text (default: a fresh one)"),
-}
-"""Fields of `Sampling` that are flags."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "generate",
-        help="answer a prompt with any Hugging Face causal model",
-        description="Answer a prompt: the text of the target, faster, by drafting and verifying.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("prompt", nargs="?", help="the text; if left out, standard input is read")
-    parser.add_argument("--file", metavar="F", help="the prompt, or its end, from a file or -")
-    parser.add_argument("--prompts", metavar="F", help='one per line, or JSON lines with "prompt"')
-    parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
-    parser.add_argument("--stats", action="store_true", help="print statistics to standard error")
-
-    models = parser.add_argument_group("models")
-    models.add_argument("--target", metavar="M", help=MODELS)
-    models.add_argument(
-        "--drafter",
-        metavar="D",
-        help=DRAFTERS,
-    )
-    models.add_argument(
-        "--draft-length",
-        metavar="K",
-        type=draft_length,
-        default="auto",
-        help="guesses per round, at most (default: auto, chosen in each round by what is faster)",
-    )
-    models.add_argument(
-        "--tree",
-        metavar="T",
-        help="guess a tree: 16 for 16 tokens in any shape (rule match only), or 2,2 for two "
-        "children at each of two levels (also siblings and traversal) (default: a chain)",
-    )
-    models.add_argument(
-        "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
-    )
-    add_place(models)
-    add_pass(models)
-    add_ranks(models)
-
-    sampling = parser.add_argument_group("sampling")
-    for name, (kind, text) in OPTIONS.items():
-        default = 0.0 if name == "temperature" else getattr(Sampling, name)
-        text += "" if default is None else f" (default: {default:g})"
-        sampling.add_argument(_flag(name), metavar="X", type=kind, default=default, help=text)
-    sampling.add_argument(
-        "--max-new-tokens", metavar="N", type=int, default=256, help="(default: 256)"
-    )
-    sampling.add_argument(
-        "--stop",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="end the answer before this text; repeatable",
-    )
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     if is_follower(args.tensor_parallel):
         return follow()
@@ -185,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     drafter = load_drafter(args.drafter, args.device, args.dtype)
     lean: Lean = False if args.no_lean else "auto"
     target = load_target(
-        args.target, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
+        args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
     )
     pieces = stream(
         target,
@@ -195,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         tree=shape,
         rule=rule,
         sampling=sampling,
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=args.max_tokens,
         stop=args.stop,
         errors="return",
     )
@@ -235,22 +139,15 @@ def in_order(pieces: Iterable[Piece], count: int) -> Iterator[int]:
             first += 1
 
 
-def draft_length(text: str) -> DraftLength:
-    """The value of the flag: a number, or "auto"."""
-    if text != "auto" and not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number or auto, not {text!r}")
-    return "auto" if text == "auto" else int(text)
-
-
 def _checked(args: argparse.Namespace) -> tuple[Sampling, rules.Rule]:
     """Check the arguments before a model is loaded."""
-    sampling = Sampling(**{name: getattr(args, name) for name in OPTIONS})
+    sampling = Sampling(**{name: getattr(args, name) for name in (*SAMPLING, "seed")})
     rule = rules.get(args.rule)
-    for name, least in (("draft_length", 0), ("max_new_tokens", 1)):
+    for name, least in (("draft_length", 0), ("max_tokens", 1)):
         value = getattr(args, name)
         if isinstance(value, int) and value < least:
             raise InputError(
-                explain(f"{_flag(name)} is too small.", value, f"Use {least} or more.")
+                explain(f"{flag_of(name)} is too small.", value, f"Use {least} or more.")
             )
     if "" in args.stop:
         cure = "Pass the text that should end the answer."
@@ -299,7 +196,3 @@ def _report(generations: list[Generation], *, with_stats: bool) -> bool:
         if generation.error is not None:
             print(f"{which}failed: {generation.error}", file=sys.stderr)
     return any(generation.error is not None for generation in generations)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -78,11 +78,6 @@ def _bytes(path: Path) -> int:
     return sum(file.lstat().st_size for file in files if not file.is_dir())
 
 
-EXAMPLES = """examples:
-  forerun info
-  forerun info --json
-  forerun info --clear-cache
-"""
 EXTRAS = {
     "hf": ("torch", "transformers", "safetensors", "gguf"),
     "cpu": ("numba",),
@@ -92,25 +87,6 @@ EXTRAS = {
     "plot": ("matplotlib",),
 }
 """The modules that each extra brings."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "info",
-        help="this machine, the versions, which passes run here, and the caches",
-        description="Tell what is installed, which passes run on this machine, and how much "
-        "the caches hold.  Good to have in a bug report.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--clear-cache",
-        action="store_true",
-        help="remove the converted and packed models, which are made again when needed",
-    )
-    parser.add_argument("--yes", action="store_true", help="with --clear-cache: do not ask")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
-"""Lists, ranges and trees as a command line writes them: `0..8`, `1,4,8`, `0,0.8`, `2,2`."""
+"""Lists, ranges, trees and pictures as the command line has them: `0..8`, `1,4`, `2,2`, `a.pdf`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from forerun.base.errors import InputError, explain
 from forerun.trees.tree import Tree
@@ -45,3 +47,23 @@ def tree(flag: str, text: str | None) -> int | Tree | None:
     if min(widths) < 1:
         raise InputError(explain(f"{flag} is too small.", text, "Use 1 or more."))
     return widths[0] if len(widths) == 1 else Tree.of_branching(widths)
+
+
+def picture_path(text: str) -> Path:
+    """Where `--plot` draws to; a bad place or a missing matplotlib is told before anything runs."""
+    from forerun.base.drawing import FORMATS
+
+    path = Path(text)
+    if path.suffix[1:].lower() not in FORMATS:
+        cure = f"End the name in .{', .'.join(FORMATS)}."
+        raise InputError(explain("--plot draws SVG, PNG and PDF.", repr(text), cure))
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        cure = "Choose a file in an existing folder that you may write to."
+        wrong = f"--plot cannot be written ({error.strerror})."
+        raise InputError(explain(wrong, repr(text), cure)) from error
+    if is_new:
+        path.unlink()
+    return path

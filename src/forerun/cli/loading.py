@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from forerun.base.errors import InputError, explain
-from forerun.cli.paint import waiting_for
+from forerun.cli.screen import waiting_for
 from forerun.drafters import Drafter
-from forerun.drafters.registry import FACTORIES
 from forerun.generation.choosing import drafter_for, make_drafter
 from forerun.loading.bundled import NAME
 from forerun.loading.default import default_model
-from forerun.loading.device_choice import DTYPES
 from forerun.loading.lean_pass import Lean, Quantize
 from forerun.loading.load import load
 from forerun.models.adapter import huggingface_model
@@ -61,36 +58,6 @@ def _spread(
     return ranks.load(name, num_ranks, device, dtype)
 
 
-def add_place(group: argparse._ActionsContainer) -> None:
-    """The flags for where the model runs, and in which numbers."""
-    group.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
-    group.add_argument(
-        "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
-    )
-
-
-def add_pass(group: argparse._ActionsContainer) -> None:
-    """The flags for how the target runs on a CPU."""
-    group.add_argument(
-        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
-    )
-    group.add_argument(
-        "--quantize",
-        choices=("int8",),
-        help="round the target's weights to 8 bits, which makes it another model",
-    )
-
-
-def add_ranks(group: argparse._ActionsContainer) -> None:
-    """The flag for models larger than one GPU."""
-    group.add_argument(
-        "--tensor-parallel",
-        metavar="N",
-        type=int,
-        help="spread the target over N processes, one a GPU; also under torchrun",
-    )
-
-
 def is_follower(num_ranks: int | None) -> bool:
     """Whether torchrun started this process to hold a part of the target and no more."""
     if num_ranks is None:
@@ -106,14 +73,6 @@ def follow() -> int:
     from forerun import ranks
 
     return ranks.follow()
-
-
-MODELS = f"hub name, folder or GGUF file (default: {NAME})"
-DRAFTERS = (
-    f"auto, {', '.join(FACTORIES)}, a model, none, or several as a+b (default: auto, a trained "
-    "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"
-)
-"""What the help says about `--drafter`."""
 
 
 def usual_drafters(target: str | None) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.base.errors import InputError, UnsupportedError, explain
-from forerun.cli.asking import add_subject, read_subject
 from forerun.cli.lists import counts
 from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.prompts import read_subject
 from forerun.measure.exports import Export, exports, for_sglang, for_vllm, script
 from forerun.measure.planner import RULES, SpeculationPlan, plan
 from forerun.measure.pricing import Forecast
@@ -18,49 +18,7 @@ from forerun.measure.probe import step_sizes
 from forerun.measure.progress import Progress
 from forerun.measure.sweep import as_chat
 
-EXAMPLES = """examples:
-  forerun plan                                                  a few minutes on two cores
-  forerun plan --drafter suffix --per-group 1 --max-new-tokens 24             the quick form
-  forerun plan Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B ngram --prompts mine.jsonl --device cuda
-  forerun plan ./my-model --drafter ngram --batch 8 --temperature 0.8 --json
-  forerun plan Qwen/Qwen3-8B --drafter suffix ngram --for vllm > serve.sh
-"""
-
 ENGINES = {"vllm": for_vllm, "sglang": for_sglang}
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help="which drafter, draft length and rule are fastest on this machine, if any",
-        description="Time the passes of target and drafters, compute how often drafts would be "
-        "accepted, and price every draft length from that.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_subject(parser, per_group=2)
-    parser.add_argument("--batch", metavar="B", type=int, default=1, help="(default: 1)")
-    parser.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="(default: 0, greedy)"
-    )
-    parser.add_argument(
-        "--rule",
-        choices=RULES,
-        action="append",
-        help="consider only this one; repeatable (default: all lossless ones)",
-    )
-    parser.add_argument("--max-draft-length", metavar="K", type=int, default=8, help="(default: 8)")
-    parser.add_argument(
-        "--tree", metavar="N", default="", help="also trees of so many nodes: 16 or 8,16"
-    )
-    parser.add_argument(
-        "--for",
-        dest="engine",
-        choices=ENGINES,
-        help="print the configuration of another engine, as a shell script with comments",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(explain(f"{flag} is too small.", value, "Use 1 or more."))
     trees = counts("--tree", args.tree) if args.tree else []
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
-    target = load_target(args.target, args.device, args.dtype)
+    target = load_target(args.model, args.device, args.dtype)
     num_trees = len(trees) if "match" in (args.rule or RULES) else 0
     sizes = step_sizes(len(drafters), len(prompts), 1, num_trees)
     with Progress("probing", len(sizes), sizes=sizes) as progress:
@@ -83,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             rules=args.rule or RULES,
             max_draft_length=args.max_draft_length,
             trees=trees,
-            max_new_tokens=args.max_new_tokens,
+            max_new_tokens=args.max_tokens,
             seed=args.seed,
             report=progress.begin,
         )

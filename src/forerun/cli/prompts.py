@@ -1,14 +1,17 @@
-"""Where prompts come from: the command line, a file, a list of them, or a pipe."""
+"""Where prompts come from: the command line, a file, a list of them, or a pipe; and what `plan` and
+`sweep` are to measure."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from forerun import prompts
 from forerun.base.errors import InputError, explain
-from forerun.prompts import parse
+from forerun.cli.loading import usual_drafters
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -49,7 +52,24 @@ def read_list(file: str) -> list[str]:
     A file that is called JSON holds nothing else: a broken line there is no prompt.
     """
     is_json = file.lower().endswith((".jsonl", ".json"))
-    return [prompt.text for prompt in parse(_read(file), file, bare_lines=not is_json)]
+    return [prompt.text for prompt in prompts.parse(_read(file), file, bare_lines=not is_json)]
+
+
+def read_subject(args: argparse.Namespace) -> tuple[list[str], list[prompts.Prompt]]:
+    """The drafters' names and the prompts, checked before a model is loaded."""
+    if args.max_tokens < 1:
+        cure = "Use 1 or more; 64 shows what there is to see."
+        raise InputError(explain("--max-tokens is too small.", args.max_tokens, cure))
+    known = prompts.own() if args.prompts is None else prompts.read(args.prompts)
+    names = _drafters(args.drafter or usual_drafters(args.model))
+    return names, prompts.pick(known, args.per_group)
+
+
+def _drafters(names: Sequence[str]) -> list[str]:
+    if "none" in names:
+        cure = "Leave it out: plain decoding is always measured."
+        raise InputError(explain("`none` drafts nothing.", list(names), cure))
+    return list(dict.fromkeys(names))
 
 
 def _read(file: str) -> str:

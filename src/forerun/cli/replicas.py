@@ -8,61 +8,22 @@ from itertools import pairwise
 from typing import Any
 
 from forerun.base.errors import InputError, explain
+from forerun.cli.flags.measuring import FLEET
 from forerun.cli.lists import counts
 from forerun.forecast.fleet_report import Shared, Size, as_dict, render
 from forerun.forecast.fleet_simulation import Autoscale, Fleet, simulate_fleet
 
-FLAGS: dict[str, tuple[str, Any, str]] = {
-    "load": (
-        "X",
-        0.7,
-        "requests, as a share of what full replicas answer; of the fewest, if autoscaled",
-    ),
-    "rate": ("R", None, "requests a second of the whole fleet, instead of --load"),
-    "rows": ("N", 8, "answers at once in a replica"),
-    "token_ms": ("B:MS,...", "1:10.8,8:56", "a token of an answer, with B answers at once"),
-    "answer_tokens": ("N", 100.0, "mean length; lengths are exponential"),
-    "prompt_tokens": ("N", 200.0, "length"),
-    "prompt_cost": ("X", 0.1, "reading a prompt token, in answer tokens"),
-    "max_queue": ("N", None, "requests that may wait"),
-    "start_seconds": ("S", 20.0, "until a new replica answers"),
-    "mtbf_hours": ("H", 720.0, "between deaths of one replica; 0: none dies"),
-    "detect_seconds": ("S", 1.0, "until a death is noticed"),
-    "failover": ("KIND", "exact", "exact, or again: clients see an error and ask anew"),
-    "autoscale": ("A:B", None, "from A to B replicas, instead of a fixed number"),
-    "target_ongoing": ("X", None, "requests per replica that autoscaling aims at"),
-    "surge": ("X", 1.0, "the rate in the middle third of the time, as a multiple"),
-    "ingress_us": ("US", 50.0, "of a core of the ingress, per token"),
-    "store_gbps": ("GB/s", 5.0, "of the store that weights come from"),
-    "requests": ("N", None, "requests to simulate"),
-}
-"""Name: what it takes, its default, and what it is."""
-
-SIZES = "1,10,100,1000"
 WEIGHTS_GB = 0.27  # of the default model in bfloat16
 REQUESTS, REQUESTS_PER_ROW = 5_000, 8
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "replicas", "Instead of one machine, a fleet behind one queue; times are measured ones."
-    )
-    group.add_argument(
-        "--replicas", metavar="N", nargs="?", const=SIZES, help=f"sizes of the fleet ({SIZES})"
-    )
-    for name, (metavar, default, text) in FLAGS.items():
-        text += "" if default is None else f" (default: {default})"
-        kind = str if isinstance(default, str) or name == "autoscale" else float
-        group.add_argument("--" + name.replace("_", "-"), metavar=metavar, type=kind, help=text)
-
-
 def given(args: argparse.Namespace) -> list[str]:
     """The names of the flags of a fleet that were given."""
-    return [name for name in FLAGS if getattr(args, name) is not None]
+    return [name for name in FLEET if getattr(args, name) is not None]
 
 
 def run(args: argparse.Namespace) -> int:
-    values = {name: default for name, (_, default, _) in FLAGS.items()}
+    values = {name: default for name, (_, default, _) in FLEET.items()}
     values |= {name: getattr(args, name) for name in given(args)}
     scale = _autoscale(values)
     numbers = counts("--replicas", args.replicas) if scale is None else [scale.most]

@@ -18,13 +18,8 @@ from typing import TYPE_CHECKING, Any
 from forerun import rules
 from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.cli import serve_ray
-from forerun.cli.generate import draft_length
+from forerun.cli.flags.shared import flag_of
 from forerun.cli.loading import (
-    DRAFTERS,
-    MODELS,
-    add_pass,
-    add_place,
-    add_ranks,
     follow,
     is_follower,
     load_drafter,
@@ -32,112 +27,13 @@ from forerun.cli.loading import (
     settled,
 )
 from forerun.cli.serve_ray import Loaded
-from forerun.engine.pacing import SLOWDOWN
 from forerun.loading.bundled import NAME
-from forerun.serve.openai.offer import MOST_TOKENS, Limits
+from forerun.serve.openai.offer import Limits
 
 if TYPE_CHECKING:
     from forerun.serve.admission.keys import Keys
 
-EXAMPLES = """examples:
-  forerun serve
-  forerun serve Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B --drafter suffix
-  forerun serve --host 0.0.0.0 --api-key-file keys.txt --max-batch 16
-  forerun serve --rules match,ratio,typical
-  forerun serve --ray --replicas 2
-
-Any OpenAI client can talk to it.  A request's field "speculation" chooses among the drafters and
-rules named here, or is false; under the rule match none of that changes the text.
-SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
-"""
-
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "serve",
-        help="a server for OpenAI's clients, with a page",
-        description="Serve a model over HTTP: OpenAI's routes, and a page at /.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODELS)
-    models = parser.add_argument_group("models")
-    models.add_argument(
-        "--drafter",
-        metavar="D",
-        action="append",
-        help=f"{DRAFTERS}; repeatable: requests choose, the first is the default",
-    )
-    models.add_argument(
-        "--draft-length",
-        metavar="K",
-        type=draft_length,
-        default="auto",
-        help="guesses per round, at most (default: auto, chosen in each round by what is faster)",
-    )
-    models.add_argument("--rule", default="match", help="the default one (default: match)")
-    models.add_argument(
-        "--rules",
-        metavar="R,R",
-        help="those a request may name; lossy ones must be named (default: all lossless ones)",
-    )
-    add_place(models)
-    add_pass(models)
-    add_ranks(models)
-    models.add_argument(
-        "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
-    )
-
-    serve_ray.add_flags(parser)
-    place = parser.add_argument_group("address and access")
-    place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
-    place.add_argument("--port", type=int, default=8000, help="0: any (default: 8000)")
-    place.add_argument(
-        "--api-key-file", metavar="F", help="one key per line, or name:key, with limits after it"
-    )
-    place.add_argument(
-        "--cors-origin",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="whose pages may ask from a browser; repeatable (default: none but its own)",
-    )
-    place.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a name that clients reach it by; repeatable (default: any, but without keys on "
-        "a loopback address only that and localhost)",
-    )
-
-    bounds = parser.add_argument_group("bounds")
-    for flag, default, text in (
-        ("--max-batch", 8, "answers in one pass"),
-        ("--max-queue", 64, "answers that may wait; a request with more gets 429"),
-        (
-            "--max-tokens",
-            None,
-            f"new tokens of an answer (default: what fits, {MOST_TOKENS} at most)",
-        ),
-        ("--max-body-mib", 4, "size of a request"),
-        ("--drain-seconds", 30, "for running requests to finish when stopped"),
-        ("--reader-seconds", 30, "for a client to take in what it was sent"),
-    ):
-        text += "" if default is None else f" (default: {default})"
-        bounds.add_argument(flag, metavar="N", type=int, default=default, help=text)
-    bounds.add_argument(
-        "--slowdown",
-        metavar="X",
-        type=float,
-        default=SLOWDOWN,
-        help="times as long as usual that a round may take in order to read prompts: more gives "
-        f"sooner first tokens and longer pauses in answers (default: {SLOWDOWN:g})",
-    )
-    parser.add_argument("--log-json", action="store_true", help="log lines as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -267,8 +163,9 @@ def _check_counts(args: argparse.Namespace) -> None:
     ):
         value = getattr(args, name)
         if isinstance(value, int) and value < least:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(explain(f"{flag} is too small.", value, f"Use {least} or more."))
+            raise InputError(
+                explain(f"{flag_of(name)} is too small.", value, f"Use {least} or more.")
+            )
     if not args.slowdown >= 1:
         cure = "Use 1 or more; 1 reads a prompt a token at a time beside answers."
         raise InputError(explain("--slowdown is too small.", args.slowdown, cure))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from forerun.base.errors import InputError, explain
+from forerun.cli.flags.shared import flag_of
 
 FLAGS = ("replicas", "autoscale", "replica_cpus", "replica_gpus", "ready_seconds")
 READY_SECONDS = 600
@@ -30,38 +31,15 @@ class Loaded:
     passes: str = ""  # which pass runs, for people to read
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("replicas on Ray (extra `ray`)")
-    group.add_argument(
-        "--ray", action="store_true", help="replicas on Ray: this machine, or the cluster it is in"
-    )
-    group.add_argument("--replicas", metavar="N", type=int, help="how many (default: 1)")
-    group.add_argument(
-        "--autoscale", metavar="A:B", help="from A to B replicas, by the answers they have"
-    )
-    group.add_argument(
-        "--replica-cpus",
-        metavar="N",
-        type=float,
-        help="cores of a replica (default: an even share of this machine's)",
-    )
-    group.add_argument("--replica-gpus", metavar="N", type=float, help="(default: 0)")
-    group.add_argument(
-        "--ready-seconds",
-        metavar="N",
-        type=int,
-        help=f"for the first replica to be ready (default: {READY_SECONDS})",
-    )
-
-
 def check(args: argparse.Namespace) -> None:
     """Refuse flags that mean nothing, before anything is started."""
     if not args.ray:
         for name in FLAGS:
             if getattr(args, name) is not None:
-                flag = "--" + name.replace("_", "-")
                 cure = "Add --ray, or leave it out."
-                raise InputError(explain(f"{flag} is about replicas on Ray.", "no --ray", cure))
+                raise InputError(
+                    explain(f"{flag_of(name)} is about replicas on Ray.", "no --ray", cure)
+                )
         return
     if args.tensor_parallel is not None:
         cure = "Leave out one of the two."

@@ -5,96 +5,32 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import rules
 from forerun.base.errors import InputError, explain
-from forerun.cli.asking import add_subject, read_subject
-from forerun.cli.lists import counts, numbers
+from forerun.cli.lists import counts, numbers, picture_path
 from forerun.cli.loading import load_drafter, load_target
+from forerun.cli.prompts import read_subject
 from forerun.drafters import Drafter
 from forerun.generation.choosing import drafters_for
 from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches, repeats_of
+from forerun.measure.held_out import FEWEST_PROMPTS
 from forerun.measure.log import Log
-from forerun.measure.peers import PEERS
 from forerun.measure.records import Records, Run
+from forerun.measure.results import Results
 from forerun.measure.summary import in_words, summarise
 from forerun.measure.sweep import sweep
+from forerun.measure.verdict import advice, headline
 from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
 
 if TYPE_CHECKING:
     from forerun.scale.ray_sweep import Load, SpreadOnRay
-
-EXAMPLES = """examples:
-  forerun sweep --out sweep
-  forerun sweep ./my-model --drafter ngram ./my-draft --draft-length 0..8 --out sweep
-  forerun sweep --drafter ngram --batch 1,4,8 --temperature 0,0.8 --prompts spec_bench.jsonl \\
-      --per-group 4 --repeats 3 --against transformers --out sweep
-  forerun plot sweep
-
-Kill it when you like: started again with the same words it goes on where it was.
-"""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "sweep",
-        help="measure drafters, draft lengths, batches and temperatures; resumable",
-        description="Run every setting on the same prompts, in turns, and append each run to "
-        "DIR/sweep.jsonl.  Plain decoding is always among them.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_subject(parser, per_group=4)
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder to write, or go on in")
-    parser.add_argument(
-        "--draft-length",
-        metavar="K",
-        default="0..8",
-        help="a range 0..8 or a list 0,2,auto (default: 0..8)",
-    )
-    parser.add_argument(
-        "--tree", metavar="N", default="", help="also trees of so many nodes: 16 or 8,16"
-    )
-    parser.add_argument("--batch", metavar="B", default="1", help="a list: 1,4,8 (default: 1)")
-    parser.add_argument("--temperature", metavar="T", default="0", help="0,0.8 (default: 0)")
-    parser.add_argument(
-        "--rule", default="match", help=f"{', '.join(rules.names())} (default: match)"
-    )
-    parser.add_argument(
-        "--repeats", metavar="N", default="1", help="3, or one for each batch: 5,2,2 (default: 1)"
-    )
-    parser.add_argument(
-        "--against",
-        metavar="PEER",
-        action="append",
-        choices=PEERS,
-        default=[],
-        help="also run its plain, assisted and prompt-lookup modes: transformers",
-    )
-    parser.add_argument(
-        "--no-predict", action="store_true", help="do not probe, nor predict, before the runs"
-    )
-    parser.add_argument(
-        "--read-prompts-once",
-        action="store_true",
-        help="go on from a copy when a prompt comes again: faster, with the same text and speed; "
-        "on the lean CPU pass only",
-    )
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="spread the runs over the machines of a Ray cluster, which must be equal",
-    )
-    parser.add_argument(
-        "--skip-corrupt", action="store_true", help="go on without lines that cannot be read"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
     repeats_of(batches, repeats)
     _check(args, batches, trees, temperatures)
     check_batches(batches, len(prompts))
+    save = None if args.plot is None else picture_path(args.plot)
     log = Log(args.out, skip_corrupt=args.skip_corrupt)
     for number, reason in log.records.skipped.items():
         print(f"note: line {number} is corrupt and skipped: {reason}", file=sys.stderr)
-    load = partial(load_all, args.target, tuple(names), args.device, args.dtype)
+    load = partial(load_all, args.model, tuple(names), args.device, args.dtype)
     spread = _spread(args, load) if args.ray else None
     target, drafters = load()
     try:
@@ -125,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             temperatures=temperatures,
             rule=args.rule,
             repeats=repeats,
-            max_new_tokens=args.max_new_tokens,
+            max_new_tokens=args.max_tokens,
             seed=args.seed,
             against=args.against,
             predict=not args.no_predict,
@@ -141,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     print(render(records))
     if words := in_words(summarise(records)):
         print("\n".join(["", *words]))
+    for path in () if save is None else _drawn(Results(records), save):
+        print(f"wrote {path}", file=sys.stderr)
     print(f"\nwrote {log.path}; look at it with: forerun plot {shlex.quote(args.out)}")
     return 0
 
@@ -160,8 +99,21 @@ def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
 
     start_ray()  # if it cannot, before a model is loaded
     return SpreadOnRay(
-        load, max_new_tokens=args.max_new_tokens, read_prompts_once=args.read_prompts_once
+        load, max_new_tokens=args.max_tokens, read_prompts_once=args.read_prompts_once
     )
+
+
+def _drawn(results: Results, path: Path) -> Iterator[Path]:
+    """Tokens per second and acceptance against K, in a file for each setting."""
+    from forerun.measure.plots import save_plot
+    from forerun.measure.plots.by_draft_length import by_draft_length
+
+    for setting in results.settings:
+        if (plot := by_draft_length(results, setting)) is not None:
+            is_only = len(results.settings) == 1
+            place = path if is_only else path.with_stem(f"{path.stem}-{setting.name}")
+            save_plot(plot, [place])
+            yield place
 
 
 def draft_lengths(text: str) -> list[DraftLength]:
@@ -173,16 +125,19 @@ def draft_lengths(text: str) -> list[DraftLength]:
 
 
 def render(records: Records) -> str:
-    """One line per cell, and the speed-up by task group of each drafter's best cell."""
+    """One line per cell, the speed-up by task group of each drafter's best, and the verdict."""
     head = f"{'drafter':<28} {'K':>4} {'batch':>5} {'temp':>5}  {'tokens/s':>8}  "
-    lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up"]
-    lines += [_line(entry) for entry in sorted(figures(records.runs), key=_order)]
+    lines = [head + f"{'tokens per round':>16}  {'accepted':>8}  speed-up here"]
+    results = Results(records)
+    lines += [_line(entry) for entry in sorted(results.figures, key=_order)]
     batch, temperature = min((run.cell.batch, run.cell.temperature) for run in records.runs)
     runs = [r for r in records.runs if (r.cell.batch, r.cell.temperature) == (batch, temperature)]
     if len(tasks := groups(runs)) > 1:
         where = f"batch {batch}, temperature {temperature:g}"
         lines += ["", f"speed-up by task group, at the K fastest on these prompts ({where})"]
         lines += [f"{task:<28} {_best_of_group(runs, task)}" for task in tasks]
+    lines += ["", headline(results)]
+    lines += [f"{setting.words}: {advice(results, setting)}" for setting in results.settings]
     notes = dict.fromkeys(note for run in records.runs for note in run.notes)
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines)
@@ -203,8 +158,10 @@ def _line(entry: Figures) -> str:
     name += f" ({cell.peer})" if cell.peer else ""
     is_counted = any(entry.acceptance_by_position)
     accepted = f"{entry.acceptance_rate.mean:.0%}" if is_counted else "-"
-    gain = entry.speedup
-    speed = "-" if gain is None else f"{gain.mean:.2f}x [{gain.low:.2f}, {gain.high:.2f}]"
+    gain, is_many = entry.speedup, entry.num_prompts >= FEWEST_PROMPTS
+    speed = "-" if gain is None else f"{gain.mean:.2f}x"
+    if gain is not None and is_many:  # intervals of few prompts are too narrow to be shown
+        speed += f" [{gain.low:.2f}, {gain.high:.2f}]"
     return (
         f"{name[:28]:<28} {cell.draft_length!s:>4} {cell.batch:>5} {cell.temperature:>5g}  "
         f"{entry.tokens_per_second.mean:>8.1f}  {entry.tokens_per_round.mean:>16.2f}  "

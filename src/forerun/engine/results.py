@@ -26,6 +26,10 @@ those of the distribution that tokens were sampled from, in which greedy decodin
 -infinity."""
 
 
+NOTHING_DRAFTED = "nothing was drafted: no drafter, draft length 0, or no guess to make"
+"""Why there is no acceptance rate, where the draft policy gives no other reason."""
+
+
 @dataclass(frozen=True)
 class TokenLogprob:
     """A token's log-probability, and the likeliest tokens with theirs, best first.
@@ -96,9 +100,9 @@ class Stats:
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
-    def acceptance_rate(self) -> float:
-        """Accepted guesses over drafted ones."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    def acceptance_rate(self) -> float | None:
+        """Accepted guesses over drafted ones; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -161,7 +165,7 @@ class Stats:
             "acceptance_by_position": self.acceptance_by_position,
             "drafted_by_round": self.drafted_by_round,
             "speed_against_plain": self.speed_against_plain,
-            "why_few": self.why_few,
+            "why_few": self.why_few or (None if self.drafted else NOTHING_DRAFTED),
             "seconds": vars(self.seconds),
             "compiling": self.compiling,
             "notes": self.notes,

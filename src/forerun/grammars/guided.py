@@ -21,6 +21,8 @@ from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.grammars.base import NOTHING_ALLOWED, Mask
 
 NUM_COMPILED = 64
+WHITE_SPACE = r"[ \t\r\n]{0,40}"
+"""What may stand between two parts of JSON: a new line, and the indentation of 19 levels."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def json_schema(
     """The grammar of JSON that a schema describes; the schema is a dict, or JSON text.
 
     separators: the texts after an item and after a key, as in `json.dumps`, with no other white
-    space; None allows any.  Fixed separators force more tokens, which makes speculation faster.
+    space; None allows up to 40 characters of it at a time, so that no answer is nothing else.
+    Fixed separators force more tokens, which makes speculation faster.
     """
     if isinstance(schema, str):
         try:
@@ -60,9 +63,10 @@ def json_schema(
         cure = "Pass a dict, or the JSON text of one."
         received = f"the {type(schema).__name__} {schema!r:.80}"
         raise InputError(explain("A JSON schema has a wrong type.", received, cure))
-    options: dict[str, Any] = {"whitespace_flexible": separators is None}
+    options: dict[str, Any] = {"whitespace_pattern": WHITE_SPACE}
     if separators is not None:
-        options |= dict(zip(("item_separator", "key_separator"), separators, strict=True))
+        options = dict(zip(("item_separator", "key_separator"), separators, strict=True))
+        options["whitespace_flexible"] = False
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:

@@ -62,7 +62,7 @@ def _identity(header: Header) -> dict[str, object]:
         "prompt set (--prompts, --per-group)": (
             f"{len(header.prompts)} prompts with the digest {header.prompts_digest}"
         ),
-        "number of new tokens (--max-new-tokens)": header.max_new_tokens,
+        "number of new tokens (--max-tokens)": header.max_new_tokens,
         "--seed": header.seed,
         "--device": header.machine.device,
         "--dtype": header.machine.dtype,

@@ -11,6 +11,7 @@ from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter
 from forerun.generation.choosing import Drafters, drafters_for
 from forerun.loading.named import model_of
+from forerun.measure.held_out import FEWEST_PROMPTS, Answer, answer
 from forerun.measure.pricing import Forecast, forecast
 from forerun.measure.probe import DrafterProbe, Report, look_at, try_out
 
@@ -37,6 +38,7 @@ class SpeculationPlan:
     forecasts: tuple[Forecast, ...]  # one per setting, in the order they were tried
     batch: int
     temperature: float
+    num_prompts: int
 
     @property
     def speculates(self) -> bool:
@@ -46,14 +48,17 @@ class SpeculationPlan:
         best = max(self.forecasts, key=lambda setting: setting.speedup.mean)
         choice = self.choice or best
         setting = f"{choice.drafter}, {_draft(choice)}, under {choice.rule} at batch {self.batch}"
-        if choice.speedup.high <= 1:
+        kind = answer(choice.speedup, self.num_prompts)
+        if kind is Answer.NO:
             return (
                 f"Do not speculate at batch {self.batch}: the fastest forecast, {best.drafter} "
                 f"with {_draft(best)}, is {_words(best)} plain decoding. {ADAPTS}"
             )
-        if choice.speedup.low <= 1:
+        if kind is Answer.NOT_CLEAR:
+            few = self.num_prompts < FEWEST_PROMPTS
+            why = f"{self.num_prompts} prompts are too few" if few else "the interval contains 1"
             return (
-                f"Not clear whether speculation pays: the interval contains 1. The fastest "
+                f"Not clear whether speculation pays: {why}. The fastest "
                 f"forecast is {setting}: {_words(choice)} plain decoding. {ADAPTS}"
             )
         return f"Draft with {setting}: expect {_words(choice)} plain decoding."
@@ -115,6 +120,7 @@ def choose(
 ) -> SpeculationPlan:
     """The setting with the highest forecast speed-up; plain decoding if no forecast exceeds 1."""
     names: dict[Forecast, str] = {}
+    subject = next(iter(probes.values())).subject
     for name, probe in probes.items():
         setting: dict[str, Any] = {"batch": batch, "temperature": temperature}
         longest = probe.subject.max_draft_length
@@ -130,13 +136,14 @@ def choose(
     pays = preferred.speedup.mean > 1
     chosen = names[preferred] if pays else None
     return SpeculationPlan(
-        target=next(iter(probes.values())).subject.target.name,
+        target=subject.target.name,
         drafter=None if chosen is None else drafters[chosen],
         drafter_name=chosen,
         choice=preferred if pays else None,
         forecasts=tuple(names),
         batch=batch,
         temperature=temperature,
+        num_prompts=len(subject.texts[temperature]),
     )
 
 

@@ -30,7 +30,7 @@ from forerun.train.run_folder import DATA, HELD_OUT, card, check_data, open_run
 from forerun.train.shards import Spoken, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.teacher import Batch, Teacher
-from forerun.train.training import Budget, Progress, Training
+from forerun.train.training import Budget, Progress, Training, steps_of
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
 """Makes a source of conversations that are not held here."""
@@ -106,8 +106,18 @@ def train(target: Any, options: TrainOptions) -> int:
         with _explained("--batch-tokens", options.batch_tokens):
             return _train(model, fingerprint, options)
     except KeyboardInterrupt:
-        _tell("\nstopped and saved; the same command goes on")
+        _tell(f"\nstopped; {_saved(options)}; the same command goes on")
         raise
+
+
+def _saved(options: TrainOptions) -> str:
+    """What a run that was stopped has in its folder."""
+    if num_steps := steps_of(options.out):
+        return f"{num_steps:,} training steps are saved"
+    shards = list_shards(options.data / DATA)
+    if num_tokens := sum(count_answers(list(read(shard))) for shard in shards):
+        return f"{num_tokens:,} answer tokens are saved, and no training step yet"
+    return "nothing was there to be saved yet"
 
 
 def _scales(model: Any, options: TrainOptions) -> list[Scale]:

@@ -57,6 +57,14 @@ STATE = "state.pt"
 SAVE_EVERY = 60.0  # seconds
 
 
+def steps_of(folder: Path) -> int:
+    """The training steps that a run's folder has saved."""
+    file = folder / STATE
+    if not file.exists():
+        return 0
+    return int(torch.load(file, map_location="cpu", weights_only=True)["progress"]["steps"])
+
+
 @dataclass
 class Progress:
     """The progress of a training run: with the weights, all that is needed to resume."""

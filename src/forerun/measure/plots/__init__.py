@@ -12,9 +12,9 @@ from forerun.measure.plots.by_draft_length import by_draft_length, by_position
 from forerun.measure.plots.over_time import over_time
 from forerun.measure.plots.plot import Plot as Plot
 from forerun.measure.plots.predictions import predictions
-from forerun.measure.plots.results import Results as Results
 from forerun.measure.plots.time_split import time_split
 from forerun.measure.plots.tokens import tokens as tokens
+from forerun.measure.results import Results
 
 BY_SETTING = (by_draft_length, by_position, time_split, accepted_lengths, over_time)
 
@@ -32,13 +32,20 @@ def draw(results: Results) -> Iterator[Plot]:
         yield plot
 
 
-def save_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
-    """Each plot as SVG and as PNG, with its title written into the picture."""
+def save_plots(
+    plots: Sequence[Plot], folder: Path, formats: Sequence[str] = ("svg", "png")
+) -> list[Path]:
+    """Each plot in these formats, with its title written into the picture."""
     paths = []
     for plot in plots:
-        where = f"\n{plot.setting.words}" if plot.setting else ""
-        with drawing.titled(plot.figure, plot.title + where):
-            for suffix in (".svg", ".png"):
-                paths.append(folder / (plot.name + suffix))
-                drawing.save(plot.figure, paths[-1])
+        paths += [folder / f"{plot.name}.{kind}" for kind in formats]
+        save_plot(plot, paths[-len(formats) :])
     return paths
+
+
+def save_plot(plot: Plot, paths: Sequence[Path]) -> None:
+    """A plot into files, with its title written into the picture."""
+    where = f"\n{plot.setting.words}" if plot.setting else ""
+    with drawing.titled(plot.figure, plot.title + where):
+        for path in paths:
+            drawing.save(plot.figure, path)

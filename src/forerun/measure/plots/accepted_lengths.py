@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.base.drawing import canvas, ticker
+from forerun.base.drawing import canvas, points, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
-from forerun.measure.plots.results import Results, shares_in_words
+from forerun.measure.results import Results, shares_in_words
 
 READING = (
     "Rounds by how many drafted tokens they kept, for the longest fixed K of each drafter; a "
@@ -48,12 +48,14 @@ def _histogram(plot: Plot, axes: Any, figures: Figures, colour: str) -> None:
                 (0, 2),
                 textcoords="offset points",
                 ha="center",
-                fontsize=9,
+                fontsize=points(9),
             )
     corner = {"xycoords": "axes fraction", "ha": "right"}
-    axes.annotate(label, (1, 0.82), **corner, color=colour, fontweight="bold", fontsize=10.5)
+    axes.annotate(
+        label, (1, 0.82), **corner, color=colour, fontweight="bold", fontsize=points(10.5)
+    )
     mean = f"{figures.tokens_per_round.mean:.2f} tokens per round"
-    axes.annotate(mean, (1, 0.55), **corner, fontsize=9.5)
+    axes.annotate(mean, (1, 0.55), **corner, fontsize=points(9.5))
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)

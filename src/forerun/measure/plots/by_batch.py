@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.base.drawing import canvas, ticker
+from forerun.base.drawing import canvas, points, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.held_out import Answer
 from forerun.measure.naming import Series, Setting, length_words, temperature_words
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
-from forerun.measure.plots.results import Results
+from forerun.measure.results import Results
 
 READING = (
     "Each line is one way to decode, its marks the batch sizes as written; of each drafter the "
@@ -71,7 +71,7 @@ def _line(
     axes.plot(xs, ys, **{**style, "marker": None})
     for x, y, figures in zip(xs, ys, line, strict=True):
         (mark,) = axes.plot(
-            [x], [y], **{**style, "marker": "o", "markersize": 8 if series.peer else 15}
+            [x], [y], **{**style, "marker": "o", "markersize": points(8 if series.peer else 15)}
         )
         words = f"{series.label}, batch {figures.cell.batch}, {length_words(figures.cell)}"
         plot.tip(mark, f"{words}: {y:.1f} tokens/s, {x:.3g} ms per token")
@@ -83,7 +83,7 @@ def _line(
             ha="center",
             va="center",
             color=style["color"] if series.peer else "white",
-            fontsize=9,
+            fontsize=points(9),
             fontweight="bold",
         )
     return ys[-1], series.label, style["color"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from forerun.base.drawing import GREY, canvas, ticker
+from forerun.base.drawing import GREY, canvas, points, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.held_out import Answer
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look, whisker
-from forerun.measure.plots.results import Results, shares_in_words
+from forerun.measure.results import Results, shares_in_words
 
 READING = (
     "The share of drafts accepted at each position, of those that were reached: all before them "
@@ -62,14 +63,18 @@ PANELS = (
 def by_draft_length(results: Results, setting: Setting) -> Plot | None:
     if not results.series(setting):
         return None
-    with canvas(WIDTH, 5.9) as figure:
+    lines = [results.fixed(setting, series) for series in results.series(setting)]
+    count = 1 + any(map(_tells_drafts, lines))
+    with canvas(WIDTH, 5.9 if count == 2 else 3.9) as figure:
         plot = Plot("by_draft_length", setting, _title(results, setting), _READING, figure)
-        top, bottom = figure.subplots(2, sharex=True, height_ratios=[3, 2])
-        for axes, (name, label, words) in zip((top, bottom), PANELS, strict=True):
+        every = figure.subplots(count, sharex=True, squeeze=False, height_ratios=[3, 2][:count])
+        for axes, (name, label, words) in zip(every[:, 0], PANELS, strict=False):
             _panel(plot, axes, results, setting, name, words)
             axes.set_ylabel(label)
+        bottom = every[-1, 0]
         _ticks(bottom, results, setting)
-        bottom.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+        if count == 2:
+            bottom.yaxis.set_major_formatter(ticker.PercentFormatter(1))
         bottom.set_xlabel("draft length K")
         figure.align_ylabels()
     return plot
@@ -77,7 +82,7 @@ def by_draft_length(results: Results, setting: Setting) -> Plot | None:
 
 _READING = (
     "Above: what the whole batch writes per second, the prompt left out. Below: the share of "
-    "drafted tokens that were kept. Bands and whiskers are 95% intervals over prompts; the large "
+    "drafted tokens that were kept. Upright lines are 95% intervals over prompts; the large "
     "mark is the fastest K of each drafter; auto chooses K anew in every round."
 )
 
@@ -101,35 +106,38 @@ def _panel(
     plot: Plot, axes: Any, results: Results, setting: Setting, name: str, words: str
 ) -> None:
     ends = []
-    place = _place_of_auto(results, setting)
-    faint = min(0.15, 0.6 / len(results.series(setting)))
-    for series in results.series(setting):
+    place, shown = _place_of_auto(results, setting), results.series(setting)
+    for number, series in enumerate(shown):
         style = look(results, series)
         colour, line = style["color"], results.fixed(setting, series)
-        if name == "acceptance_rate" and not any(
-            figures.acceptance_by_position for figures in line
-        ):
-            continue  # a peer does not tell what it drafted
-        lengths = [int(figures.cell.draft_length) for figures in line]
-        values = [getattr(value, name) for value in line]
-        axes.plot(lengths, [value.mean for value in values], **{**style, "marker": None})
-        low, high = [value.low for value in values], [value.high for value in values]
-        axes.fill_between(lengths, low, high, color=colour, alpha=faint, linewidth=0)
-        points = list(zip(lengths, line, strict=True))
+        if name == "acceptance_rate" and not _tells_drafts(line):
+            continue
+        aside = (number - (len(shown) - 1) / 2) * min(0.12, 0.5 / len(shown))  # apart from others
+        xs = [int(figures.cell.draft_length) + aside for figures in line]
+        axes.plot(xs, [getattr(value, name).mean for value in line], **{**style, "marker": None})
+        placed = list(zip(xs, line, strict=True))
         if (auto := results.auto(setting, series)) is not None:
-            points.append((place, auto))
+            placed.append((place + aside, auto))
         best = results.best_fixed(setting, series)
-        for x, figures in points:
+        for x, figures in placed:
             large = figures is best and len(line) > 1 and name == "tokens_per_second"
             _point(
-                plot, axes, x, figures, name, words, style | {"markersize": 9.5 if large else 5.5}
+                plot,
+                axes,
+                x,
+                figures,
+                name,
+                words,
+                style | {"markersize": points(9.5 if large else 5.5)},
             )
-        ends.append((getattr(points[-1][1], name).mean, series.label, colour))
+        ends.append((getattr(placed[-1][1], name).mean, series.label, colour))
     if name == "tokens_per_second":
         for peer in dict.fromkeys([None, *(other.peer for other in results.series(setting))]):
             if (plain := results.plain(setting, peer)) is not None:
                 speed = plain.tokens_per_second.mean
-                axes.axhline(speed, color=GREY, linestyle="--" if peer else "-", linewidth=1.4)
+                axes.axhline(
+                    speed, color=GREY, linestyle="--" if peer else "-", linewidth=points(1.4)
+                )
                 ends.append((speed, f"plain ({peer})" if peer else "plain", GREY))
     else:
         axes.set_ylim(bottom=0)
@@ -137,15 +145,19 @@ def _panel(
 
 
 def _point(
-    plot: Plot, axes: Any, x: int, figures: Figures, name: str, words: str, style: dict[str, Any]
+    plot: Plot, axes: Any, x: float, figures: Figures, name: str, words: str, style: dict[str, Any]
 ) -> None:
     value = getattr(figures, name)
-    if figures.cell.draft_length == "auto" or style["linestyle"] == "--":
-        whisker(axes, x, value, style["color"])
+    whisker(axes, x, value, style["color"])
     (mark,) = axes.plot([x], [value.mean], **style)
     label = f"{series_of(figures.cell).label}, {length_words(figures.cell)}"
     figure, low, high = (words.format(v) for v in (value.mean, value.low, value.high))
     plot.tip(mark, f"{label}: {figure} ({low.split(' ')[0]} to {high.split(' ')[0]})")
+
+
+def _tells_drafts(line: Sequence[Figures]) -> bool:
+    """Whether there is an acceptance rate: a peer does not tell what it drafted."""
+    return any(figures.acceptance_by_position for figures in line)
 
 
 def _place_of_auto(results: Results, setting: Setting) -> int:
@@ -157,9 +169,11 @@ def _place_of_auto(results: Results, setting: Setting) -> int:
 
 def _ticks(axes: Any, results: Results, setting: Setting) -> None:
     place = _place_of_auto(results, setting)
-    ticks = list(range(1, place, 1 + place // 13))
+    lines = [results.fixed(setting, series) for series in results.series(setting)]
+    least = min((int(one.cell.draft_length) for line in lines for one in line), default=1)
+    ticks = list(range(least, place, 1 + place // 13))
     labels = [str(tick) for tick in ticks]
     if any(results.auto(setting, series) for series in results.series(setting)):
         ticks, labels = [*ticks, place], [*labels, "auto"]
     axes.set_xticks(ticks, labels)
-    axes.set_xlim(0.6, ticks[-1] + 0.4)
+    axes.set_xlim(ticks[0] - 0.4, ticks[-1] + 0.4)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.base.drawing import canvas, ticker
+from forerun.base.drawing import canvas, points, ticker
 from forerun.measure.figures import Figures
 from forerun.measure.naming import Setting, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, look
-from forerun.measure.plots.results import Results
 from forerun.measure.records import AnswerRecord
+from forerun.measure.results import Results
 from forerun.prompts import GROUPS
 
 READING = (
@@ -24,7 +24,9 @@ def over_time(results: Results, setting: Setting) -> Plot | None:
     if not cells:
         return None
     best = max(cells, key=lambda figures: figures.tokens_per_second.mean)
-    rows = _one_of_each_group(results, best)
+    rows = [row for row in _one_of_each_group(results, best) if any(row.drafted_by_round)]
+    if not rows:
+        return None
     lengths = [length for answer in rows for length in answer.drafted_by_round]
     low, high = min(lengths), max(lengths)
     title = f"{series_of(best.cell).label} with auto K drafts {low} to {high} tokens"
@@ -60,6 +62,6 @@ def _strip(plot: Plot, axes: Any, answer: AnswerRecord, colour: str) -> None:
             plot.tip(bar, f"round {number}: {kept} of {length} kept")
     words = f"{answer.new_tokens} tokens in {answer.rounds} rounds"
     axes.set_ylabel(GROUPS.get(answer.group, answer.group), rotation=0, ha="right", va="center")
-    axes.annotate(words, (1, 0.82), xycoords="axes fraction", ha="right", fontsize=9)
+    axes.annotate(words, (1, 0.82), xycoords="axes fraction", ha="right", fontsize=points(9))
     axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=2))
     axes.grid(visible=False, axis="x")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.base.drawing import GREY, PALETTE, Figure
+from forerun.base.drawing import GREY, Figure, palette, points
 from forerun.measure.naming import Series, Setting
-from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval
+from forerun.measure.results import Results
 
 WIDTH = 5.4  # inches: two side by side fill a page, one fills a phone
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -45,7 +45,7 @@ def look(results: Results, series: Series) -> dict[str, Any]:
         colour, number = GREY, 0
     else:
         number = [name for name in results.drafters if name is not None].index(series.drafter)
-        colour = PALETTE[number % len(PALETTE)]
+        colour = palette()[number % len(palette())]
     variants = [
         other
         for other in results.series()
@@ -60,7 +60,7 @@ def look(results: Results, series: Series) -> dict[str, Any]:
 
 def whisker(axes: Any, x: float, interval: Interval, colour: str) -> None:
     """A 95% interval as a thin upright line."""
-    axes.plot([x, x], [interval.low, interval.high], color=colour, linewidth=1.4, alpha=0.7)
+    axes.plot([x, x], [interval.low, interval.high], color=colour, linewidth=points(1.4), alpha=0.7)
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -69,8 +69,8 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     Names that would overlap are moved apart by as little as possible; their order is kept.
     """
     axes.figure.draw_without_rendering()
-    points = 10.5
-    line = 1.4 * points * axes.figure.dpi / 72
+    size = points(10.5)
+    line = 1.4 * size * axes.figure.dpi / 72
     box = axes.get_window_extent()
     ordered = sorted(ends)
     heights = [float(axes.transData.transform((0, y))[1]) for y, _, _ in ordered]
@@ -82,7 +82,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
             (1.02, (height - box.y0) / box.height),
             xycoords="axes fraction",
             color=colour,
-            fontsize=points,
+            fontsize=size,
             fontweight="bold",
             linespacing=1.0,
             va="center",

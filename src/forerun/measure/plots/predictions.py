@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.base.drawing import GREY, canvas, ticker
+from forerun.base.drawing import GREY, canvas, points, ticker
 from forerun.measure.naming import cell_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot, label_ends, look
-from forerun.measure.plots.results import Results
+from forerun.measure.results import Results
 from forerun.measure.summary import CLOSE, is_close
 
 READING = (
@@ -32,7 +32,7 @@ def predictions(results: Results) -> Plot | None:
             assert measured.speedup is not None
             series, x, y = series_of(prediction.cell), prediction.speedup, measured.speedup
             style = {**look(results, series), "linestyle": "none", "alpha": 0.75}
-            thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.35}
+            thin = {"color": style["color"], "linewidth": points(0.8), "alpha": 0.35}
             axes.plot([x.low, x.high], [y.mean, y.mean], **thin)
             axes.plot([x.mean, x.mean], [y.low, y.high], **thin)
             (mark,) = axes.plot([x.mean], [y.mean], **style)
@@ -48,7 +48,7 @@ def predictions(results: Results) -> Plot | None:
 
 def _diagonal(axes: Any, low: float, high: float) -> None:
     ends = [low, high]
-    axes.plot(ends, ends, color=GREY, linewidth=1.2, zorder=1)
+    axes.plot(ends, ends, color=GREY, linewidth=points(1.2), zorder=1)
     axes.fill_between(
         ends,
         [end / (1 + CLOSE) for end in ends],
@@ -58,7 +58,7 @@ def _diagonal(axes: Any, low: float, high: float) -> None:
         linewidth=0,
     )
     for line in (axes.axhline, axes.axvline):
-        line(1, color=GREY, linewidth=0.8, linestyle=":")
+        line(1, color=GREY, linewidth=points(0.8), linestyle=":")
     axes.set(xlim=ends, ylim=ends, xlabel="predicted speed-up", ylabel="measured speed-up")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}×"))

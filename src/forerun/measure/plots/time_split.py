@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from forerun.base.drawing import BLUE, GREEN, ORANGE, PINK, canvas
+from forerun.base.drawing import BLUE, GREEN, ORANGE, PINK, canvas, points
 from forerun.measure.figures import STAGES, Figures, is_plain
 from forerun.measure.naming import Setting, length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot
-from forerun.measure.plots.results import Results
+from forerun.measure.results import Results
 
 COLOURS = dict(zip(STAGES, (ORANGE, BLUE, GREEN, PINK), strict=True))
 READING = (
@@ -42,11 +42,11 @@ def time_split(results: Results, setting: Setting) -> Plot | None:
                         va="center",
                         color="white",
                         fontweight="bold",
-                        fontsize=10,
+                        fontsize=points(10),
                     )
                 left += share
             milliseconds = 1e3 * figures.seconds_per_token.mean
-            axes.annotate(f"{milliseconds:.3g} ms", (1.02, row), va="center", fontsize=10)
+            axes.annotate(f"{milliseconds:.3g} ms", (1.02, row), va="center", fontsize=points(10))
         axes.set_yticks(range(len(rows)), [textwrap.fill(_name(figures), 19) for figures in rows])
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
@@ -77,6 +77,6 @@ def _legend(axes: Any) -> None:
             textcoords="offset points",
             color=COLOURS[stage],
             fontweight="bold",
-            fontsize=10.5,
+            fontsize=points(10.5),
             va="bottom",
         )

@@ -6,11 +6,11 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.base.drawing import BLUE, GREY, VERMILION, canvas
+from forerun.base.drawing import BLUE, GREY, VERMILION, canvas, points
 from forerun.measure.naming import length_words, series_of
 from forerun.measure.plots.plot import WIDTH, Plot
-from forerun.measure.plots.results import Results
 from forerun.measure.records import Token
+from forerun.measure.results import Results
 
 COLUMNS, MAX_LINES = 72, 30
 COLOURS = {"accepted": BLUE, "correction": VERMILION, "bonus": GREY}
@@ -69,6 +69,10 @@ def _draw(axes: Any, row: int, column: int, text: str, token: Token, size: float
     colour, width = COLOURS.get(token.fate, GREY), _columns(text)
     depth = 0.05 + 0.25 * token.probability
     (mark,) = axes.barh(row + 0.5, width, 0.86, column, color=colour, alpha=depth)
-    axes.plot([column + 0.1, column + width - 0.1], [row + 0.93] * 2, color=colour, linewidth=1.2)
-    axes.text(column, row + 0.5, text, family="monospace", fontsize=size, va="center_baseline")
+    axes.plot(
+        [column + 0.1, column + width - 0.1], [row + 0.93] * 2, color=colour, linewidth=points(1.2)
+    )
+    axes.text(
+        column, row + 0.5, text, family="monospace", fontsize=points(size), va="center_baseline"
+    )
     return mark

@@ -8,12 +8,14 @@ from importlib import resources
 from string import Template
 
 from forerun.measure.naming import Setting
-from forerun.measure.plots import Plot, Results
+from forerun.measure.plots import Plot
 from forerun.measure.report.all_figures import all_figures, generation
+from forerun.measure.report.checks import checks, tiles
 from forerun.measure.report.inline import inline
 from forerun.measure.report.leaderboard import leaderboard
-from forerun.measure.report.verdict import advice, checks, headline, tiles
+from forerun.measure.results import Results
 from forerun.measure.summary import summarise
+from forerun.measure.verdict import advice, headline
 
 
 def report(results: Results, plots: Sequence[Plot]) -> str:

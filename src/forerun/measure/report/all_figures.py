@@ -6,8 +6,8 @@ from html import escape
 
 from forerun.measure.figures import Figures
 from forerun.measure.naming import length_words, series_of, temperature_words
-from forerun.measure.plots.results import Results
 from forerun.measure.records import Interval, Sample, Token
+from forerun.measure.results import Results
 
 FATES = {
     "accepted": "accepted from the draft",

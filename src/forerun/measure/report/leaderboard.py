@@ -12,7 +12,7 @@ from html import escape
 from forerun.measure.figures import Figures, is_plain
 from forerun.measure.held_out import FEWEST_PROMPTS, Answer, answer
 from forerun.measure.naming import Setting, length_words, series_of
-from forerun.measure.plots.results import Results
+from forerun.measure.results import Results
 from forerun.prompts import GROUPS
 
 READING = (

@@ -121,8 +121,12 @@ class Desk:
         """Choices that wait or run."""
         return self._open.total()
 
-    def enter(self, ask: Ask, owner: str = "", *, request_id: str) -> Ticket:
+    def enter(
+        self, ask: Ask, owner: str = "", *, request_id: str, begun: Sequence[Sequence[int]] = ()
+    ) -> Ticket:
         """Take a request in, from a coroutine, or say why not.
+
+        begun: tokens that each of its choices goes on after, from an earlier run under `match`.
 
         owner: whose request it is.  Nothing that engines and drafters remember of one owner's texts
         is used for another's.
@@ -148,6 +152,7 @@ class Desk:
             rows=self._rows,
             trial=self._trial,
             watcher=self.watcher,
+            begun=begun,
             on_choice_end=choice_ended,
             on_end=ended,
         )

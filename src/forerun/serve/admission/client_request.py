@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from forerun.base.clock import now
 from forerun.base.errors import LOG, ForerunError, GenerationError
-from forerun.engine.results import Generation, Piece, Stats
+from forerun.engine.results import Fate, Generation, Piece, Stats
 from forerun.noise.race import fold
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.engine_deaths import Trial
@@ -23,6 +23,7 @@ from forerun.serve.watching.roles import Watcher
 class Ticket(AsyncIterator[tuple[int, Piece]]):
     """Iterate over (choice, piece), await `results`, or `abort`.
 
+    begun: tokens that each choice goes on after, if any; they are not in its pieces.
     on_choice_end: called whenever a choice has ended.  on_end: called when all have.
     """
 
@@ -37,6 +38,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         rows: RowBudget,
         trial: Trial,
         watcher: Watcher,
+        begun: Sequence[Sequence[int]],
         on_choice_end: Callable[[], None],
         on_end: Callable[[Ticket], None],
     ) -> None:
@@ -48,6 +50,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._rows = rows
         self._trial = trial
         self._watcher = watcher
+        self._begun = begun
         self._on_choice_end = on_choice_end
         self._on_end = on_end
         self._deadline = None if ask.timeout is None else now() + ask.timeout
@@ -157,6 +160,10 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
     async def _choice(self, choice: int) -> Generation:
         """One choice, with one row, over as many engines as it takes."""
         progress, ask = Progress(), self.ask
+        if self._begun:
+            progress.tokens = list(self._begun[choice])
+            progress.fates = [Fate.GIVEN] * len(progress.tokens)
+            progress.num_before = len(progress.tokens)
         await self._engines.get(self._pair)  # or the reason why there is none, before any waiting
         self._num_submitted += 1
         if self._num_submitted == ask.num_choices and not self._submitted.done():

@@ -87,7 +87,7 @@ def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[s
         "rounds": rounds,
         "drafted": drafted,
         "accepted": accepted,
-        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_rate": accepted / drafted if drafted else None,
         "tokens_per_round": emitted / rounds if rounds else 0.0,
         "drafter": "none" if asked.draft_length == 0 else asked.drafter or offer.drafters[0],
         "rule": asked.rule or offer.rules[0],

@@ -1,21 +1,16 @@
-"""The headline of the report: whether speculation pays, and with which setting; checks of claims.
-
-The words rest on `Results.gain`: the fastest cell, chosen on other prompts than it is measured on.
-Where its 95% interval contains 1 the answer is "not clear", and that comes first.  The checks are
-of predictions, of the automatic draft length, and of the simulator.
-"""
+"""Key figures of a report, and what it checks: predictions, the automatic draft length, and the
+simulator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from forerun.measure.figures import Figures
-from forerun.measure.held_out import FEWEST_PROMPTS, Answer, Gain
-from forerun.measure.naming import Setting, cell_words, length_words, series_of, setting_of
-from forerun.measure.plots.results import Results, listed
-from forerun.measure.records import Interval
+from forerun.measure.held_out import Answer
+from forerun.measure.naming import cell_words, length_words, series_of, setting_of
+from forerun.measure.results import Results
 from forerun.measure.summary import CLOSE, Auto, Summary
+from forerun.measure.verdict import ends_of, name_of
 from forerun.prompts import GROUPS
 
 
@@ -92,52 +87,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def headline(results: Results) -> str:
-    """One line per answer over all settings; what is not clear comes first."""
-    gains = {setting: results.gain(setting) for setting in results.settings}
-    known = {setting: gain for setting, gain in gains.items() if gain is not None}
-    if not known:
-        return "Nothing to compare with plain decoding yet."
-    sentences = []
-    for answer in (Answer.NOT_CLEAR, Answer.YES, Answer.NO):
-        settings = [setting for setting, gain in known.items() if gain.answer == answer]
-        if settings:
-            is_all = len(settings) == len(known)
-            where = "" if is_all else " at " + listed([setting.words for setting in settings])
-            sentences.append(_sentence(answer, where, [known[setting] for setting in settings]))
-    return "\n".join(sentences)
-
-
-def _sentence(answer: Answer, where: str, gains: list[Gain]) -> str:
-    if answer is Answer.YES:
-        return f"Yes{where}: {_range(gains)} the speed of plain decoding."
-    if answer is Answer.NO:
-        return f"No{where}: plain decoding is faster."
-    if min(gain.num_prompts for gain in gains) < FEWEST_PROMPTS:
-        return f"Not clear{where}: fewer than {FEWEST_PROMPTS} prompts were measured."
-    contain = "the interval contains" if len(gains) == 1 else "the intervals contain"
-    return f"Not clear{where}: {_range(gains)} the speed of plain decoding, and {contain} 1."
-
-
-def _range(gains: list[Gain]) -> str:
-    ends = sorted({f"{gain.speedup.mean:.2f}" for gain in gains}, key=float)
-    return " to ".join(dict.fromkeys((ends[0], ends[-1]))) + "×"
-
-
 def tiles(results: Results) -> str:
     """Key figures of the first setting, and the share of texts equal to plain decoding."""
     setting = results.settings[0]
     best, plain, gain = results.winner(setting), results.plain(setting), results.gain(setting)
     numbers: list[tuple[str, str, str]] = []
     if gain is not None:
-        note = f"{_interval(gain.speedup)}; {setting.words}; chosen on other prompts"
+        note = f"{ends_of(gain.speedup)}; {setting.words}; chosen on other prompts"
         if gain.answer is Answer.NOT_CLEAR:
             note = f"not clear: {note}"
         numbers.append(("speed-up", f"{gain.speedup.mean:.2f}×", note))
     if best is not None:
         speed = f"{best.tokens_per_second.mean:.1f}"
         beside = f"plain decoding: {plain.tokens_per_second.mean:.1f}" if plain else "no plain run"
-        numbers.append(("tokens per second", speed, f"{_what(best)}; {beside}"))
+        numbers.append(("tokens per second", speed, f"{name_of(best)}; {beside}"))
         rate = f"{best.acceptance_rate.mean:.0%} of drafts accepted"
         numbers.append(("tokens per round", f"{best.tokens_per_round.mean:.2f}", rate))
     same, compared = results.same_text
@@ -150,37 +113,3 @@ def tiles(results: Results) -> str:
         f'<div class="value">{escape(value)}</div><div class="note">{escape(note)}</div></div>'
         for name, value, note in numbers
     )
-
-
-def advice(results: Results, setting: Setting) -> str:
-    """What to do in one setting."""
-    best, gain = results.winner(setting), results.gain(setting)
-    if best is None or best.speedup is None:
-        return "Plain decoding was not measured here, so there is nothing to compare with."
-    if gain is None:
-        return "Not clear: one batch of prompts says nothing about others. Measure more prompts."
-    found = f"{gain.speedup.mean:.2f}× plain decoding (95%: {_interval(gain.speedup)})"
-    if gain.answer is Answer.NO:
-        return (
-            f"Do not speculate here. The fastest of {gain.num_cells} cells, {_what(best)}, has "
-            f"{found} on prompts it was not chosen on."
-        )
-    if gain.answer is Answer.NOT_CLEAR:
-        few = gain.num_prompts < FEWEST_PROMPTS
-        why = f"{gain.num_prompts} prompts are too few" if few else "the interval contains 1"
-        return (
-            f"Not clear: {why}. The fastest of {gain.num_cells} cells, {_what(best)}, has {found} "
-            "on prompts it was not chosen on. Measure more prompts, or use plain decoding."
-        )
-    return (
-        f"Use {_what(best)}. Expect {found} on other prompts of this kind; as the fastest of "
-        f"{gain.num_cells} cells it has {best.speedup.mean:.2f}× on the prompts it was chosen on."
-    )
-
-
-def _what(best: Figures) -> str:
-    return f"{series_of(best.cell).label} with {length_words(best.cell)}"
-
-
-def _interval(value: Interval) -> str:
-    return f"{value.low:.2f} to {value.high:.2f}"

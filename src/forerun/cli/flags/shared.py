@@ -1,0 +1,202 @@
+"""Flags that several commands share: one name, and one help text, for one thing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.base.errors import InputError, explain
+from forerun.loading.bundled import NAME, installed_names
+from forerun.loading.device_choice import DTYPES
+from forerun.sampling.options import Sampling
+
+if TYPE_CHECKING:
+    from forerun.rules.types import DraftLength
+
+MODEL = f"hub name, folder or GGUF file (default: {NAME})"
+DRAFTERS = ("ngram", "suffix", "recycling", "early-exit", "quantized", "heads")
+DRAFTER = (
+    f"auto, {', '.join(DRAFTERS)}, a model, none, or several as a+b (default: auto, a trained "
+    "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"
+)
+RULES = ("match", "ratio", "block", "siblings", "traversal", "lenient", "typical", "threshold")
+SAMPLING: dict[str, tuple[type, str]] = {
+    "temperature": (float, "0 is greedy"),
+    "top_k": (int, "keep only the k likeliest tokens"),
+    "top_p": (float, "keep only the likeliest tokens whose probabilities add up to this"),
+    "min_p": (float, "drop tokens below this share of the likeliest token's probability"),
+    "repetition_penalty": (float, "divide the logits of tokens in prompt and answer by this"),
+    "presence_penalty": (float, "subtract this from the logits of tokens in the answer"),
+    "frequency_penalty": (float, "the same, once per occurrence"),
+}
+"""Fields of `Sampling` that are flags; a seed means something else to each command."""
+
+Group = argparse._ActionsContainer
+
+
+def flag_of(name: str) -> str:
+    """The flag of an argument's name."""
+    return "--" + name.replace("_", "-")
+
+
+def add_model(parser: argparse.ArgumentParser, *, then: str = "", about: str = "") -> None:
+    """MODEL as the first word without a flag, or as `--model`; `settle` tells which was used.
+
+    then: the name of the argument that the word after it is for, or the only word.
+    about: what that word is.
+    """
+    if not then:
+        parser.add_argument("words", nargs="?", metavar="MODEL", help=MODEL)
+    else:
+        words = f"[MODEL] {then.upper()}"
+        parser.add_argument("words", nargs="*", metavar=words, help=f"{about}; MODEL: {MODEL}")
+        parser.usage = f"{parser.prog} {words} [options]"
+    parser.add_argument("--model", "--target", metavar="MODEL", help="the same, as an option")
+    parser.set_defaults(then=then)
+
+
+def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
+    """Set `args.model`, and the argument after it, from the words; the words that are left over.
+
+    extra: what the parser did not know, such as a word after an option.
+    """
+    words = [args.words] if isinstance(args.words, str) else list(args.words or ())
+    if any(word.startswith("-") for word in extra):
+        return list(extra)
+    if args.then:
+        words, extra = [*words, *extra], []
+        last = words.pop() if words else None
+        setattr(args, args.then, last)
+        if len(words) > 1 or (words and not _may_be_model(words[0])):
+            return [*words[1:], str(last)]
+    if words:
+        if args.model is not None:
+            received = f"{words[0]} and --model {args.model}"
+            raise InputError(explain("The model is named twice.", received, "Drop one of them."))
+        args.model = words[0]
+    return list(extra)
+
+
+def _may_be_model(word: str) -> bool:
+    """Whether the first of two words names a model, and is not the beginning of a prompt."""
+    is_name = "/" in word and not any(letter.isspace() for letter in word)
+    return is_name or word in installed_names() or Path(word).exists()
+
+
+def add_drafter(group: Group) -> None:
+    group.add_argument("--drafter", metavar="D", help=DRAFTER)
+
+
+def add_draft_length(group: Group) -> None:
+    group.add_argument(
+        "--draft-length",
+        metavar="K",
+        type=draft_length,
+        default="auto",
+        help="guesses per round, at most (default: auto, chosen in each round by what is faster)",
+    )
+
+
+def draft_length(text: str) -> DraftLength:
+    """The value of the flag: a number, or "auto"."""
+    if text != "auto" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"a whole number or auto, not {text!r}")
+    return "auto" if text == "auto" else int(text)
+
+
+def add_rule(group: Group) -> None:
+    group.add_argument("--rule", default="match", help=f"{', '.join(RULES)} (default: match)")
+
+
+def add_max_tokens(group: Group, default: int) -> None:
+    group.add_argument(
+        "--max-tokens",
+        "--max-new-tokens",
+        metavar="N",
+        type=int,
+        default=default,
+        help=f"new tokens of an answer, at most (default: {default})",
+    )
+
+
+def add_sampling(group: Group) -> None:
+    """The sampling options, the length of an answer and what ends it."""
+    for name, (kind, text) in SAMPLING.items():
+        default = 0.0 if name == "temperature" else getattr(Sampling, name)
+        text += "" if default is None else f" (default: {default:g})"
+        group.add_argument(flag_of(name), metavar="X", type=kind, default=default, help=text)
+    add_max_tokens(group, 256)
+    group.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="end an answer before this text; repeatable",
+    )
+
+
+def add_seed(group: Group, text: str = "") -> None:
+    """A seed that is 0 where none is given."""
+    group.add_argument(
+        "--seed", metavar="N", type=int, default=0, help=f"{text} (default: 0)".strip()
+    )
+
+
+def add_place(group: Group) -> None:
+    """Where the model runs, and in which numbers."""
+    group.add_argument("--device", help="cpu, cuda, cuda:1, mps, ... (default: a GPU if any)")
+    group.add_argument(
+        "--dtype", choices=DTYPES, help="(default: the one the weights were saved in)"
+    )
+
+
+def add_pass(group: Group) -> None:
+    """How the target runs on a CPU."""
+    group.add_argument(
+        "--no-lean", action="store_true", help="run transformers' forward pass even where ours fits"
+    )
+    group.add_argument(
+        "--quantize",
+        choices=("int8",),
+        help="round the target's weights to 8 bits, which makes it another model",
+    )
+
+
+def add_ranks(group: Group) -> None:
+    """Models larger than one GPU."""
+    group.add_argument(
+        "--tensor-parallel",
+        metavar="N",
+        type=int,
+        help="spread the target over N processes, one a GPU; also under torchrun",
+    )
+
+
+def add_subject(parser: argparse.ArgumentParser, *, per_group: int) -> None:
+    """What `plan` and `sweep` measure: a target, drafters, and prompts."""
+    add_model(parser)
+    parser.add_argument(
+        "--drafter",
+        metavar="D",
+        action="extend",
+        nargs="+",
+        help="one or more: a name that `forerun generate --drafter` takes (default: ngram, suffix, "
+        "and for the default model heads+suffix)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="F",
+        help='JSON lines with "prompt", or Spec-Bench\'s (default: 48 prompts of our own)',
+    )
+    parser.add_argument(
+        "--per-group",
+        metavar="N",
+        type=int,
+        default=per_group,
+        help=f"prompts of each task group (default: {per_group})",
+    )
+    add_max_tokens(parser, 64)
+    add_seed(parser)
+    add_place(parser)
