@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ pytestmark = pytest.mark.serve
 
 CLIENTS = Path(__file__).parent / "clients"
 FEW = Limits(max_tokens=8, max_choices=4)  # so that thousands of requests take a minute
-NUM_OPERATIONS = 17  # of the OpenAPI document
 QUESTION = "Is this soup good?"
 COOK = {"role": "system", "content": "You are a cook."}
 CONFIG = """
@@ -161,8 +161,10 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
     with server_at_a_socket(talker(HERMES), limits=FEW) as address:
+        with urllib.request.urlopen(f"{address}/openapi.json") as document:
+            num_operations = sum(map(len, json.load(document)["paths"].values()))
         options = ["--phases", "coverage,fuzzing", "--max-examples", "20", "--seed", "1"]
         told = output_of(
             tmp_path, program, "--config-file", config, "run", f"{address}/openapi.json", *options
         )
-    assert f"Tested: {NUM_OPERATIONS}" in told
+    assert f"Tested: {num_operations}" in told
