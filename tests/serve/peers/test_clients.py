@@ -35,9 +35,13 @@ COOK = {"role": "system", "content": "You are a cook."}
 CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "400", "404"]
+
+[checks.negative_data_rejection]
+expected-statuses = ["4xx"]
 """
 """What a JSON schema cannot say may be refused by name: that a token is in the vocabulary, that a
-prompt leaves room in the context, that of two fields one needs the other."""
+prompt leaves room in the context, that of two fields one needs the other.  And of what it refuses
+some is refused for its size, with 413."""
 MODELS = """
 - model_id: ours
   model_name: {name}
