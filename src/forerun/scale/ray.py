@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forerun.base.errors import InputError, MissingExtraError, explain
+from forerun.engine.pacing import SLOWDOWN
 from forerun.rules.types import DraftLength
 from forerun.scale.ray_data import map_batches as map_batches
 from forerun.scale.settings import ModelSettings, Scale
@@ -36,6 +37,7 @@ def deployment(
     draft_length: DraftLength = "auto",
     max_batch: int = 8,
     max_queue: int = 64,
+    slowdown: float = SLOWDOWN,
     replicas: int = 1,
     autoscale: tuple[int, int] | None = None,
     num_cpus: float = 1.0,
@@ -62,7 +64,14 @@ def deployment(
 
     least, most = (replicas, replicas) if autoscale is None else autoscale
     settings = ModelSettings(
-        model, tuple(drafters), draft_length, max_batch, device, dtype, quantize=quantize
+        model,
+        tuple(drafters),
+        draft_length,
+        max_batch,
+        device,
+        dtype,
+        quantize=quantize,
+        slowdown=slowdown,
     )
     scale = Scale(least, most, num_cpus, num_gpus)
     options = {
