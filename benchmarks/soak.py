@@ -227,28 +227,31 @@ class Soak:
         self._broken: Counter[str] = Counter()  # answers that ended without an end
         self._memory: list[float] = []  # MiB, every second
         self._restarts = 0.0
-        self._until = 0.0
+        self._seconds = 0.0  # that are left
 
     async def run(self, num_clients: int, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
+        self._seconds = seconds
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             for _ in range(num_clients):
                 group.create_task(self._client())
 
     async def _watch(self) -> None:
-        """Note memory and replaced engines every second."""
+        """Note memory and replaced engines every second.  Time in which all of us stood still, as
+        on a machine that was suspended, does not count."""
         async with client_of(self._port) as client:
-            while time.monotonic() < self._until:
+            while self._seconds > 0:
+                begin = time.monotonic()
                 text = (await client.get("/metrics")).text
                 self._memory.append(metric(text, "process_resident_memory_bytes") / 2**20)
                 self._restarts = metric(text, "forerun:engine_restarts_total")
                 await asyncio.sleep(1)
+                self._seconds -= min(2.0, time.monotonic() - begin)
 
     async def _client(self) -> None:
         kinds, shares = list(SHARES), list(SHARES.values())
         async with client_of(self._port) as client:
-            while time.monotonic() < self._until:
+            while self._seconds > 0:
                 (kind,) = self._random.choices(kinds, shares)
                 try:
                     await self._ask(client, kind)
