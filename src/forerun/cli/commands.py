@@ -87,6 +87,7 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _no_such_command(self, word: str, known: Sequence[str]) -> NoReturn:
+        """End with the commands that may have been meant, or with all of them."""
         begun = [name for name in known if name.startswith(word)]
         question = f" Did you mean {' or '.join(begun)}?" if begun else meant(word, known)
         question = question or f" There are {', '.join(known)}."
@@ -133,6 +134,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Import the module of the command, and run it."""
     command = import_module(f"forerun.cli.{args.command}")
     from forerun.engine.drafting import HARMLESS
 

@@ -48,6 +48,7 @@ def load_target(
 def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
 ) -> Any:
+    """The model over several processes, one a GPU."""
     huggingface_model()  # a missing extra is told before anything is imported from it
     from forerun import ranks
 

@@ -37,6 +37,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Load a model and serve it until a signal; a rank other than 0 follows."""
     check_extra()
     if is_follower(args.tensor_parallel):
         return follow()
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
+    """The model and its drafters in this process, and how a server is made of them."""
     from forerun.serve.http.assembly import make_server
 
     drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
@@ -92,6 +94,7 @@ def _serve(
     keys: Keys | None,
     bounds: Any,
 ) -> None:
+    """Make the application, print where it is, and run it until a signal."""
     from forerun.serve.http.lifecycle import Server
 
     name = args.name or public_name(args.model, loaded.name)
@@ -152,6 +155,7 @@ def check_rules(rule: str, listed: str | None) -> list[str]:
 
 
 def _check_counts(args: argparse.Namespace) -> None:
+    """Refuse counts that are too small, and ports that do not exist."""
     for name, least in (
         ("max_batch", 1),
         ("max_queue", 0),
@@ -196,6 +200,7 @@ def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[st
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

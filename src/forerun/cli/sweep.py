@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run every cell that is missing, and print the table, the verdict and the summary."""
     names, prompts = read_subject(args)
     lengths = draft_lengths(args.draft_length)
     trees = counts("--tree", args.tree) if args.tree else []
@@ -94,6 +95,7 @@ def load_all(
 
 
 def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
+    """The runs over a Ray cluster, which is started here if it is not."""
     from forerun.scale.ray_cluster import start_ray
     from forerun.scale.ray_sweep import SpreadOnRay
 
@@ -152,6 +154,7 @@ def _order(entry: Figures) -> tuple[Any, ...]:
 
 
 def _line(entry: Figures) -> str:
+    """One cell of the table."""
     cell = entry.cell
     name = (cell.drafter or "plain").rstrip("/").split("/")[-1]
     name += f" tree {cell.tree}" if cell.tree else ""
@@ -170,6 +173,7 @@ def _line(entry: Figures) -> str:
 
 
 def _best_of_group(runs: Sequence[Run], task: str) -> str:
+    """The speed-up of each drafter's fastest cell in a task group."""
     best: dict[str, Figures] = {}
     for entry in figures(runs, group=task):
         name = entry.cell.drafter

@@ -35,6 +35,7 @@ On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
 
 
 def generate(parser: argparse.ArgumentParser) -> None:
+    """Prompts, models, drafting and sampling of one call."""
     parser.description = (
         "Answer a prompt: the text of the target, faster, by drafting and verifying."
     )
@@ -85,6 +86,7 @@ SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
+    """Models, rules, replicas, the address, and bounds for clients."""
     parser.description = "Serve a model over HTTP: OpenAI's routes, and a page at /."
     parser.epilog = SERVE_EXAMPLES
     add_model(parser)
@@ -155,6 +157,7 @@ def serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    """Replicas on Ray: how many, and what each takes."""
     group = parser.add_argument_group("replicas on Ray (extra `ray`)")
     group.add_argument(
         "--ray", action="store_true", help="replicas on Ray: this machine, or the cluster it is in"
@@ -192,6 +195,7 @@ the seed and each line alone, not on drafters, workers or interruptions.
 
 
 def batch(parser: argparse.ArgumentParser) -> None:
+    """The job's files, its workers, and defaults of bare lines."""
     parser.description = "Answer every line of a file of requests into a folder."
     parser.epilog = BATCH_EXAMPLES
     add_model(parser, then="input", about="JSON lines, or a file ending in .parquet")
@@ -240,4 +244,5 @@ def batch(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
+    """There is nothing to choose."""
     parser.description = "Answer two prompts plainly and speculatively: the same text twice."

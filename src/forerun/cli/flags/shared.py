@@ -86,10 +86,12 @@ def _may_be_model(word: str) -> bool:
 
 
 def add_drafter(group: Group) -> None:
+    """One drafter by its name."""
     group.add_argument("--drafter", metavar="D", help=DRAFTER)
 
 
 def add_draft_length(group: Group) -> None:
+    """A number of guesses, or `auto`."""
     group.add_argument(
         "--draft-length",
         metavar="K",
@@ -107,10 +109,12 @@ def draft_length(text: str) -> DraftLength:
 
 
 def add_rule(group: Group) -> None:
+    """An acceptance rule by its name."""
     group.add_argument("--rule", default="match", help=f"{', '.join(RULES)} (default: match)")
 
 
 def add_max_tokens(group: Group, default: int) -> None:
+    """The length of an answer, under both of its names."""
     group.add_argument(
         "--max-tokens",
         "--max-new-tokens",

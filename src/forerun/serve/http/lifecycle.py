@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from forerun.base import clock
 from forerun.base.errors import InputError, explain
 from forerun.serve.admission.admission import Desk
 from forerun.serve.http.bounds import Bounds
@@ -20,6 +21,8 @@ from forerun.serve.watching.logs import say
 
 FAREWELL = 5
 """Seconds for the last responses to leave, after the desk is empty."""
+STILL_WARMING = 10.0
+"""Seconds between two lines that tell of a long warm-up."""
 
 
 def bind(host: str, port: int, bounds: Bounds) -> socket.socket:
@@ -87,7 +90,10 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._warming = asyncio.create_task(self._warm_up())
-        await asyncio.wait([self._warming])
+        began = clock.now()
+        while not (await asyncio.wait([self._warming], timeout=STILL_WARMING))[0]:
+            compiling = round(clock.compiled()) or None
+            say("still warming up", seconds=round(clock.now() - began), compiling=compiling)
         if self._warming.cancelled():
             self.should_exit = True
             return
