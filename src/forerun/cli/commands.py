@@ -163,7 +163,9 @@ def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Seque
     if args.command == "generate" and flag == "--prompt":
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'
     if args.command == "generate" and not is_flag:
-        return " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
+        first = args.words[0] if len(args.words) + len(extra) > 1 else ""
+        model = f"; if {first} is a model: --model {first}" if first and " " not in first else ""
+        return f" (put the prompt in quotes; several go into a file: --prompts F{model})"
     flags = [name for option in options_of(parser) for name in option.option_strings]
     alike = [name for name in flags if is_flag and name.startswith(flag)]
     alike = alike or get_close_matches(flag, flags, 1)

@@ -56,8 +56,9 @@ def deployment(
     model, drafters: by the names that `forerun serve` takes; every machine must find them.
     replicas: how many; or autoscale=(least, most), by the answers that wait or are written.
     num_cpus, num_gpus: what a replica takes of its machine.  max_queue: answers that may wait; a
-    request beyond that gets 429.  slowdown: as of `AsyncEngine`.  allowed_hosts: names that the server answers to; without any, to
-    all.  num_ingresses: each has its own queue, keys' limits and metrics.
+    request beyond that gets 429.  slowdown: as of `AsyncEngine`.  allowed_hosts: names that the
+    server answers to; without any, to all.  num_ingresses: each has its own queue, keys' limits and
+    metrics.
     """
     check_ray()
     from forerun.scale.ray_parts import ingress_over, model_replicas
