@@ -95,8 +95,8 @@ class Mixed:
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
         prices = {turn.row: turn.prices or self._unknown for turn in turns}
-        for row, own in prices.items():  # they may not speak of all of us
-            prices[row] = own if len(own.parts) == len(self.drafters) else self._unknown
+        for row, known in prices.items():  # they may not speak of all of us
+            prices[row] = known if len(known.parts) == len(self.drafters) else self._unknown
         bids: dict[int, list[Bid]] = {turn.row: [] for turn in turns}
         asked: dict[int, list[Asked]] = {turn.row: [] for turn in turns}
         for place in range(len(self.drafters)):
@@ -109,12 +109,12 @@ class Mixed:
             if not group:
                 continue
             who = parts[group[0].row].number
-            own = [
+            told = [
                 replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
                 for turn in group
             ]
             begin, drafter = self.clock(), self.drafters[who]
-            guesses = drafter.propose(state.states[who], own, shared_noise=shared_noise)
+            guesses = drafter.propose(state.states[who], told, shared_noise=shared_noise)
             seconds = self.clock() - begin
             for turn, guess in zip(group, guesses, strict=True):
                 chances = _chances(guess, parts[turn.row].shift)
