@@ -19,7 +19,6 @@ from forerun.drafters import Drafter
 from forerun.generation.choosing import drafters_for
 from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches, repeats_of
-from forerun.measure.held_out import FEWEST_PROMPTS
 from forerun.measure.log import Log
 from forerun.measure.records import Records, Run
 from forerun.measure.results import Results
@@ -161,10 +160,7 @@ def _line(entry: Figures) -> str:
     name += f" ({cell.peer})" if cell.peer else ""
     is_counted = any(entry.acceptance_by_position)
     accepted = f"{entry.acceptance_rate.mean:.0%}" if is_counted else "-"
-    gain, is_many = entry.speedup, entry.num_prompts >= FEWEST_PROMPTS
-    speed = "-" if gain is None else f"{gain.mean:.2f}x"
-    if gain is not None and is_many:  # intervals of few prompts are too narrow to be shown
-        speed += f" [{gain.low:.2f}, {gain.high:.2f}]"
+    speed = "-" if entry.speedup is None else f"{entry.speedup.mean:.2f}x"  # the verdict's has ends
     return (
         f"{name[:28]:<28} {cell.draft_length!s:>4} {cell.batch:>5} {cell.temperature:>5g}  "
         f"{entry.tokens_per_second.mean:>8.1f}  {entry.tokens_per_round.mean:>16.2f}  "
