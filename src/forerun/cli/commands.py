@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from forerun.base.errors import ForerunError, meant
 from forerun.base.version import __version__
 from forerun.cli.flags import answering, checking, measuring
+from forerun.cli.flags.config import LayeredParser
 from forerun.cli.flags.shared import settle
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -69,7 +70,7 @@ EXAMPLES = """examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(LayeredParser):
     """An `ArgumentParser` that does not take `--prompt` for `--prompts`."""
 
     def __init__(self, **options: Any) -> None:

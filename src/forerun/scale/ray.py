@@ -21,7 +21,7 @@ from forerun.rules.types import DraftLength
 from forerun.scale.ray_data import map_batches as map_batches
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.keys import Keys
-from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import Bounds
 from forerun.serve.openai.offer import Limits
 
 OLDEST = (2, 60)
@@ -84,7 +84,7 @@ def deployment(
         "bounds": Bounds(),
         "cors_origins": tuple(cors_origins),
         "hosts": tuple(allowed_hosts),
-        "name": name,
+        "names": () if name is None else (name,),
     }
     return ingress_over(model_replicas(settings, scale), settings, scale, num_ingresses, options)
 
