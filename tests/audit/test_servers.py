@@ -30,7 +30,7 @@ from forerun.audit.findings import Finding, Report, Status
 from forerun.engine import stepwise
 from forerun.engine.match_on_host import TargetNoise
 from forerun.models.function import FunctionModel
-from forerun.proof.broken_addresses import coins_by_position
+from forerun.proof.broken import coins_by_position
 
 pytestmark = pytest.mark.serve
 

@@ -18,7 +18,7 @@ import forerun as fr
 from forerun import Sampling
 from forerun.drafters import Model, forks
 from forerun.models import TableModel
-from forerun.proof.broken_addresses import BlockAtOneAddress
+from forerun.proof.broken import BlockAtOneAddress
 from forerun.rules import base as counter_noise
 from libraries import largest_bias
 

@@ -22,6 +22,7 @@ HEADS = {
     "an EAGLE-3": {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000},
     "an EAGLE draft model": {"architectures": ["EagleModel"], "model_type": "eagle"},
     "Medusa heads": {"medusa_num_heads": 5, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"},
+    "an MLP speculator": {"architectures": ["MLPSpeculatorPreTrainedModel"], "n_predict": 3},
     "`speculators`": {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]},
 }
 
@@ -65,8 +66,13 @@ def an_adapter(folder: Path, base: str) -> Path:
     return folder
 
 
-def test_an_adapter_without_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_config", [False, True])
+def test_an_adapter_without_peft(
+    has_config: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = an_adapter(tmp_path / "adapter", "Qwen/Qwen3-8B")
+    if has_config:  # of its base, as some trainers save it
+        (folder / "config.json").write_text('{"model_type": "qwen3"}')
     find = find_spec
     monkeypatch.setattr(kinds, "find_spec", lambda name: None if name == "peft" else find(name))
     with pytest.raises(MissingExtraError, match=r"LoRA\) for Qwen/Qwen3-8B.*pip install peft"):

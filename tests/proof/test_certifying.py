@@ -15,10 +15,9 @@ import pytest
 import forerun as fr
 from forerun import rules
 from forerun.proof import Case, edge_cases, standard_cases, tree_cases
-from forerun.proof.broken import bare_target, walk
-from forerun.proof.broken_addresses import coins_by_position
+from forerun.proof.broken import bare_target, coins_by_position, walk
 from forerun.proof.cases import contextual, mixed
-from forerun.proof.drawing import draw_plainly
+from forerun.proof.rounds import draw_plainly
 
 
 def residual(target: Any, draft: Any) -> Any:
@@ -239,7 +238,48 @@ def test_sampling_uses_a_few_of_the_standard_cases() -> None:
     assert names == [case.name for case in cases if case.sampled]
     assert {"no draft", "nothing in common", "certain target", "eight draft tokens"} < {*names}
     assert found.lossless
-    assert found.scope == "drafts of 0 to 8 tokens, vocabularies of 2 to 33"
+    assert found.scope == "drafts of 0 to 3 and 8 tokens, vocabularies of 2 to 4 and 33"
+
+
+def test_the_scope_names_every_length_and_size() -> None:
+    cases = [*standard_cases(), *edge_cases()]
+    assert fr.certify(own, cases=cases[1:2]).scope == "drafts of 1 tokens, a vocabulary of 4"
+    chosen = [case for case in cases if case.name in ("no draft", "several rounds", "ties")]
+    assert fr.certify(own, cases=chosen).scope == "drafts of 0 to 2 tokens, vocabularies of 3 to 4"
+
+
+LONG = [(8, slot) for slot in range(9)] + [(k, k - back) for k in (5, 6, 7) for back in range(3)]
+
+
+@pytest.mark.parametrize(("count", "slot"), [(1, 0), (1, 1), (2, 1), (2, 2)])
+def test_an_error_at_one_slot_of_large_vocabularies_is_found(count: int, slot: int) -> None:
+    """Only the eight likeliest tokens are left; the slot after the draft is the bonus token."""
+
+    def wrong(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        rows = np.array(target)
+        if len(tokens) == count and rows.shape[1] > 8:
+            rows[slot, np.argsort(rows[slot])[:-8]] = 0
+            rows[slot] /= rows[slot].sum()
+        return own(tokens, draft, rows, rng)
+
+    cases = [case for case in edge_cases() if case.name.startswith("large vocabulary")]
+    assert not fr.certify(wrong, cases=cases).lossless
+
+
+@pytest.mark.parametrize(("count", "slot"), LONG)
+def test_an_error_at_one_slot_of_long_drafts_is_found(count: int, slot: int) -> None:
+    """The slot after the draft is the bonus token."""
+
+    def wrong(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        rows = np.array(target)
+        if len(tokens) == count:
+            likeliest = np.eye(rows.shape[1])[rows[slot].argmax()]
+            rows[slot] = 0.9 * rows[slot] + 0.1 * likeliest
+        return own(tokens, draft, rows, rng)
+
+    number = {5: "five", 6: "six", 7: "seven", 8: "eight"}[count]
+    cases = [case for case in edge_cases() if case.name.startswith(f"{number} draft tokens")]
+    assert not fr.certify(wrong, cases=cases).lossless
 
 
 # --- what is no emission at all ----------------------------------------------------------------

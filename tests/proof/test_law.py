@@ -15,7 +15,7 @@ from forerun import rules
 from forerun.noise.addresses import Address, Addressing, Purpose
 from forerun.proof import standard_cases
 from forerun.proof.branches import every_path
-from forerun.proof.broken_addresses import drafts_by_position
+from forerun.proof.broken import drafts_by_position
 from forerun.proof.cases import contextual
 from forerun.proof.chance import Chance
 from forerun.proof.law import Prefix, expected_accepted, joint, rule_step

@@ -10,7 +10,7 @@ import pytest
 import forerun as fr
 from forerun.base.clock import timed_by
 from forerun.proof import standard_cases
-from forerun.proof.telling import Telling
+from forerun.proof.certify import Telling
 
 
 def by_cumulative_sum(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:

@@ -15,6 +15,7 @@ from forerun.loading.damage import object_in
 
 Config = Mapping[str, Any]
 
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ALONE = "Name the model that it was made for; `forerun train` makes drafters for any target."
 
 
@@ -31,8 +32,9 @@ def refuse_other_kinds(folder: Path, config: Config) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and not the model that it adapts."""
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
+    """Whether a folder holds an adapter and not the model that it adapts; some hold its config."""
+    has_weights = any(any(folder.glob(pattern)) for pattern in WEIGHTS)
+    return (folder / "adapter_config.json").is_file() and not has_weights
 
 
 def check_adapter(folder: Path) -> None:
@@ -68,6 +70,8 @@ def _heads_of(folder: Path, config: Config) -> str:
         return "an EAGLE-3 draft model"
     if "eagle" in f"{names} {config.get('model_type')}".lower():
         return "an EAGLE draft model"
+    if "mlpspeculator" in names.lower():
+        return "an MLP speculator"
     is_medusa = {"medusa_num_heads", "medusa_num_layers"} & config.keys()
     if is_medusa or any(folder.glob("medusa_lm_head.*")):
         return "Medusa heads"

@@ -8,6 +8,6 @@ from forerun.proof.cases import tree_cases as tree_cases
 from forerun.proof.certificate import Certificate as Certificate
 from forerun.proof.certificate import Finding as Finding
 from forerun.proof.certify import certify as certify
-from forerun.proof.own_rules import doubt
+from forerun.proof.certify import doubt
 
 rules.DOUBTS.append(doubt)

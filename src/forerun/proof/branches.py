@@ -102,6 +102,9 @@ class BranchingNoise:
         addressing: Addressing = by_round,
         memory: Memory = (),
     ) -> None:
+        """first: the position that the round starts at.  memory: what earlier rounds know of
+        numbers.
+        """
         self.path = path
         self.weights = np.ones(num_rows)
         self.first = first
@@ -114,6 +117,7 @@ class BranchingNoise:
         }
 
     def coins(self, slots: list[int], chances: Array) -> Array:
+        """Heads or tails for all rows at once, one coin after the other, (B, slots)."""
         heads = np.zeros(len(slots), dtype=bool)
         for column, (slot, chance) in enumerate(zip(slots, chances.T, strict=True)):
             address = self._address(Purpose.ACCEPT, slot)
@@ -129,6 +133,7 @@ class BranchingNoise:
         return np.broadcast_to(heads, chances.shape)
 
     def draw(self, weights: Array) -> Array:
+        """A token for each row by one number, (B,)."""
         weights, everyone = np.asarray(weights), np.arange(len(self.weights))
         address = self._address(Purpose.RESIDUAL, 0)
         is_fresh = address not in self._spans
@@ -143,6 +148,7 @@ class BranchingNoise:
         return tokens
 
     def race(self, weights: Array, rows: Array, slots: Array) -> Array:
+        """The winners of races, (R,); their numbers lie at the slots' positions."""
         uncertain = np.count_nonzero(weights, axis=1) > 1
         for slot in set(slots.tolist()):
             racing = np.zeros(len(self.weights), dtype=bool)
@@ -167,6 +173,7 @@ class BranchingNoise:
         return tuple(sorted(item for item in known if item[1] != WHOLE))
 
     def _address(self, purpose: Purpose, slot: int) -> Address:
+        """Where production would look this number up."""
         return Address(purpose, *self.addressing(purpose, self.first, slot))
 
     def _meet(self, address: Address, uncertain: Array) -> tuple[Array, Array]:
@@ -181,6 +188,7 @@ class BranchingNoise:
         return low, high
 
     def _choose(self, weights: Array, rows: Array) -> Array:
+        """Follow one of the tokens that some row can take, and weigh the rows by its chance."""
         possible = (weights > 0)[self.weights[rows] > 0].any(axis=0)
         tokens = np.flatnonzero(possible) if possible.any() else [0]
         option = self.path.ask(len(tokens))

@@ -7,17 +7,21 @@ changes one thing in it.  `mutants.py` lists them with what is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from forerun.base.arrays import HostArray
-from forerun.proof.drawing import draw_plainly
+from forerun.base.arrays import Array, HostArray
+from forerun.noise.addresses import Purpose, by_round
 from forerun.proof.law import Model
-from forerun.proof.rounds import Drawer
+from forerun.proof.rounds import Drawer, draw_plainly
+from forerun.rules.base import Noise, Residual, Trial
+from forerun.rules.block import Block
 
 
 def sample(rng: Any, weights: HostArray) -> int:
+    """A token with chances in proportion to its weight."""
     total = weights.sum()
     return int(rng.choice(len(weights), p=weights / total))
 
@@ -48,6 +52,7 @@ def walk(
 
 
 def sharpened(row: HostArray, power: float) -> HostArray:
+    """A row at a lower temperature; power: 1 / temperature."""
     weights = row**power
     return np.asarray(weights / weights.sum())
 
@@ -56,6 +61,7 @@ def draw_from(change: Callable[[HostArray], HostArray]) -> Drawer:
     """Draw from a changed law, report the unchanged one."""
 
     def draw(model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+        """Draw each token after those before it."""
         tokens: list[int] = []
         for _ in range(draft_length):
             tokens.append(sample(rng, change(model(tuple(tokens)))))
@@ -87,6 +93,7 @@ def draw_one_row(model: Model, draft_length: int, rng: Any) -> tuple[list[int], 
 
 
 def from_argmax(row: HostArray) -> HostArray:
+    """All mass on the likeliest token."""
     return np.asarray(np.eye(len(row))[int(np.argmax(row))])
 
 
@@ -97,16 +104,19 @@ def from_few_bits(row: HostArray) -> HostArray:
 
 
 def bare_target(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Accepts with p(x) where p(x) / q(x) is due, and corrects by p."""
     return walk(tokens, draft, target, rng, lambda p, q, x: p[x], lambda p, q: p)
 
 
 def first_unchecked(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Keeps the first token whatever its chance is."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     return [int(tokens[0]), *walk(tokens[1:], draft[1:], target[1:], rng)]
 
 
 def off_by_one(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Judges every slot by the row after it."""
     return walk(tokens, draft, np.concatenate([target[1:], target[-1:]]), rng)
 
 
@@ -118,10 +128,12 @@ def bonus_after_refusal(tokens: Any, draft: Any, target: Any, rng: Any) -> list[
 
 
 def stale_rows(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Judges every slot by the row before the draft."""
     return walk(tokens, draft, np.repeat(target[:1], len(target), axis=0), rng)
 
 
 def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Judges all slots by one number."""
     coin = rng.random()
     kept: list[int] = []
     for slot, token in enumerate(tokens):
@@ -132,10 +144,12 @@ def one_coin(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
 
 
 def argmax_correction(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Corrects a refused token by the likeliest of the residual."""
     return walk(tokens, draft, target, rng, correction=lambda p, q: from_argmax(owed(p, q)))
 
 
 def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Draws from the target, and once more where that is another token."""
     kept: list[int] = []
     for slot, token in enumerate(tokens):
         if sample(rng, target[slot]) != token:
@@ -145,11 +159,13 @@ def redraw_on_mismatch(tokens: Any, draft: Any, target: Any, rng: Any) -> list[i
 
 
 def padded_vocabulary(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Gives the ids past the vocabulary's end a share, as padded rows have it."""
     pad = np.full((len(target), 1), 0.05)
     return walk(tokens, np.pad(draft, ((0, 0), (0, 1))), np.concatenate([target, pad], axis=1), rng)
 
 
 def top_children_as_sampled(tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+    """Judges the likeliest children as if they had been drawn."""
     if not len(tokens):
         return walk(tokens, draft, target, rng)
     left, law = target[0], draft[0]
@@ -210,9 +226,11 @@ class SharedUniform:
     """The number that drew a draft token decides its acceptance too."""
 
     def __init__(self) -> None:
+        """Begins without a number to share."""
         self.numbers: list[Any] = []
 
     def draw(self, model: Model, draft_length: int, rng: Any) -> tuple[list[int], Any]:
+        """Draw by numbers that are kept for the verifier."""
         self.numbers = []
         tokens: list[int] = []
         for _ in range(draft_length):
@@ -225,9 +243,54 @@ class SharedUniform:
         return tokens, np.array(rows)
 
     def verify(self, tokens: Any, draft: Any, target: Any, rng: Any) -> list[int]:
+        """Accept by the numbers that drew the tokens."""
         kept: list[int] = []
         for slot, token in enumerate(tokens):
             if not self.numbers[slot] < target[slot][token] / draft[slot][token]:
                 return [*kept, sample(rng, owed(target[slot], draft[slot]))]
             kept.append(token)
         return [*kept, sample(rng, target[-1])]
+
+
+@dataclass(frozen=True)
+class OneAddress:
+    """A round's noise in which every coin lies at slot 0."""
+
+    noise: Noise
+
+    def coins(self, slots: list[int], chances: Array) -> Array:
+        """Coins that all lie at the first slot."""
+        return self.noise.coins([0] * len(slots), chances)
+
+    def draw(self, weights: Residual | Array) -> Array:
+        """A draw by its usual number."""
+        return self.noise.draw(weights)
+
+    def race(self, weights: Array, rows: Array, slots: Array) -> Array:
+        """Races with their usual numbers."""
+        return self.noise.race(weights, rows, slots)
+
+
+@dataclass(frozen=True)
+class BlockAtOneAddress(Block):
+    """`block` that asks for every coin of a round at the same address."""
+
+    name: ClassVar[str] = "block, one address"
+
+    def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        """Decide by the rule that ships, with noise at one address."""
+        return super().decide(trial, OneAddress(noise))
+
+
+def coins_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, Any]:
+    """The two coins that `block` tosses for a slot, looked up at the slot's own position."""
+    if purpose is Purpose.ACCEPT:
+        return first + slot // 2, slot % 2
+    return by_round(purpose, first, slot)
+
+
+def drafts_by_position(purpose: Purpose, first: Any, slot: Any) -> tuple[Any, Any]:
+    """The number that draws a token of a chain, looked up at the token's own position."""
+    if purpose is Purpose.DRAFT:
+        return first + slot, slot * 0
+    return by_round(purpose, first, slot)

@@ -13,9 +13,8 @@ import numpy as np
 
 from forerun.base.arrays import HostArray
 from forerun.proof.broken import sample
-from forerun.proof.drawing import draw_plainly
 from forerun.proof.law import Model
-from forerun.proof.rounds import Drawer
+from forerun.proof.rounds import Drawer, draw_plainly
 from forerun.trees.sibling_laws import Children, draw_children
 from forerun.trees.tree import ROOT, Tree
 
@@ -64,6 +63,9 @@ def traverse(
     """The correct `traversal` rule as it is usually written, and two mistakes one can make."""
 
     def visit(node: int, debt: float) -> tuple[int, HostArray] | None:
+        """The node at which the path ends and the law there, or None if it ends above this node;
+        debt: the share of the node's law that is still owed.
+        """
         law = target[node + 1]
         for child in tree.children[node]:
             token = int(tokens[child])
@@ -81,7 +83,10 @@ def traverse(
 
 
 def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) -> list[int]:
+    """Tries children by how much likelier the target has them, and not in the order drawn."""
+
     def gain(child: int) -> float:
+        """p(x) / q(x) of a child."""
         token, before = tokens[child], tree.parents[child] + 1
         return float(target[before][token] / draft[child][token])
 
@@ -91,6 +96,7 @@ def likeliest_first(tokens: Any, draft: Any, target: Any, rng: Any, tree: Tree) 
 
 
 def owed_undivided(law: HostArray, drawn: HostArray) -> HostArray:
+    """The residual after a child, without making it sum to 1."""
     part = np.maximum(law - drawn, 0.0)
     return part if part.sum() > 1e-12 else law
 
@@ -114,6 +120,7 @@ def draw_reporting_row(how: Children) -> Drawer:
     """Children drawn in one way, and reported as if each had been drawn from the whole row."""
 
     def draw(model: Model, tree: Tree, rng: Any) -> tuple[list[int], Any]:
+        """Draw the children of each node, and report for all the row that the first came from."""
         tokens, rows = [0] * len(tree), np.zeros((len(tree), len(model(()))))
         for parent in (ROOT, *range(len(tree))):
             nodes = list(tree.children[parent])

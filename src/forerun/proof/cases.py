@@ -7,7 +7,7 @@ number of draft tokens changes from round to round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from forerun.trees.sibling_laws import Children
 from forerun.trees.tree import Tree
 
 EVERY_WAY = tuple(how.value for how in Children)
+"""All ways of drawing siblings, by name."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,18 @@ class Case:
     ways: tuple[str, ...] = ("sampled", "point")  # how rules have it drawn
 
 
-def longest_draft(case: Case) -> int:
-    """The most tokens that a draft of the case has."""
+def draft_lengths(case: Case) -> set[int]:
+    """How many tokens the drafts of the case have."""
     shapes = case.draft_length
     every = [shapes((0,) * n) for n in range(case.length)] if callable(shapes) else [shapes]
-    return max(len(shape) if isinstance(shape, Tree) else shape for shape in every)
+    return {len(shape) if isinstance(shape, Tree) else shape for shape in every}
 
 
 def contextual(vocab_size: int, seed: int, *, zeros: float = 0.0, sharpness: float = 1.0) -> Model:
     """A random model whose row depends on the whole prefix; `zeros` is the share of zeros."""
 
     def row(prefix: Prefix) -> HostArray:
+        """A row that the prefix and the seed decide on."""
         rng = np.random.default_rng([seed, vocab_size, *[token + 1 for token in prefix]])
         weights = rng.gamma(1.0, size=vocab_size) ** sharpness + 1e-3
         dropped = rng.random(vocab_size) < zeros
@@ -64,6 +66,7 @@ def restricted(model: Model, parity: int) -> Model:
     """The model on the tokens of one parity only: two of them have nothing in common."""
 
     def row(prefix: Prefix) -> HostArray:
+        """The row on tokens of one parity, made to sum to 1."""
         weights = model(prefix) * (np.arange(len(model(()))) % 2 == parity)
         return np.asarray(weights / weights.sum())
 
@@ -76,9 +79,11 @@ def certain(model: Model) -> Model:
 
 
 def _remember(model: Model) -> Model:
+    """The model with every row made only once."""
     known: dict[Prefix, HostArray] = {}
 
     def row(prefix: Prefix) -> HostArray:
+        """The row of a prefix, made when it is first asked for."""
         if prefix not in known:
             known[prefix] = model(prefix)
         return known[prefix]
@@ -111,35 +116,57 @@ def standard_cases(seed: int = 0) -> Iterator[Case]:
 def edge_cases(seed: int = 0) -> Iterator[Case]:
     """Where code goes wrong that is right on small cases: long drafts, large vocabularies, ties.
 
-    Plain decoding follows the first round.  Most rows of the two large cases are certain, so that
-    few texts are possible.
+    Plain decoding follows the first round.  Rows of large cases are certain at some positions, so
+    that few texts are possible.  Long drafts are uncertain at their end, where short ones do not
+    reach; of eight tokens two cases leave every position uncertain in turn.
     """
     p2, q2 = contextual(2, seed + 20), contextual(2, seed + 21)
     p4, q4 = contextual(4, seed + 22), contextual(4, seed + 23)
     wide_p, wide_q = contextual(33, seed + 24), contextual(33, seed + 25)
 
-    def sometimes(model: Model) -> Model:
-        """Certain at three of eight positions, where target and drafter agree."""
+    def sure_at(places: Iterable[int], model: Model) -> Model:
+        """Certain at these positions, where target and drafter agree."""
         sure = np.array([1.0, 0.0])
-        return _remember(lambda prefix: sure if len(prefix) in (1, 2, 6, 8) else model(prefix))
+        return _remember(lambda prefix: sure if len(prefix) in places else model(prefix))
 
-    def first(model: Model) -> Model:
-        """Certain after the first token, of a token that depends on it."""
-        ids = np.eye(33)
-        return _remember(lambda prefix: ids[5 * prefix[0] % 33] if prefix else model(prefix))
+    likeliest = int(np.argmax(wide_q(())))
+
+    def wide_at(place: int, model: Model) -> Model:
+        """Uncertain at one position, and behind it where the drafter's likeliest token came."""
+
+        def row(prefix: Prefix) -> HostArray:
+            come = prefix[place:]
+            if len(prefix) < place or (come and come != (likeliest,)):
+                return np.asarray(np.eye(33)[5 * sum(prefix) % 33])
+            return model(come)
+
+        return _remember(row)
 
     def tied(*weights: float) -> Model:
         """Rows with equal probabilities, in another order after each token."""
         row = np.array(weights) / sum(weights)
         return _remember(lambda prefix: np.roll(row, sum(prefix) + len(prefix)))
 
-    def case(name: str, size: int, target: Model, draft: Model, count: int, length: int) -> Case:
+    def case(
+        name: str, size: int, target: Model, draft: Model, count: int, length: int,
+        sampled: bool = True,
+    ) -> Case:  # fmt: skip
+        """A case whose first round drafts and whose others do not."""
         lengths = lambda prefix: 0 if prefix else count  # noqa: E731
-        return Case(name, size, target, draft, lengths, length, sampled=True)
+        return Case(name, size, target, draft, lengths, length, sampled)
+
+    def long(name: str, count: int, sure: Iterable[int], sampled: bool = True) -> Case:
+        """A case of two tokens, certain at some positions."""
+        return case(name, 2, sure_at(sure, p2), sure_at(sure, q2), count, count + 1, sampled)
 
     flat = tied(1, 1, 1, 1)
-    yield case("eight draft tokens", 2, sometimes(p2), sometimes(q2), 8, 9)
-    yield case("large vocabulary", 33, first(wide_p), first(wide_q), 1, 2)
+    yield long("five draft tokens", 5, (1, 2), sampled=False)
+    yield long("six draft tokens", 6, (0, 2, 3), sampled=False)
+    yield long("seven draft tokens", 7, (0, 1, 3, 4), sampled=False)
+    yield long("eight draft tokens", 8, (1, 2, 6, 8))
+    yield long("eight draft tokens, in turn", 8, (0, 3, 4, 5, 7))
+    yield case("large vocabulary", 33, wide_at(0, wide_p), wide_at(0, wide_q), 1, 2)
+    yield case("large vocabulary, later", 33, wide_at(1, wide_p), wide_at(1, wide_q), 2, 3)
     yield case("ties", 4, tied(3, 3, 1, 2), tied(3, 2, 3, 1), 2, 3)
     yield case("uniform target", 4, flat, q4, 2, 3)
     yield case("uniform drafter", 4, p4, flat, 2, 3)
@@ -151,6 +178,7 @@ def tree_cases(seed: int = 0) -> Iterator[Case]:
     def case(
         name: str, size: int, target: Model, draft: Model, shapes: Shapes, length: int
     ) -> Case:
+        """A case in every way that siblings can be drawn."""
         return Case(name, size, target, draft, shapes, length, ways=EVERY_WAY)
 
     p2, q2 = contextual(2, seed + 10), contextual(2, seed + 11)

@@ -9,8 +9,6 @@ from typing import Any
 
 FINE_BIAS = 0.02
 """A certificate that would not catch a bias this small says how many samples would."""
-CONSTANT_BIAS = 1e-8
-"""Below it a bias is no rule's, but that of a constant that keeps a denominator above 0."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
+        """Whether rounding or chance explains the bias, and nothing else was noted."""
         return not self.note and self.bias <= self.limit
 
 
@@ -72,6 +71,7 @@ class Certificate:
 
     @property
     def method(self) -> str:
+        """ "exact", "sampled", or "exact and sampled" where cases differ."""
         kinds = {finding.method for finding in self.findings}
         return kinds.pop() if len(kinds) == 1 else "exact and sampled"
 
@@ -82,6 +82,7 @@ class Certificate:
 
     @property
     def bias(self) -> float:
+        """The largest bias of all cases."""
         return self.worst.bias
 
     @property
@@ -95,6 +96,7 @@ class Certificate:
         return math.ceil(max(needed))
 
     def to_dict(self) -> dict[str, Any]:
+        """The certificate as JSON has it."""
         return {
             "subject": self.subject,
             "verdict": self.verdict,
@@ -113,6 +115,7 @@ class Certificate:
         }
 
     def to_json(self) -> str:
+        """The certificate as text of JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __repr__(self) -> str:
@@ -121,10 +124,12 @@ class Certificate:
 
     @property
     def _summary(self) -> str:
+        """The verdict with the number of cases and what they cover."""
         scope = f": {self.scope}" if self.scope else ""
         return f"{self.subject}: {self.verdict} ({self.method}, {len(self.findings)} cases{scope})"
 
     def __str__(self) -> str:
+        """The certificate as lines for a terminal."""
         lines = [
             self._summary,
             f"  {'case':<34}{'method':<9}{'bias (TV)':>11}{'would catch':>13}",
@@ -145,11 +150,6 @@ class Certificate:
             lines.append(f"  Beyond them ({self.scope}) nothing was tried.")
         if self.called:
             lines.append(f"  Called as {self.called}.")
-        if not self.lossless and self.bias < CONSTANT_BIAS:
-            lines.append(
-                "  So small a bias comes from a constant such as 1e-10 beside a probability; leave "
-                "it out where that is above 0."
-            )
         if self.rounding:
             lines.append(
                 f"  Its numbers have the precision of {self.rounding}; a smaller bias than that "
@@ -159,10 +159,7 @@ class Certificate:
             lines.append(f"  Sampled, since its outcomes cannot be listed: {self.reason}.")
         if self.lossless and not self.proven and self.detectable > FINE_BIAS:
             needed = float(f"{self.samples_for(FINE_BIAS):.1e}")
-            lines.append(
-                f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case: "
-                f"samples={needed:.0f}, or --samples {needed:.0f}."
-            )
+            lines.append(f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case.")
         return "\n".join(lines)
 
 

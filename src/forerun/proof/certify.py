@@ -8,30 +8,31 @@ second one is caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from forerun import rules
-from forerun.base.errors import ForerunError, InputError, explain
+from forerun.base.clock import now
+from forerun.base.errors import ForerunError, InputError, explain, warn
 from forerun.base.signatures import shown_by
 from forerun.noise.addresses import Addressing, by_round
 from forerun.proof.branches import CannotEnumerate
-from forerun.proof.calling import check_call, failing
 from forerun.proof.cases import (
     Case,
+    draft_lengths,
     edge_cases,
-    longest_draft,
     standard_cases,
     tree_cases,
 )
 from forerun.proof.certificate import Certificate, Finding
-from forerun.proof.drawing import draw_plainly
 from forerun.proof.exact import EXACT_LIMIT, Following, bias, format_of, rounded
 from forerun.proof.law import joint, rule_step
 from forerun.proof.published import as_loop, as_verifier
-from forerun.proof.rounds import Drawer, Round, Verifier, Verifying, shape_of
+from forerun.proof.rounds import Drawer, Round, Verifier, Verifying, draw_plainly, shape_of
 from forerun.proof.sampled import affordable, budgets, sampled_finding
-from forerun.proof.telling import Telling
 from forerun.rules.base import Rule
 from forerun.trees.tree import Tree
 
@@ -48,6 +49,25 @@ LABELS = {
     "greedy_plus_one": "greedy + 1",
 }
 """How a case drawn in another way than its plain one is called."""
+HOW = (
+    "f(draft_tokens, draft_probs, target_probs, rng) with arrays (K,), (K, V) and (K + 1, V); on "
+    "trees the tree is a fifth argument"
+)
+"""How a function is called, for errors."""
+FIRST = 2.0  # seconds before anything is told
+EVERY = 10.0  # seconds between two lines
+REFRESH = 0.5  # seconds between two states of the line on a terminal
+QUICK = (
+    "one draft token",
+    "good drafter",
+    "certain target",
+    "nothing in common",
+    "ties",
+    "tree, unequal branches",
+)
+"""Cases that take a fraction of a second together and differ in what they expose."""
+
+_judged: set[Hashable] = set()
 
 
 @shown_by("fr.certify(verify)  # def verify(tokens, draft_probs, target_probs, rng)")
@@ -113,6 +133,10 @@ def certify(
 def _of_rule(
     rule: Rule, name: str | None, cases: Sequence[Case], addressing: Addressing, tell: Progress
 ) -> Certificate:
+    """The certificate of a rule, in every case and every way of drawing that the case has.
+
+    Rules ask for randomness by verbs, so all of their outcomes can be listed.
+    """
     findings = []
     for done, case in enumerate(cases):
         tell(case.name, done, len(cases))
@@ -122,6 +146,11 @@ def _of_rule(
 
 
 def _rule_finding(rule: Rule, case: Case, way: str, addressing: Addressing) -> Finding:
+    """The law of one case by following every outcome, and how far it is from the target's.
+
+    way: how the draft is drawn.  A number that was met twice is noted with its address, whether
+    or not it moved the law.
+    """
     step = rule_step(rule, case.target, case.draft, way, addressing)
     found = bias(joint(step, case.vocab_size, case.length, case.draft_length), case)
     label = case.name if way == "sampled" else f"{case.name}, {LABELS[way]}"
@@ -144,7 +173,11 @@ def _round_of(
 
 
 class _OfFunction:
-    """The certificate of somebody's code: exact where its outcomes can be listed, else sampled."""
+    """The certificate of somebody's code: exact where its outcomes can be listed, else sampled.
+
+    Cases are followed for 40 seconds in all.  Those that are left are sampled, unless a fault was
+    found already, and the certificate says why they could not be followed.
+    """
 
     def __init__(
         self,
@@ -156,6 +189,9 @@ class _OfFunction:
         samples: int | None,
         progress: Progress | None,
     ) -> None:
+        """called: how the code is called, if not as usual.  samples: texts per case; None for what
+        15 seconds suffice for.
+        """
         self.code, self.label, self.called = code, label, called
         self.cases, self.seed, self.samples = cases, seed, samples
         self.tell = progress or Telling()
@@ -163,6 +199,9 @@ class _OfFunction:
         self.raised: set[str] = set()  # cases in which it raised an exception of its own
 
     def certificate(self, method: str) -> Certificate:
+        """Follow what can be followed, and sample the cases that are left if nothing is wrong so
+        far.
+        """
         with failing(self.label, self.cases[0].name):  # it runs at all; torch is imported by now
             sampled_finding(self.code, self.cases[0], 1, self.seed, range(1))
         found: dict[str, Finding] = {}
@@ -185,6 +224,7 @@ class _OfFunction:
 
     @property
     def _reason(self) -> str:
+        """Why the first case could not be followed; empty where all were."""
         return next(iter(self.reasons.values()), "")
 
     def _followed(self, following: Following) -> dict[str, Finding]:
@@ -249,14 +289,124 @@ class _OfFunction:
 
 
 def _ended(tell: Progress) -> None:
+    """Erase the line of progress, where it is ours."""
     if isinstance(tell, Telling):
         tell.end()
 
 
 def _scope(cases: Sequence[Case]) -> str:
     """What the cases cover, in words."""
-    drafts = [longest_draft(case) for case in cases]
-    sizes = [case.vocab_size for case in cases]
-    tokens = f"{min(drafts)} to {max(drafts)}" if min(drafts) < max(drafts) else str(max(drafts))
-    words = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(max(sizes))
-    return f"drafts of {tokens} tokens, vocabularies of {words}"
+    drafts = _spans({length for case in cases for length in draft_lengths(case)})
+    sizes = _spans({case.vocab_size for case in cases})
+    words = "vocabularies" if " " in sizes else "a vocabulary"
+    return f"drafts of {drafts} tokens, {words} of {sizes}"
+
+
+def _spans(numbers: set[int]) -> str:
+    """Whole numbers in words: "2 to 4 and 33"."""
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    spans = [
+        f"{first} to {last}" if first < last else f"{first}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+    return " and ".join([", ".join(spans[:-1]), spans[-1]] if len(spans) > 1 else spans)
+
+
+def check_call(function: Callable[..., Any], name: str, *, num_arguments: int) -> None:
+    """Refuse a function that does not take what it will be given."""
+    try:
+        taken = signature(function)
+    except (ValueError, TypeError):  # a builtin that does not say
+        return
+    try:
+        taken.bind(*range(num_arguments))
+    except TypeError as error:
+        wrong = f"The function does not take {num_arguments} arguments."
+        raise InputError(explain(wrong, f"{name}{taken}", f"It is called as {HOW}.")) from error
+
+
+@contextmanager
+def failing(name: str, case: str) -> Iterator[None]:
+    """Say of an exception in somebody's code in which case it was raised."""
+    try:
+        yield
+    except ForerunError:
+        raise
+    except Exception as error:
+        wrong = f"The function fails in the case {case!r}."
+        cure = f"It is called as {HOW}. Drafts may be empty."
+        received = f"{name}: {type(error).__name__}: {error}"
+        raise InputError(explain(wrong, received, cure)) from error
+
+
+def doubt(rule: Rule) -> None:
+    """Warn if a rule that calls itself lossless is not."""
+    decide = type(rule).decide
+    code = getattr(decide, "__code__", decide)
+    key = type(rule).__qualname__, code, repr(rule)
+    if not rule.lossless or key in _judged:
+        return
+    _judged.add(key)
+    every = [*standard_cases(), *edge_cases(), *(tree_cases() if rule.judges_trees else ())]
+    cases = [case for case in every if case.name in QUICK]
+    try:
+        found = certify(rule, cases=cases, progress=silent)
+    except Exception:  # what it cannot do shows, with the right error, when it decides
+        return
+    if not found.lossless:
+        warn(
+            f"The rule {rule.name!r} says lossless=True and is not: a bias of {found.bias:.2g} in "
+            f"the case {found.worst.case!r}. fr.certify(rule) shows all cases; a lossy rule says "
+            "lossless=False."
+        )
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+def silent(case: str, done: int, total: int) -> None:
+    """Progress that nobody sees."""
+
+
+class Telling:
+    """Told the progress, it prints it now and then, with the time left."""
+
+    def __init__(self) -> None:
+        """Time counts from here."""
+        self._start = now()
+        self._next = self._start + FIRST
+        self._width = 0  # of the line that is shown
+
+    def begin(self, text: str) -> None:
+        """Something else begins: say what, and count time from here."""
+        self.end()
+        print(text, file=sys.stderr, flush=True)
+        self._start = now()
+        self._next = self._start + FIRST
+
+    def __call__(self, case: str, done: int, total: int) -> None:
+        """Print how far it is, if something is due."""
+        moment = now()
+        if moment < self._next or not done:
+            return
+        left = (moment - self._start) / done * (total - done)
+        line = f"certify: {done:,} of {total:,} ({case}), about {_duration(left)} left"
+        is_terminal = sys.stderr.isatty()
+        self._next = moment + (REFRESH if is_terminal else EVERY)
+        if is_terminal:
+            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = max(self._width, len(line))
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Erase the line on a terminal."""
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

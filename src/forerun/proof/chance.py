@@ -66,6 +66,7 @@ class Precision:
             self.finest = max(self.finest, DOUBLE - zeros)
 
     def met_tensor(self, bits: int) -> None:
+        """A tensor has been met whose significands have so many bits."""
         self.coarsest_tensor = min(self.coarsest_tensor, bits)
 
 
@@ -73,6 +74,7 @@ class Chance:
     """One path through the outcomes: an rng whose answers are scripted and whose weight is kept."""
 
     def __init__(self, path: Path, weight: float = 1.0, precision: Precision | None = None) -> None:
+        """path: the answers to give.  weight: the chance of having come here."""
         self.path = path
         self.weight = weight
         self.precision = precision or Precision()
@@ -84,24 +86,29 @@ class Chance:
         return self._each("random", (size, *how), more, size, lambda: Unknown(self))
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        """Unknown numbers in [low, high)."""
         start, width = _number(low), _number(high) - _number(low)
         return self._each(
             "uniform", (low, high, size), {}, size, lambda: Unknown(self) * width + start
         )
 
     def exponential(self, scale: Any = 1.0, size: Any = None) -> Any:
+        """Unknown arrival times with mean `scale`."""
         by = _number(scale)
         return self._each(
             "exponential", (scale, size), {}, size, lambda: Unknown.arrival(self) * by
         )
 
     def standard_exponential(self, size: Any = None) -> Any:
+        """Unknown arrival times with mean 1."""
         return self.exponential(1.0, size)
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        """Unknown Gumbel numbers, which are minus the logarithms of arrival times."""
         shift, by = _number(loc), _number(scale)
 
         def gumbel() -> Any:
+            """One of them."""
             return -Unknown.arrival(self).log() * by + shift
 
         return self._each("gumbel", (loc, scale, size), {}, size, gumbel)
@@ -126,6 +133,7 @@ class Chance:
     def integers(
         self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, **how: Any
     ) -> Any:
+        """Whole numbers in [low, high), followed one by one."""
         self.num_uses += 1
         REAL.integers(low, high, size, dtype, **how)
         start, stop = (0, int(low)) if high is None else (int(low), int(high))
@@ -147,6 +155,7 @@ class Chance:
         return np.bincount(self.picks(chances.tolist(), int(n)), minlength=len(chances))
 
     def binomial(self, n: Any, p: Any, size: None = None) -> int:
+        """One coin: 1 with chance p."""
         self.num_uses += 1
         REAL.binomial(n, p, size)
         if size is not None or np.ndim(p) or int(n) != 1:
@@ -198,10 +207,12 @@ class Chance:
         return numbers(size, make)
 
     def __getattr__(self, name: str) -> Any:
+        """Whatever else a generator has cannot be followed."""
         raise CannotEnumerate(name)
 
 
 def _number(value: Any) -> float:
+    """An argument as one number; arrays of them cannot be followed."""
     if np.ndim(value):
         raise CannotEnumerate("random numbers of several scales")
     return float(value)

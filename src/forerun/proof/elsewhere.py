@@ -31,13 +31,16 @@ OLD_NAMES: dict[str, Callable[..., Any]] = {
 Answer = Callable[..., Any]
 """a(chance, the real function, its arguments)."""
 TORCHS = ("manual_seed", "seed", "Generator")
+"""Names of Torch that make or seed a generator, none of which can be followed."""
 PYTHONS = ("random", "uniform", "choices", "choice", "randint", "sample", "shuffle", "seed")
+"""Functions of Python's `random` that are watched."""
 
 
 class Elsewhere:
     """The places that code may draw from without being handed a generator."""
 
     def __init__(self) -> None:
+        """Nothing has been asked for elsewhere yet."""
         self._chance: Chance | None = None
         self._owner = threading.get_ident()
         self.was_asked = False
@@ -77,6 +80,7 @@ class Elsewhere:
         real = getattr(module, name)
 
         def asked(*given: Any, **how: Any) -> Any:
+            """Answers in place of the real function while a path is followed."""
             if self._chance is None or threading.get_ident() != self._owner:
                 return real(*given, **how)
             return answer(self._chance, real, *given, **how)
@@ -111,7 +115,10 @@ def _global_names() -> list[str]:
 
 
 def _numpy_answer(name: str) -> Answer:
+    """The answer to a function of NumPy's global generator, under its old or new name."""
+
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
+        """The same question to the path that is followed."""
         chance.is_followed_elsewhere = True
         if name in OLD_NAMES:
             return OLD_NAMES[name](chance, *given, **how)
@@ -126,7 +133,13 @@ def _fresh_generator(chance: Chance, real: Any, seed: Any = None) -> Any:
 
 
 def _python_answer(name: str) -> Answer:
+    """The answer to a function of Python's `random`; most of them cannot be followed.
+
+    Those that give one uniform number can be: their law is that of `rng.random()`.
+    """
+
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
+        """The same question to the path that is followed."""
         if name not in ("random", "uniform"):
             raise CannotEnumerate(f"random.{name}")
         chance.is_followed_elsewhere = True
@@ -136,7 +149,10 @@ def _python_answer(name: str) -> Answer:
 
 
 def _refusal(name: str) -> Answer:
+    """The answer to a source of randomness that cannot be followed."""
+
     def answer(chance: Chance, real: Any, *given: Any, **how: Any) -> Any:
+        """Gives up this case."""
         raise CannotEnumerate(name)
 
     return answer

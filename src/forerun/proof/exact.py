@@ -16,21 +16,28 @@ from forerun.proof.branches import CannotEnumerate, Memory, Path, every_path
 from forerun.proof.cases import Case
 from forerun.proof.certificate import Finding
 from forerun.proof.chance import DOUBLE, FORMATS, NO_RNG, Chance, Precision
-from forerun.proof.drawing import DrawnAs
 from forerun.proof.elsewhere import Elsewhere
 from forerun.proof.law import Emission, Prefix, Shape, Step, joint, target_law
-from forerun.proof.rounds import Drafted, InvalidEmission, Round, Verifying
+from forerun.proof.rounds import Drafted, DrawnAs, InvalidEmission, Round, Verifying
 
 EXACT_LIMIT = 1e-12
+"""The bias that rounding in float64 explains."""
 NEGLIGIBLE = 1e-13  # code may fail where rounding alone leads it; that its mass is missing counts
 FAILED: Prefix = (-1,)
+"""Stands for whatever is emitted where the code emitted nonsense."""
 MAX_PATHS = 200_000
+"""Outcomes of a round beyond which a case is sampled."""
 REPEATED_PATHS = 32
+"""Paths that are run twice, to see whether the code draws from somewhere else."""
 
 
 @dataclass
 class Following:
-    """Follows the outcomes of code, case after case, for at most some seconds."""
+    """Follows the outcomes of code, case after case, for at most some seconds.
+
+    elsewhere: answers in place of global generators.  precision: of the numbers that random ones
+    were compared with so far, which says what bias rounding explains.
+    """
 
     round: Round
     seconds: float
@@ -40,6 +47,7 @@ class Following:
     deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
+        """The clock of what may be spent on following starts here."""
         self.deadline = now() + self.seconds
 
     def finding(self, case: Case) -> Finding:
@@ -55,6 +63,7 @@ class Following:
         """One round of the code, drawing included."""
 
         def after(prefix: Prefix, shape: Shape) -> Emission:
+            """The law of what is emitted after a prefix, over all outcomes of one round."""
             outcomes = []
             for outcome in self._outcomes(case, prefix, shape):
                 outcomes.append(outcome)
@@ -84,10 +93,12 @@ class Following:
         """
 
         def drawn(path: Path) -> tuple[Drafted, float]:
+            """One way in which the draft may come out, with its chance."""
             rng = Chance(path)
             return self.round.drafted(case, prefix, shape, rng), rng.weight
 
         def whole(path: Path) -> tuple[Prefix, float]:
+            """One way in which the round may end, with its chance."""
             rng = Chance(path)
             drafted = self.round.drafted(case, prefix, shape, rng)
             return self._emitted(case, prefix, drafted, rng)

@@ -30,6 +30,7 @@ from forerun.trees.tree import Tree
 from forerun.verification import prepare
 
 Prefix = tuple[int, ...]
+"""The tokens so far, by their ids."""
 Model = Callable[[Prefix], HostArray]
 """The next token's probabilities (V,) after a prefix."""
 Emission = Mapping[tuple[Prefix, Memory], float]
@@ -130,6 +131,7 @@ class RuleStep:
     def __call__(
         self, prefixes: Sequence[Prefix], shape: Shape, memory: Memory = ()
     ) -> list[Emission]:
+        """The laws of what is emitted after some prefixes, one round each."""
         tree = as_tree(shape)
         at_once = MAX_ROWS // len(self.target(prefixes[0])) ** len(tree)
         runs = slices(len(prefixes), max(1, at_once))
@@ -158,6 +160,7 @@ class RuleStep:
         met = tuple(item for item in memory if item[0].purpose is not Purpose.DRAFT)
 
         def run(path: Path) -> tuple[Any, Any, BranchingNoise]:
+            """The rule on one path: where it stops, the token after, and the noise that it met."""
             noise = BranchingNoise(path, len(drafts), first, self.addressing, met)
             return *self.rule.decide(trial, noise), noise
 

@@ -12,12 +12,15 @@ import numpy as np
 
 from forerun.noise.addresses import Addressing, by_round
 from forerun.proof.broken import (
+    BlockAtOneAddress,
     SharedUniform,
     argmax_correction,
     bare_target,
     block,
     bonus_after_refusal,
     coarse_exponentials,
+    coins_by_position,
+    drafts_by_position,
     draw_confident,
     draw_from,
     draw_one_row,
@@ -33,11 +36,6 @@ from forerun.proof.broken import (
     top_children_as_sampled,
     walk,
 )
-from forerun.proof.broken_addresses import (
-    BlockAtOneAddress,
-    coins_by_position,
-    drafts_by_position,
-)
 from forerun.proof.broken_trees import (
     descend,
     draw_and_prune,
@@ -49,10 +47,8 @@ from forerun.proof.broken_trees import (
 )
 from forerun.proof.cases import standard_cases, tree_cases
 from forerun.proof.certificate import Certificate
-from forerun.proof.certify import certify
-from forerun.proof.drawing import DrawnAs
-from forerun.proof.rounds import Drawer, Verifier
-from forerun.proof.telling import silent
+from forerun.proof.certify import certify, silent
+from forerun.proof.rounds import Drawer, DrawnAs, Verifier
 from forerun.rules.base import Rule
 from forerun.rules.block import Block
 from forerun.trees.sibling_laws import Children
@@ -91,6 +87,7 @@ class Mutant:
 def _on_trees(
     name: str, story: str, verify: Verifier = descend, draw: Drawer | None = None
 ) -> Mutant:
+    """A mutant that is given trees; by default only its way of drawing is wrong."""
     return Mutant(name, story, verify, draw, on_trees=True)
 
 

@@ -19,7 +19,6 @@ from forerun.proof.cases import Case
 from forerun.proof.law import Model, Prefix, Shape
 from forerun.proof.rounds import Drafted, InvalidEmission, Verifier, checked
 
-POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PROMPT = 0
 """The one id before the text, for loops that need a prompt."""
 
@@ -27,20 +26,15 @@ PROMPT = 0
 def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
     """The function with the usual arguments, and how it is called; as it is if it is no exercise.
 
-    Parameters annotated as tensors are given tensors; without a fourth one no `rng` is given, and
-    the code draws from a global generator.
+    Parameters annotated as tensors are given tensors.
     """
     names = _parameters(function)
     adapt = _EXERCISES.get(tuple(names))
     if adapt is not None:
         return adapt(function), f"{_name(function)}({', '.join(names)}), as in the exercise"
-    called, how = function, ""
-    if len(names) == 3 and all(kind.kind in POSITIONAL for kind in names.values()):
-        called, how = _without_rng(function), f"{_name(function)}({', '.join(names)})"
     if any("Tensor" in str(kind.annotation) for kind in list(names.values())[:3]):
-        how = f"{how or _name(function)} with tensors, as its annotations say"
-        return _with_tensors(called), how
-    return called, how
+        return _with_tensors(function), f"{_name(function)} with tensors, as its annotations say"
+    return function, ""
 
 
 def as_loop(subject: Any) -> tuple[Loop | None, str]:
@@ -63,10 +57,14 @@ class Loop:
     extend: Callable[[Model, Model, int, int], Any]
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
+        """The number of tokens to draft; the loop draws them itself."""
         return (shape,)
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
+        """The tokens of one call, which may take several rounds of the loop's own."""
+
         def after(model: Model) -> Model:
+            """A model that goes on after the prefix."""
             return lambda path: model(prefix + path)
 
         missing = case.length - len(prefix)
@@ -78,6 +76,7 @@ class Loop:
 
 
 def _parameters(function: Any) -> dict[str, Parameter]:
+    """The parameters by name; none where a builtin does not say."""
     try:
         return dict(signature(function).parameters)
     except (ValueError, TypeError):  # a builtin that does not say
@@ -85,6 +84,7 @@ def _parameters(function: Any) -> dict[str, Parameter]:
 
 
 def _name(function: Any) -> str:
+    """The name of the code, for a certificate."""
     return str(getattr(function, "__name__", "the function"))
 
 
@@ -92,6 +92,7 @@ def _with_lists(function: Callable[..., Any]) -> Verifier:
     """Lists of rows and the vocabulary's size; NumPy's global generator."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        """The exercise's function, called with lists."""
         answer: Sequence[int] = function(tokens.tolist(), list(draft), list(target), len(target[0]))
         return answer
 
@@ -102,6 +103,7 @@ def _without_bonus(function: Callable[..., Any]) -> Verifier:
     """Tensors with K rows each; nothing to verify and no bonus where nothing was drafted."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        """The exercise's function, called with tensors."""
         if not len(tokens):
             return [int(rng.choice(len(target[0]), p=target[0]))]
         import torch
@@ -117,6 +119,7 @@ def _with_coins(function: Callable[..., Any]) -> Verifier:
     """Coins that the caller tosses, and an answer by name."""
 
     def verify(tokens: Any, draft: Any, target: Any, rng: Any) -> Sequence[int]:
+        """The exercise's function, called with coins that were tossed here."""
         coins = list(rng.random(len(tokens)))
         answer = function(list(draft), list(target), tokens.tolist(), coins)
         emitted: Sequence[int] = answer["accepted_tokens"]
@@ -125,18 +128,11 @@ def _with_coins(function: Callable[..., Any]) -> Verifier:
     return verify
 
 
-def _without_rng(function: Callable[..., Any]) -> Verifier:
-    """The function, which draws from a global generator."""
-
-    def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
-        answer: Sequence[int] = function(tokens, draft, target)
-        return answer
-
-    return verify
-
-
 def _with_tensors(function: Callable[..., Any]) -> Verifier:
+    """The function with its arrays as tensors."""
+
     def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
+        """The function, called with tensors of the same numbers."""
         import torch
 
         answer: Sequence[int] = function(*map(torch.tensor, (tokens, draft, target)), rng, *tree)
@@ -149,7 +145,10 @@ def _extended(function: Callable[..., Any]) -> Callable[[Model, Model, int, int]
     """Models that turn ids (L,) into rows (L, V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
+        """A call of the exercise's loop, without the prompt that it returns."""
+
         def rows_of(model: Model) -> Callable[[Any], Any]:
+            """A model as the exercise calls it."""
             return lambda ids: np.array([model(_after(ids, i)) for i in range(len(ids))])
 
         prompt = np.array([PROMPT])
@@ -162,10 +161,14 @@ def _decoded(subject: Callable[..., Any]) -> Callable[[Model, Model, int, int], 
     """Models that turn ids (1, L) into an object with logits (1, L, V)."""
 
     def extend(target: Model, draft: Model, count: int, length: int) -> Any:
+        """A call of the exercise's class, without the prompt that it returns."""
         import torch
 
         def logits_of(model: Model) -> Callable[..., Any]:
+            """A model as the exercise calls it."""
+
             def call(input_ids: Any, **how: Any) -> Any:
+                """Logits after every token of the text."""
                 ids = input_ids[0].tolist()
                 rows = np.array([model(_after(ids, i)) for i in range(len(ids))])
                 return SimpleNamespace(logits=torch.log(torch.from_numpy(rows))[None])

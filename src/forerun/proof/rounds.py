@@ -10,7 +10,8 @@ import numpy as np
 
 from forerun.base.errors import InputError, explain
 from forerun.proof.cases import Case
-from forerun.proof.law import Model, Prefix, Shape, tree_rows
+from forerun.proof.law import Model, Prefix, Shape, as_tree, tree_rows
+from forerun.trees.sibling_laws import Children, draw_children
 from forerun.trees.tree import Tree
 
 Verifier = Callable[..., Sequence[int]]
@@ -25,6 +26,35 @@ A drawer that changes the shape returns the tree it ended with as a third item.
 """
 Drafted = tuple[Any, ...]
 """A verifier's arguments but for its rng: tokens, draft rows, target rows, and any tree."""
+
+
+@dataclass(frozen=True)
+class DrawnAs:
+    """A drawer of our own: the children of every node in one way, each with the law it came from.
+
+    It keeps nothing between calls, so a draft is drawn once for all that a verifier makes of it.
+    """
+
+    how: Children
+
+    def __call__(self, model: Model, shape: Shape, rng: Any) -> tuple[list[int], Any]:
+        """Draw the children of each node, and report the laws that they came from."""
+        tree = as_tree(shape)
+        tokens, laws = [0] * len(tree), np.zeros((len(tree), len(model(()))))
+        for parent in range(-1, len(tree)):
+            nodes = list(tree.children[parent])
+            if nodes:
+                row = model(tuple(tokens[node] for node in tree.path(parent)))
+                drawn, laws[nodes] = draw_children(
+                    self.how, row, len(nodes), lambda law: int(rng.choice(len(law), p=law))
+                )
+                for node, token in zip(nodes, drawn, strict=True):
+                    tokens[node] = token
+        return tokens, laws
+
+
+draw_plainly = DrawnAs(Children.INDEPENDENT)
+"""Each token from its row, after the tokens before it; the rows are reported as they are."""
 
 
 class InvalidEmission(Exception):
@@ -47,6 +77,7 @@ class Verifying:
     draw: Drawer
 
     def drafted(self, case: Case, prefix: Prefix, shape: Shape, rng: Any) -> Drafted:
+        """Draw a draft, and take the target's rows along it."""
         answer = self.draw(lambda path: case.draft(prefix + path), shape, rng)
         tokens = tuple(int(token) for token in answer[0])
         if isinstance(shape, Tree):
@@ -59,6 +90,7 @@ class Verifying:
         return np.array(tokens, dtype=np.int64), reported, target, *more
 
     def emitted(self, case: Case, prefix: Prefix, drafted: Drafted, rng: Any) -> Prefix:
+        """Call the function, and refuse what is no emission."""
         tokens = self.function(*drafted[:3], rng, *drafted[3:])
         height = drafted[3].height if len(drafted) > 3 else len(drafted[0])
         emitted = checked(tokens, case.vocab_size)

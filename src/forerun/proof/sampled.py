@@ -26,21 +26,28 @@ from forerun.proof.law import Prefix, target_law
 from forerun.proof.rounds import InvalidEmission, Round, shape_of
 
 FALSE_ALARM = 1e-6
+"""The chance that a right function is rejected, in each case."""
 MISS = 1e-3
+"""The chance that a bias which should be caught is not."""
 SECONDS = 15.0  # of sampling, where nobody says how many texts
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
+"""Texts per case that may be chosen, if time allows."""
 TRIED = 50  # texts of each case by which the time is foreseen
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many texts per case, what that catches, and how long it takes."""
+    """How many texts per case, what that catches, and how long it takes.
+
+    Foreseen from a few texts of every case, so that one can choose before the work begins.
+    """
 
     samples: int
     seconds: float
     detectable: float
 
     def __str__(self) -> str:
+        """The budget as a line: texts, seconds and bias."""
         return f"{self.samples:,} catch {self.detectable:.2g} (about {_duration(self.seconds)})"
 
 
@@ -106,4 +113,5 @@ def _num_cells(case: Case) -> int:
 
 
 def _duration(seconds: float) -> str:
+    """Seconds in words, no fewer than one."""
     return f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

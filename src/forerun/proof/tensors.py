@@ -27,6 +27,7 @@ Cells = np.ndarray[Any, Any]
 
 
 def _words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
     return frozenset(text.split())
 
 
@@ -71,8 +72,11 @@ MOVING = _words(
 )
 """Functions whose first tensor is moved about; their other arguments say where to."""
 JOINING = _words("cat concat concatenate stack hstack vstack")
+"""Functions that put several tensors into one."""
 CASTING = _words("to float double half bfloat16 type type_as long int cpu cuda")
+"""Functions that change the format of numbers, or where they are."""
 READING = _words("item tolist int index bool float numpy array")
+"""Functions that look at the numbers themselves."""
 UNSEEN = _words(
     "randn randn_like normal normal_ randperm poisson log_normal_ cauchy_ geometric_ random_ "
     "dropout randint_like rrelu"
@@ -84,16 +88,19 @@ SEEN = _words(
 )
 """What may be asked of a tensor without looking into it: its shape, type and place."""
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Bits of the significands of Torch's formats."""
 
 
 class Pick:
     """A choice among options that is made when somebody looks at it."""
 
     def __init__(self, choose: Callable[[], int]) -> None:
+        """choose: called once, when somebody looks."""
         self._choose = choose
         self._place: int | None = None
 
     def place(self) -> int:
+        """The option that was chosen, which stays the same."""
         if self._place is None:
             self._place = self._choose()
         return self._place
@@ -103,6 +110,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     """Torch under a `Chance`, for one path."""
 
     def __init__(self, chance: Chance) -> None:
+        """chance: the path that is followed."""
         super().__init__()
         self.chance = chance
         self._marked: dict[int, tuple[torch.Tensor, Cells]] = {}  # by id; the tensor is kept alive
@@ -110,6 +118,11 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Every call of a Torch function comes through here.
+
+        Sources of randomness are marked, what is done with marked tensors is followed cell by
+        cell, and everything else runs as it is.
+        """
         how = kwargs or {}
         name = func.__name__
         if name in UNSEEN:
@@ -125,6 +138,10 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     # --- where numbers come from ---------------------------------------------------------------
 
     def _sourced(self, source: Callable[..., Cells], func: Any, args: Any, how: Any) -> Any:
+        """A call of a source of randomness: run it, and mark what it returns.
+
+        source: makes the cells that stand for its numbers.
+        """
         if how.get("out") is not None:
             raise CannotEnumerate(f"torch.{func.__name__} with out=")
         args, how = self._resolved((args, how))
@@ -136,6 +153,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return self._mark(real, source(real, *args, **how))
 
     def _from_rand(self, real: torch.Tensor, *args: Any, **how: Any) -> Cells:
+        """Unknown uniform numbers."""
         return _made(real.shape, lambda: Unknown(self.chance))
 
     _from_rand_like = _from_rand
@@ -143,15 +161,18 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def _from_uniform(
         self, real: torch.Tensor, _: Any, start: float = 0.0, end: float = 1.0, **how: Any
     ) -> Cells:
+        """Unknown uniform numbers between two bounds."""
         low, high = how.get("from", start), how.get("to", end)
         return _made(real.shape, lambda: Unknown(self.chance) * (high - low) + low)
 
     def _from_exponential(
         self, real: torch.Tensor, _: Any, lambd: float = 1.0, **how: Any
     ) -> Cells:
+        """Unknown arrival times."""
         return _made(real.shape, lambda: Unknown.arrival(self.chance) / lambd)
 
     def _from_bernoulli(self, real: torch.Tensor, odds: Any, p: Any = None, **how: Any) -> Cells:
+        """Coins that nobody has looked at."""
         chances = odds if p is None else torch.as_tensor(p).expand(real.shape)
         self._note_precision((chances,))
         listed = chances.detach().double().flatten().tolist()
@@ -165,6 +186,11 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         replacement: bool = False,
         **how: Any,
     ) -> Cells:
+        """Tokens by their weights.
+
+        A single one per row is picked when somebody looks; several from one row depend on each
+        other and are picked at once.
+        """
         self._note_precision((weights,))
         rows = weights.detach().double().reshape(-1, weights.shape[-1]).tolist()
         if num_samples == 1:
@@ -175,6 +201,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
     def _from_randint(
         self, real: torch.Tensor, low: int, high: Any, *args: Any, **how: Any
     ) -> Cells:
+        """Whole numbers, each as likely as the others."""
         start, stop = (low, high) if isinstance(high, int) else (0, low)
         if stop - start > MANY:
             raise CannotEnumerate(f"{stop - start:,} integers to choose from")
@@ -241,6 +268,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         pool: list[Any] = []
 
         def numbered(tensor: torch.Tensor) -> torch.Tensor:
+            """The tensor's places as numbers, by which they are found again."""
             cells = self._cells(tensor)
             pool.extend(cells.flat)
             first = len(pool) - cells.size
@@ -307,6 +335,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return False
 
     def _is_marked(self, one: Any) -> bool:
+        """Whether a tensor or number is one that is not known."""
         return isinstance(one, Unknown) or id(one) in self._marked
 
     def _cells(self, tensor: Any) -> Cells:
@@ -350,12 +379,14 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return [0.5 if isinstance(one, Unknown) else one for one in args]
 
     def _note_precision(self, given: Any) -> None:
+        """Remember the format of tensors that random numbers meet."""
         for one in given:
             if isinstance(one, torch.Tensor) and one.numel() > 1 and one.dtype in BITS:
                 self.chance.precision.met_tensor(BITS[one.dtype])
 
 
 def _made(shape: Any, make: Callable[[], Any]) -> Cells:
+    """Cells of that shape, each made anew."""
     cells = np.empty(math.prod(shape), dtype=object)
     cells[:] = [make() for _ in range(cells.size)]
     return cells.reshape(tuple(shape))
@@ -368,6 +399,7 @@ def _at(every: Cells, places: torch.Tensor) -> Cells:
 
 
 def _looked_at(cell: Any) -> Any:
+    """The number in a cell; a pick is made now."""
     return cell.place() if isinstance(cell, Pick) else cell
 
 

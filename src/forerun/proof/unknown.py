@@ -42,6 +42,7 @@ OPPOSITE = {
     "time": "minus time",
     "log time": "minus log time",
 } | {"minus uniform": "uniform", "minus time": "time", "minus log time": "log time"}
+"""Forms of a number and of minus that number."""
 
 FIRST_ARRIVAL = {
     "argmin": ("time", "log time"),
@@ -65,6 +66,7 @@ class Form:
     rate: float = 1.0
 
     def times(self, factor: float) -> Form | None:
+        """The form of so many times the number; None where that has none."""
         if factor < 0 and self.kind != "speed":  # a negative speed loses to every positive one
             turned = OPPOSITE.get(self.kind)
             return Form(turned, self.rate).times(-factor) if turned else None
@@ -76,6 +78,7 @@ class Form:
         return Form(self.kind, self.rate * factor ** powers[self.kind])
 
     def plus(self, shift: float) -> Form | None:
+        """The form of the number and a shift; None where that has none."""
         if shift == 0:
             return self
         if self.kind == "minus uniform" and shift == 1:
@@ -86,10 +89,12 @@ class Form:
         return Form(self.kind, self.rate * math.exp(signs[self.kind] * shift))
 
     def inverted(self) -> Form | None:
+        """The form of 1 over the number; None where that has none."""
         other = {"time": "speed", "speed": "time"}.get(self.kind)
         return Form(other, self.rate) if other else None
 
     def log(self) -> Form | None:
+        """The form of the number's logarithm; None where that has none."""
         logs = {"uniform": "minus time", "time": "log time", "speed": "minus log time"}
         kind = logs.get(self.kind) if self.rate > 0 else None
         return Form(kind, self.rate) if kind else None
@@ -106,6 +111,9 @@ class Unknown:
         rising: bool = True,
         form: Form | None = None,
     ) -> None:
+        """interval: where u is known to lie, which numbers made of one u share.  inverse: from f(u)
+        to u.  form: what f is, if the number may race.
+        """
         self.chance = chance
         self.interval = [0.0, 1.0] if interval is None else interval
         self.inverse = inverse
@@ -131,6 +139,7 @@ class Unknown:
         return left if self.rising else not left
 
     def _span(self) -> tuple[float, float]:
+        """Where u lies; a number that has raced has no place of its own any more."""
         if not self.interval:
             raise CannotEnumerate("a number that has been in a race already")
         low, high = self.interval
@@ -139,6 +148,7 @@ class Unknown:
     def _changed(
         self, undo: Callable[[float], float], rising: bool, form: Form | None = None
     ) -> Unknown:
+        """Another function of the same u; undo: from its value to this number's."""
         before = self.inverse
         return Unknown(
             self.chance,
@@ -149,24 +159,31 @@ class Unknown:
         )
 
     def __lt__(self, value: Any) -> Any:
+        """Below one number; arrays are asked for each of theirs."""
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __le__(self, value: Any) -> Any:
+        """Equal numbers have no chance, so this is as likely as the strict comparison."""
         return NotImplemented if _is_array(value) else self._is_below(value)
 
     def __gt__(self, value: Any) -> Any:
+        """Above one number; arrays are asked for each of theirs."""
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def __ge__(self, value: Any) -> Any:
+        """Equal numbers have no chance, so this is as likely as the strict comparison."""
         return NotImplemented if _is_array(value) else self._is_above(value)
 
     def _is_below(self, value: Any) -> bool:
+        """Nothing is below NaN."""
         return not math.isnan(float(value)) and self._below(value)
 
     def _is_above(self, value: Any) -> bool:
+        """Nothing is above NaN."""
         return not math.isnan(float(value)) and not self._below(value)
 
     def __mul__(self, factor: Any) -> Any:
+        """Scale the number; 0 times it is known."""
         if _is_array(factor):
             return NotImplemented
         scale = float(factor)
@@ -180,6 +197,7 @@ class Unknown:
     __rmul__ = __mul__
 
     def __truediv__(self, factor: Any) -> Any:
+        """Divide the number; over 0 it is infinite."""
         if _is_array(factor):
             return NotImplemented
         divisor = float(factor)
@@ -188,6 +206,7 @@ class Unknown:
         return self * (1 / divisor)
 
     def __rtruediv__(self, number: Any) -> Any:
+        """Divide by the number, if it cannot be negative."""
         if _is_array(number):
             return NotImplemented
         dividend = float(number)
@@ -198,15 +217,18 @@ class Unknown:
         form = self.form and self.form.inverted()
 
         def undo(value: float) -> float:
+            """From the quotient back to the divisor."""
             quotient = value / dividend
             return 1 / quotient if quotient > 0 else math.inf
 
         return self._changed(undo, dividend < 0, form and form.times(dividend))
 
     def _is_positive(self) -> bool:
+        """Whether the number is above 0 for sure."""
         return self.form is not None and self.form.kind in ("uniform", "time", "speed")
 
     def __add__(self, other: Any) -> Any:
+        """Shift the number; with infinity the sum is known."""
         if _is_array(other):
             return NotImplemented
         shift = float(other)
@@ -217,12 +239,15 @@ class Unknown:
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
+        """Shift the number the other way."""
         return self + -other
 
     def __rsub__(self, other: Any) -> Any:
+        """Turn the number around, and shift it."""
         return self * -1 + other
 
     def __neg__(self) -> Any:
+        """Turn the number around."""
         return self * -1
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -249,24 +274,30 @@ class Unknown:
         raise CannotEnumerate(f"torch.{func.__name__}")
 
     def log(self) -> Unknown:
+        """The number's logarithm, which may still take part in a race."""
         form = self.form and self.form.log()
         return self._changed(lambda value: math.exp(min(value, 700.0)), True, form)
 
     def log1p(self) -> Any:
+        """The logarithm of the number and 1."""
         return (self + 1).log()
 
     def item(self) -> Unknown:
+        """A NumPy scalar gives its number; this is one."""
         return self
 
     def __float__(self) -> float:
+        """Looking at the number itself cannot be followed."""
         raise CannotEnumerate("the value of a random number")
 
     __int__ = __index__ = __float__
 
     def __bool__(self) -> bool:
+        """Whether the number is 0 cannot be followed."""
         raise CannotEnumerate("the truth of a random number")
 
     def __eq__(self, other: object) -> bool:
+        """Whether two numbers are equal cannot be followed."""
         raise CannotEnumerate("equality with a random number")
 
     __hash__ = object.__hash__
@@ -278,14 +309,17 @@ class Numbers(np.ndarray[Any, Any]):
     def argmax(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
+        """The place of the largest, followed as a race."""
         return self._winners("argmax", axis, keepdims)
 
     def argmin(  # type: ignore[override]
         self, axis: Any = None, out: None = None, *, keepdims: bool = False
     ) -> Any:
+        """The place of the smallest, followed as a race."""
         return self._winners("argmin", axis, keepdims)
 
     def _winners(self, end: str, axis: Any, keepdims: bool) -> Any:
+        """Race along an axis, or all against all."""
         if self.dtype != object:
             plain = np.asarray(self)
             return getattr(plain, end)(axis=axis, keepdims=keepdims)

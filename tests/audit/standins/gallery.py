@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun import rules
-from forerun.proof.broken import walk
-from forerun.proof.broken_addresses import coins_by_position, drafts_by_position
-from forerun.proof.drawing import draw_plainly
+from forerun.proof.broken import coins_by_position, drafts_by_position, walk
 from forerun.proof.mutants import MUTANTS
+from forerun.proof.rounds import draw_plainly
 from forerun.rules.base import Rule
 from standins.faults import Faults
 from standins.language import Drafter, Language, PromptLanguage

@@ -13,10 +13,8 @@ from forerun import rules
 from forerun.base.arrays import HostArray, as_indices
 from forerun.noise.addresses import Addressing, Purpose, by_round
 from forerun.noise.race import seed_key, uniform
-from forerun.proof.broken import block, owed, sample, walk
-from forerun.proof.broken_addresses import drafts_by_position
-from forerun.proof.drawing import draw_plainly
-from forerun.proof.rounds import Drawer, Verifier
+from forerun.proof.broken import block, drafts_by_position, owed, sample, walk
+from forerun.proof.rounds import Drawer, Verifier, draw_plainly
 from forerun.rules.base import CounterNoise, Rule
 from forerun.rules.types import Draft
 from forerun.verification import prepare
