@@ -1,7 +1,7 @@
 """False alarms and power of `forerun audit`, on stand-in servers whose faults are known.
 
     python benchmarks/audit.py honest --audits 60     # at each of three budgets
-    python benchmarks/audit.py usual --audits 10      # five usual faults, within 2,000 requests
+    python benchmarks/audit.py usual --audits 20      # five usual faults, within 2,000 requests
     python benchmarks/audit.py power                  # every bad server, at the default budget
 
 All write into `audit.json`, which depends on no machine.

@@ -25,9 +25,8 @@ from forerun.audit.conditions import CONDITIONS
 from forerun.audit.dialects import Dialect
 from forerun.audit.dry_run import planned, rehearse
 from forerun.audit.endpoint import Endpoint
-from forerun.audit.findings import Finding, Report, Status
+from forerun.audit.findings import Finding, Report, Status, page
 from forerun.audit.journal import Journal
-from forerun.audit.page import page
 from forerun.audit.prompts import prompts
 from forerun.audit.questions import Answer, Choice
 from forerun.audit.speculating import counters, judge, told
@@ -300,6 +299,29 @@ def test_a_stop_string_that_is_no_text_is_not_asked_for() -> None:
     assert list(stops_in(replace(whole, choices=(replace(choice, text="abcdef"),)))) == [
         ("in the text", "def")
     ]
+
+
+class Mute:
+    """Ends every answer before its first token, and counts none."""
+
+    def __init__(self) -> None:
+        self.server = sound(seed=1)
+
+    def send(self, call: Call) -> Raw:
+        raw = self.server.send(call)
+        for choice in raw.body.get("choices", []) if isinstance(raw.body, dict) else []:
+            choice |= {"text": "", "finish_reason": "stop"}
+            choice["logprobs"] = choice["logprobs"] and {
+                "tokens": [], "token_logprobs": [], "top_logprobs": []
+            }  # fmt: skip
+            raw.body["usage"] |= {"completion_tokens": 0}
+        return raw
+
+
+def test_an_endpoint_that_says_nothing_ends_the_audit() -> None:
+    report = audited(Mute(), budget=100)
+    assert report.num_requests <= 110
+    assert finding(report, "law").status is Status.UNCLEAR
 
 
 def test_seeds_that_are_refused_are_no_fault() -> None:

@@ -18,9 +18,8 @@ from standins.server import StandIn
 
 import forerun as fr
 from forerun.audit.budget import Budget, SpentError
-from forerun.audit.carrier import Http
+from forerun.audit.carrier import Http, Polite, retry_after
 from forerun.audit.journal import Journal
-from forerun.audit.politeness import Polite, retry_after
 from forerun.audit.wire import Call, EndpointError, Raw
 from forerun.base.errors import InputError
 from forerun.proof.broken import walk
@@ -96,6 +95,25 @@ def test_retry_after_may_be_a_date() -> None:
     assert 50 < (retry_after({"retry-after": later}) or 0) <= 60
     assert retry_after({"retry-after": "soon"}) is None
     assert retry_after({}) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{}", b"[]", b'{"name": "one"}', b"\xff\xfe", b"[" * 100_000, b'{"settings": 1}'],
+)
+def test_a_damaged_line_of_a_journal_is_asked_for_again(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(Scripted(Raw(200, {})), path, {})
+    journal.answer("one", CALL)
+    journal.close()
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, damage, second, damage[:3]]))
+    again = Journal(Scripted(Raw(200, {})), path, {})
+    assert again.num_resumed == 1
+    path.write_bytes(first + b"\n" + damage + b"\n")
+    again = Journal(Scripted(Raw(200, {})), path, {})
+    assert again.num_resumed == 0
+    assert again.answer("one", CALL).status == 200
 
 
 def test_a_journal_answers_what_it_knows(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from forerun.audit.bins import Bins
-from forerun.audit.coins import CoinFilter
 from forerun.audit.features import run_of
-from forerun.audit.mechanisms import Mechanisms
+from forerun.audit.mechanisms import CoinFilter, Mechanisms
 
 
 @pytest.mark.parametrize("num_coins", [1, 2])

@@ -13,10 +13,9 @@ from standins.options import law_of
 
 from forerun.audit.bins import TAIL, Bins
 from forerun.audit.conditions import CONDITIONS, Condition, changed
-from forerun.audit.evidence import Evidence, needed
+from forerun.audit.evidence import Evidence, Wealth, needed
 from forerun.audit.features import NAMES, Spot
 from forerun.audit.prompts import Prompt
-from forerun.audit.wealth import Wealth
 from forerun.base.arrays import HostArray
 
 FULL = Bins.of({" a": math.log(0.5), " b": math.log(0.3), " c": math.log(0.15)})
@@ -130,11 +129,41 @@ def test_the_mean_of_the_e_value_is_at_most_1_under_either_reading(counts_prompt
 
 def test_suspects_are_looked_at_first_and_all_in_the_end() -> None:
     on, asked = wealth()
-    first = [on.next(asked) for _ in range(6)]
-    assert Counter(one.name for one in first) == {one.name: 3 for one in asked}
-    cold = asked[0]
+    cold, other = asked
+
+    def texts(count: int, cost: int = 8) -> Counter[str]:
+        chosen: Counter[str] = Counter()
+        for _ in range(count):
+            condition = on.next(asked)
+            chosen[condition.name] += 1
+            on.spent[condition.name, PROMPT.text] += cost
+        return chosen
+
+    assert texts(6) == {cold.name: 3, other.name: 3}
     while on.log_e_value < needed(0.01):
         bet(on, cold, [], " c")
-    assert on.next(asked) is cold
-    assert on.of(cold.name) > on.of(asked[1].name) == 0
-    assert asked[1] in [on.next(asked) for _ in range(1000)]
+    assert on.of(cold.name) > on.of(other.name) == 0
+    assert texts(10) == {cold.name: 10}
+    assert texts(200)[other.name] > 5
+
+
+def test_a_condition_that_costs_more_has_fewer_texts() -> None:
+    on, asked = wealth()
+    for _ in range(300):
+        condition = on.next(asked)
+        on.spent[condition.name, PROMPT.text] += 8 if condition is asked[0] else 24
+    spent = [on.spent_under(one.name) for one in asked]
+    assert spent[0] == pytest.approx(spent[1], abs=32)
+
+
+def test_the_prompt_where_bets_win_is_asked_for_again() -> None:
+    on, (cold, _) = wealth()
+    other = Prompt("Go on:", PROMPT.pieces)
+    for _ in range(2 * 24):
+        on.spent[cold.name, on.next_prompt(cold, [PROMPT, other]).text] += 1
+    assert on.spent[cold.name, PROMPT.text] == on.spent[cold.name, other.text] == 24
+    for _ in range(20):
+        bet(on, cold, [], " c")  # of PROMPT
+    assert {on.next_prompt(cold, [PROMPT, other]).text for _ in range(5)} == {PROMPT.text}
+    on.spent[cold.name, PROMPT.text] += 5000
+    assert on.next_prompt(cold, [PROMPT, other]) is other

@@ -12,21 +12,19 @@ from typing import Any
 
 from forerun.audit.budget import Budget, SpentError
 from forerun.audit.check_law import LawCheck
-from forerun.audit.check_logprobs import check_logprobs
+from forerun.audit.check_logprobs import check_logprobs, check_unchanged
 from forerun.audit.check_options import LEVEL as OPTION_LEVEL
 from forerun.audit.check_options import OptionCheck
 from forerun.audit.check_repeats import check_repeats
 from forerun.audit.check_stops import StopCheck
 from forerun.audit.conditions import CONDITIONS
-from forerun.audit.findings import Finding, Report, Status
+from forerun.audit.findings import Finding, Report, Status, page
 from forerun.audit.journal import Journal
 from forerun.audit.law_finding import LEVEL as LAW_LEVEL
 from forerun.audit.meeting import Meeting, base_path, meet, token_id
-from forerun.audit.politeness import Polite
 from forerun.audit.prompts import prompts
 from forerun.audit.questions import Chunk
 from forerun.audit.speculating import Speculation, counters, judge
-from forerun.audit.unchanged import check_unchanged
 from forerun.audit.wire import Transport
 from forerun.audit.without_logprobs import check_law_by_pairs
 from forerun.base.errors import InputError, explain
@@ -40,7 +38,9 @@ SHARES = {"stops and limits": 0.1, "repeatability": 0.2, "options": 0.2}
 FLOORS = {"stops and limits": 100, "repeatability": 310, "options": 300}
 """What a check needs to be complete: of a small budget it has up to a quarter."""
 LEAST_BUDGET = 50
+"""Tokens below which no check could show anything."""
 JOURNAL = "journal.jsonl"
+"""The name of the journal in the folder of an audit."""
 
 Progress = Callable[[str, int, int], None]
 """p(check, tokens spent, budget)"""
@@ -48,7 +48,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the questions of an audit depend on."""
+    """What the questions of an audit depend on.
+
+    url: up to and with /v1.  model: None for the first that the endpoint lists.  budget: tokens
+    that may be generated.  seed: of the prompts.  slack: how far rounding may move a ratio of
+    chances; None to measure it.
+    """
 
     url: str
     model: str | None = None
@@ -57,6 +62,7 @@ class Settings:
     slack: float | None = None
 
     def __post_init__(self) -> None:
+        """Refuse settings with which nothing could be shown."""
         if self.budget < LEAST_BUDGET:
             cure = f"Allow at least {LEAST_BUDGET} generated tokens; {Settings.budget} is usual."
             raise InputError(explain("The budget is too small.", self.budget, cure))
@@ -92,7 +98,7 @@ def audit(
         raise InputError(explain("rate is not positive.", rate, "Use requests a second, as 20."))
     folder = None if out is None else Path(out)
     if transport is None:
-        from forerun.audit.carrier import Http
+        from forerun.audit.carrier import Http, Polite
 
         transport = Polite(Http(url, key=key, timeout=timeout), rate)
     kept = {"url": url, "model": model, "budget": budget, "seed": seed, "slack": slack}
@@ -104,8 +110,6 @@ def audit(
         journal.close()
     report = replace(report, seconds=time.perf_counter() - started)
     if folder is not None:
-        from forerun.audit.page import page
-
         (folder / "report.json").write_text(report.to_json() + "\n", encoding="utf-8")
         (folder / "report.html").write_text(page(report), encoding="utf-8")
     return report
@@ -130,11 +134,16 @@ def _not_honoured(options: Finding) -> dict[str, str]:
 
 
 class Audit:
-    """One run of all checks."""
+    """One run of all checks.
+
+    Each has a share of the budget, in an order that depends on nothing but settings and answers,
+    so that a journal brings an audit back to where it was.
+    """
 
     def __init__(
         self, settings: Settings, journal: Journal, progress: Progress | None = None
     ) -> None:
+        """progress: called after every answer, with the check, the tokens spent and the budget."""
         self.settings, self.journal = settings, journal
         self.budget = Budget(settings.budget)
         self.prompts = prompts(settings.seed)
@@ -142,6 +151,9 @@ class Audit:
         self._streams: list[Sequence[Chunk]] = []
 
     def run(self) -> Report:
+        """Make all checks, the cheap and exact ones first; the law has what they leave of the
+        budget.
+        """
         settings, base = self.settings, base_path(self.settings.url)
         met = meet(self.journal, self.budget, base, settings.model, self.prompts[0])
         root = base.removesuffix("/v1")
@@ -157,6 +169,7 @@ class Audit:
         return self._report(met, findings, speculation)
 
     def _repeats(self, met: Meeting) -> Finding:
+        """Check repeatability; its streams also show whether tokens come in runs."""
         finding, streams = check_repeats(met.endpoint, self.prompts[0], has_seeds=met.has_seeds)
         self._streams += streams
         return finding
@@ -170,6 +183,7 @@ class Audit:
             return [*unknown, pairs]
 
         def id_of(text: str) -> int | None:
+            """The id of a token, for options that name tokens by it."""
             return token_id(self.journal, base, met.model, text)
 
         options = self._spend(
@@ -205,6 +219,10 @@ class Audit:
     def _report(
         self, met: Meeting, findings: Sequence[Finding], speculation: Speculation
     ) -> Report:
+        """Put the findings together with the settings and what was spent.
+
+        The level is that of the checks that depend on chance; the others are exact.
+        """
         settings: dict[str, Any] = {
             "budget": self.settings.budget,
             "seed": self.settings.seed,

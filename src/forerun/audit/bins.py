@@ -57,13 +57,16 @@ class Bins:
         return self._places.get(key, len(self.keys) - 1)
 
     def speaks_of(self, key: Key) -> bool:
+        """Whether anything is said of a token; a law of the listed ones is silent on the rest."""
         return self.has_tail or self.index(key) < len(self.keys) - 1
 
     @cached_property
     def _places(self) -> dict[Key, int]:
+        """The bin of every listed token."""
         return {key: place for place, key in enumerate(self.keys)}
 
     def chance(self, key: Key) -> float:
+        """The chance of a token's bin."""
         return float(self.chances[self.index(key)])
 
     def spread_over(self, keys: Sequence[Key]) -> HostArray:

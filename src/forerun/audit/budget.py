@@ -43,6 +43,7 @@ class Budget:
             self._limit = before
 
     def reserve(self, tokens: int) -> None:
+        """Set tokens aside for a request; raises `SpentError` where there are not enough."""
         with self._lock:
             if tokens > self.left:
                 raise SpentError(f"{tokens} tokens are needed and {self.left} are left.")

@@ -1,4 +1,4 @@
-"""Carries calls over HTTP(S) with the standard library."""
+"""Carries calls over HTTP(S) with the standard library, at a rate, and waits for busy servers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from forerun.audit.wire import DONE, Call, EndpointError, Raw
+from forerun.audit.wire import DONE, Call, EndpointError, Raw, Transport
 from forerun.base.errors import InputError, explain
+
+BUSY = (429, 503, 529)
+"""Statuses of an endpoint that asks to be called again later."""
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 60.0
+"""Seconds between two tries of one call: first, and at most, doubled in between."""
 
 
 class Http:
     """One kept connection per thread; `send` may be called from several."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 120.0) -> None:
+        """url: its scheme, host and port.  key: sent as a bearer token.  timeout: in seconds."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             cure = "Write it as http://host:port/v1 or https://host/v1."
@@ -27,6 +37,7 @@ class Http:
         self._local = threading.local()
 
     def send(self, call: Call) -> Raw:
+        """Make a call; whatever goes wrong on the way is an `EndpointError`."""
         started = time.perf_counter()
         try:
             return self._exchange(call, started)
@@ -44,6 +55,10 @@ class Http:
             ) from error
 
     def _exchange(self, call: Call, started: float) -> Raw:
+        """Send the request and read the whole answer, event by event where it is a stream.
+
+        started: the moment that the seconds of events are counted from.
+        """
         connection = self._connection()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if call.is_streamed:
@@ -62,6 +77,7 @@ class Http:
         return Raw(response.status, _parsed(text), named, (), time.perf_counter() - started)
 
     def _connection(self) -> HTTPConnection:
+        """The connection of this thread, which is opened by the first call."""
         kept = getattr(self._local, "connection", None)
         if kept is None:
             make = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
@@ -79,6 +95,7 @@ class Http:
 
 
 def _parsed(text: str) -> Any:
+    """A body as JSON, or as the text that it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -91,3 +108,75 @@ def _events(response: HTTPResponse, started: float) -> Iterator[tuple[float, Any
         if line.startswith(b"data:"):
             text = line[5:].strip().decode(errors="replace")
             yield time.perf_counter() - started, DONE if text == DONE else _parsed(text)
+
+
+@dataclass
+class Polite:
+    """At most `rate` calls a second; busy answers and lost connections are tried again.
+
+    patience: how often in a row a call is tried again.
+    """
+
+    transport: Transport
+    rate: float = 20.0
+    patience: int = 6
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], float] = time.monotonic
+    waited: float = 0.0  # seconds, because the endpoint was busy
+    _next: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def send(self, call: Call) -> Raw:
+        """Make a call in its turn, and again while the endpoint is busy or does not answer."""
+        wait = FIRST_WAIT
+        for attempt in range(self.patience + 1):
+            self._take_turn()
+            is_last = attempt == self.patience
+            try:
+                raw = self.transport.send(call)
+            except EndpointError:
+                if is_last or attempt >= 2:
+                    raise
+                asked = None
+            else:
+                if raw.status not in BUSY:
+                    return raw
+                asked = retry_after(raw.headers)
+                if is_last:
+                    received = f"status {raw.status} {attempt + 1} times"
+                    cure = (
+                        "Try again later, or with a lower --rate; the journal keeps what is done."
+                    )
+                    raise EndpointError(explain("The endpoint stays busy.", received, cure))
+            self._pause(wait if asked is None else asked)
+            wait = min(2 * wait, LONGEST_WAIT)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _take_turn(self) -> None:
+        """Sleep until the rate allows another call."""
+        with self._lock:
+            start = max(self.now(), self._next)
+            self._next = start + 1.0 / self.rate
+        if (ahead := start - self.now()) > 0:
+            self.sleep(ahead)
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, and remember for how long in all."""
+        self.waited += seconds
+        self.sleep(seconds)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the header of that name asks for: a number, or a date."""
+    text = headers.get("retry-after")
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())

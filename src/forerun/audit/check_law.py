@@ -17,20 +17,24 @@ from forerun.audit.bins import Bins, Key
 from forerun.audit.budget import SpentError
 from forerun.audit.conditions import CONDITIONS, Condition, changed
 from forerun.audit.endpoint import Endpoint
-from forerun.audit.evidence import Evidence, needed
+from forerun.audit.evidence import Evidence, Wealth, needed
 from forerun.audit.features import NAMES, Spot, copied
 from forerun.audit.findings import Finding
 from forerun.audit.law_finding import LEVEL, Guess, Outcome, bends, follows, law_finding
 from forerun.audit.mechanisms import Mechanisms, misjudged
 from forerun.audit.prompts import Prompt
 from forerun.audit.questions import Question, RefusedError, Token
-from forerun.audit.wealth import Wealth
 
 LEAST_SLACK = 1e-3
+"""How far rounding is always allowed to move a ratio of chances."""
 MOST_SLACK = 0.05
+"""How far it is allowed to, whatever was measured; beyond that nothing could be shown."""
 NUM_ASKED_AGAIN = 4
+"""Laws that are asked for twice, to measure rounding."""
 FEWEST_TURNS = 2
 """Texts of every prompt before one is preferred."""
+LONG_ENOUGH = 8
+"""Tokens of a text in which runs may be copied."""
 LEAST_HEARD = 64
 """Tokens whose log-probabilities are compared, even where the law is rejected sooner."""
 MOST_SAMPLES = 400
@@ -43,13 +47,17 @@ LIKELY = 1e-3
 
 @dataclass
 class Heard:
-    """A token of speculated text, and the law at its place."""
+    """A token of speculated text without options, and the law at its place.
+
+    The log-probabilities that came with the text are compared with this law later.
+    """
 
     token: Token
     law: Bins
 
 
 def _evidence(num_mechanisms: int = 1) -> Evidence:
+    """Evidence for one condition, which none of its tokens has moved yet."""
     return Evidence(len(NAMES), 4, num_others=2, num_mechanisms=num_mechanisms)
 
 
@@ -79,12 +87,14 @@ class LawCheck:
     _places: list[tuple[Condition, Prompt, Sequence[Token]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Give every condition wealth of its own, once for each reading of its law."""
         parts = {
             one.name: [_evidence() for _ in range(one.num_readings)] for one in self.conditions
         }
         self.wealth = Wealth(_evidence(len(self._mechanisms)), parts)
 
     def run(self) -> Finding:
+        """Bet on the tokens of texts until the law is rejected or the budget is spent."""
         for condition in self.conditions:
             if condition.has_penalties and self.endpoint.dialect.route == "chat":
                 self.left_out[condition.name] = "a chat's template may hold any word"
@@ -103,14 +113,19 @@ class LawCheck:
 
     @property
     def _is_rejected(self) -> bool:
+        """Whether the e-value has passed the bar."""
         return self.wealth.log_e_value >= needed(self.level)
 
     def _texts(self) -> Iterator[tuple[Condition, Prompt, tuple[Token, ...], bool]]:
+        """Texts under the conditions, each with its prompt and whether it ended early."""
         while open_ := [one for one in self.conditions if one.name not in self.left_out]:
             condition = self.wealth.next(open_)
-            prompt = self._prompt(condition)
+            prompt, before = self._prompt(condition), self.endpoint.budget.spent
             try:
                 yield condition, prompt, *self._text(condition, prompt)
+                self.wealth.spent[condition.name, prompt.text] += (
+                    self.endpoint.budget.spent - before
+                )
             except RefusedError as refusal:
                 if not condition.options:
                     raise
@@ -127,18 +142,21 @@ class LawCheck:
         return choice.tokens or (), choice.reason == "stop"
 
     def _prompt(self, condition: Condition) -> Prompt:
-        """The prompts in turn; without options two texts in three go to the one whose copies are
-        likeliest, since faults of drafts show most where drafts are accepted.
+        """The prompt on which bets have won most; of longer texts without options the prompts in
+        turn, but two texts in three go to the one whose copies are likeliest, since faults of
+        copied drafts show where drafts are accepted.
 
         Which prompt comes next depends on earlier texts alone, so the test stays valid.
         """
         if condition.has_penalties:  # so that what the prompt says is known to the word
             return Prompt("", self.prompts[0].pieces)
+        if condition.length < LONG_ENOUGH:
+            return self.wealth.next_prompt(condition, self.prompts)
         number = self._turns[condition.name]
         self._turns[condition.name] += 1
         turn, rest = divmod(number, 3)
         copies = {one.text: self._copies[condition.name, one.text] for one in self.prompts}
-        if condition.options or turn < FEWEST_TURNS or not all(copies.values()):
+        if turn < FEWEST_TURNS or not all(copies.values()):
             return self.prompts[number % len(self.prompts)]
         if rest:
             return max(self.prompts, key=lambda prompt: fmean(copies[prompt.text]))
@@ -274,6 +292,7 @@ class LawCheck:
         return min(worst, MOST_SLACK)
 
     def _outcome(self, samples: Evidence | None) -> Outcome:
+        """All that the finding is made of."""
         return Outcome(
             self.wealth,
             self.level,

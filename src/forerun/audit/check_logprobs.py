@@ -1,21 +1,30 @@
-"""Log-probabilities that come with speculated text, against those of one-token requests."""
+"""Log-probabilities against each other: those of speculated text and those of one-token requests;
+those at the beginning of the audit and those at its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from forerun.audit.bins import LIKELY_ZERO
+from forerun.audit.bins import LIKELY_ZERO, Bins
+from forerun.audit.budget import SpentError
 from forerun.audit.check_law import Heard
+from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Status
+from forerun.audit.prompts import Prompt
 
 TOLERANCE = 0.1
 """Nats by which rounding may move a log-probability: bfloat16 has steps of 1/16 near 16."""
 GROSS = 0.5
+"""Nats that no rounding moves a log-probability by."""
 LISTED = 1e-3
+"""Tokens less likely than this are not compared: the fewest bits are left for them."""
+LIKELY = 0.05
+"""Tokens at least so likely are compared at the end of an audit."""
 
 
 def check_logprobs(heard: Sequence[Heard]) -> Finding:
+    """Compares the log-probabilities of tokens of texts with those of one-token requests."""
     pairs = [
         (item.token.logprob, math.log(chance))
         for item in heard
@@ -66,6 +75,7 @@ def binomial_interval(hits: int, count: int, level: float = 0.01) -> tuple[float
         return min(1.0, total)
 
     def solve(least: int, goal: float) -> float:
+        """The share at which so many hits, or more, have the chance `goal`."""
         low, high = 0.0, 1.0
         for _ in range(40):
             middle = (low + high) / 2
@@ -75,3 +85,29 @@ def binomial_interval(hits: int, count: int, level: float = 0.01) -> tuple[float
     lower = 0.0 if hits == 0 else solve(hits, level / 2)
     upper = 1.0 if hits == count else solve(hits + 1, 1 - level / 2)
     return lower, upper
+
+
+def check_unchanged(endpoint: Endpoint, prompt: Prompt) -> Finding:
+    """Compares the law after a prompt at the end with that at the beginning."""
+    name = "same model"
+    try:
+        first = endpoint.law(prompt.text, ())
+        told = endpoint.ask("again/last", endpoint.one_token(prompt.text)).choices[0].tokens
+    except SpentError:
+        return Finding(name, Status.UNKNOWN, "The budget did not last for a second look.")
+    if first is None or not told or not told[0].top:
+        return Finding(name, Status.UNKNOWN, "Needs log-probabilities.")
+    last = Bins.of(told[0].top)
+    gaps = [
+        abs(math.log(max(last.chance(key), 1e-9) / chance))
+        for key, chance in zip(first.keys[:-1], first.chances.tolist(), strict=False)
+        if chance > LIKELY
+    ]
+    worst = max(gaps, default=0.0)
+    words = f"The distribution after the first prompt moved by {worst:.2g} nats during the audit."
+    status = Status.PASSED
+    if worst > GROSS:
+        status = Status.FAILED
+        words += " The model changed in between, so the other findings mean little."
+    return Finding(name, status, words, "change of a log-probability", worst, None,
+                   f"a change of {GROSS} nats in a likely token")  # fmt: skip

@@ -35,7 +35,9 @@ TRIED = (
 )
 """Beside these, a ban by logit_bias where tokens' ids are known."""
 LENGTH = Condition.length
+"""Tokens of a text."""
 BAN = -100.0
+"""A bias after which no token comes, in the range that OpenAI's API has."""
 
 Laws = Callable[[Bins, Sequence[Key], Prompt], list[Bins]]
 """The laws that an honest server may have: after the plain one, what was said, and the prompt."""
@@ -58,6 +60,11 @@ class Trial:
     outcome: str = "undecided"
 
     def see(self, plain: Bins, key: Key, said: Sequence[Key], prompt: Prompt) -> None:
+        """Bet on a token by both laws, the one under the option and the one without.
+
+        key: the token that came.  said: those before it.  Each bet is paid by the upper bound of
+        the law that it is against, so under that law its mean is 1 at most.
+        """
         self.num_tokens += 1
         laws = self.laws(plain, said, prompt)
         if not laws[0].speaks_of(key):
@@ -76,11 +83,18 @@ class Trial:
 
 @dataclass
 class OptionCheck:
+    """Asks for short texts under one option after another.
+
+    Each option has an equal part of what is left of the budget, and an equal part of the level.
+    id_of: the id of a token, by its text; None where the endpoint does not tell ids.
+    """
+
     endpoint: Endpoint
     prompts: Sequence[Prompt]
     id_of: Callable[[str], int | None]  # of a token's text
 
     def run(self) -> Finding:
+        """Try every option until it is decided or its share of the budget is spent."""
         trials = [*self._trials()]
         spent = False
         for trial in trials:
@@ -96,6 +110,7 @@ class OptionCheck:
         return _finding(trials, spent)
 
     def _trials(self) -> Iterator[Trial]:
+        """The options to try, each with the law that it should make."""
         plain = self.endpoint.plain
         for tried in TRIED:
             laws = partial(tried.laws, slack=MARGIN)
@@ -106,6 +121,10 @@ class OptionCheck:
             yield Trial("logit_bias", options, lambda law, said, prompt: [without(law, word)])
 
     def _try(self, trial: Trial) -> None:
+        """Ask for texts under an option until they show whether it is honoured.
+
+        Where no token of a text is known well enough, the option cannot be tested here.
+        """
         number = 0
         prompt = self.prompts[0]
         while trial.outcome == "undecided":
@@ -135,6 +154,7 @@ def without(law: Bins, word: Key) -> Bins:
 
 
 def _finding(trials: Sequence[Trial], spent: bool) -> Finding:
+    """The outcome of all options in one finding; one that is ignored makes it a failure."""
     outcomes = {trial.name: trial.outcome for trial in trials}
     wrong = [name for name, outcome in outcomes.items() if outcome == "not honoured"]
     right = [name for name, outcome in outcomes.items() if outcome == "honoured"]

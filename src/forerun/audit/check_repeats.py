@@ -1,7 +1,11 @@
-"""Repeatability: the same question with the same seed, idle, streamed, under load, warm, n > 1."""
+"""Repeatability: the same question with the same seed, idle, streamed, under load, warm, n > 1.
+
+Where two answers part, the law of that place says whether rounding explains it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,15 +13,74 @@ from typing import Any
 from forerun.audit.budget import SpentError
 from forerun.audit.endpoint import Endpoint
 from forerun.audit.findings import Finding, Status
-from forerun.audit.forks import first_fork
 from forerun.audit.prompts import COPYING, Prompt
-from forerun.audit.questions import Answer, Choice, Chunk, Question, RefusedError
+from forerun.audit.questions import Answer, Choice, Chunk, Question, RefusedError, Token
 
 LENGTH = 16
+"""Tokens of an answer."""
 NUM_OTHERS = 5
+"""Requests that are made at the same time, for load."""
 SEED = 18
 COINCIDENCE = -9.2
 """The log-probability of a text that two samples hardly ever share."""
+NEAR = 0.1
+"""Nats within which two tokens may change places by rounding."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """place: how many tokens (characters where tokens are not told) are the same.
+
+    gap: between the log-probabilities of the two next tokens; None if not known.
+    """
+
+    place: int
+    gap: float | None
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding explains that the answers part here."""
+        return self.gap is not None and self.gap <= NEAR
+
+    @property
+    def words(self) -> str:
+        """The place and the gap, for a report."""
+        if self.gap is None:
+            return f"at {self.place}, of unknown size"
+        return f"at token {self.place}, where the two differ by {self.gap:.2g} nats"
+
+
+def first_fork(endpoint: Endpoint, prompt: str, one: Choice, other: Choice) -> Fork | None:
+    """Where two answers part; None if they are the same."""
+    if one.text == other.text:
+        return None
+    if one.tokens is None or other.tokens is None:
+        return Fork(_common(one.text, other.text), None)
+    place = _common([t.text for t in one.tokens], [t.text for t in other.tokens])
+    if place == min(len(one.tokens), len(other.tokens)):
+        return Fork(place, None)
+    gap = _gap(endpoint, prompt, one.tokens[:place], one.tokens[place], other.tokens[place])
+    return Fork(place, gap)
+
+
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences begin with alike."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _gap(
+    endpoint: Endpoint, prompt: str, before: Sequence[Token], one: Token, other: Token
+) -> float | None:
+    """Nats between two tokens at a place, by a one-token request; None where it is not told."""
+    try:
+        law = endpoint.law(prompt, before)
+    except (SpentError, RefusedError):
+        return None
+    if law is None or one.text not in law.keys or other.text not in law.keys:
+        return None
+    chances = [max(law.chance(token.text), 1e-12) for token in (one, other)]
+    return abs(math.log(chances[0] / chances[1]))
 
 
 def greedily(endpoint: Endpoint) -> dict[str, Any]:
@@ -27,7 +90,10 @@ def greedily(endpoint: Endpoint) -> dict[str, Any]:
 
 @dataclass
 class Repeats:
-    """One question asked in several settings."""
+    """One question asked in several settings.
+
+    name: "seeded" or "greedy".  options: that make its text certain.  answers: by setting.
+    """
 
     endpoint: Endpoint
     prompt: Prompt
@@ -36,6 +102,10 @@ class Repeats:
     answers: dict[str, Answer] = field(default_factory=dict)
 
     def run(self) -> None:
+        """Ask in every setting: idle twice, streamed, under load, and when all of that is cached.
+
+        Answers that came before the budget or the endpoint ended it are kept.
+        """
         question = Question(self.prompt.text, LENGTH, options=self.options)
         self._ask("idle", question)
         self._ask("idle again", question)
@@ -44,9 +114,11 @@ class Repeats:
         self._ask("warm", question)
 
     def _ask(self, setting: str, question: Question) -> None:
+        """Ask once, and keep the answer under the name of its setting."""
         self.answers[setting] = self.endpoint.ask(f"repeat/{self.name}/{setting}", question)
 
     def _ask_under_load(self, question: Question) -> None:
+        """Ask together with other questions, which are batched with it."""
         others = [
             (
                 f"repeat/{self.name}/other {number}",
@@ -64,6 +136,7 @@ class Repeats:
 
     @property
     def num_texts(self) -> int:
+        """How many texts there are to compare."""
         return len({answer.text for answer in self.answers.values()})
 
 
@@ -92,6 +165,11 @@ def check_repeats(
 
 
 def _compare(endpoint: Endpoint, repeats: Repeats, problems: list[str], notes: list[str]) -> None:
+    """Compare every answer with the first, and add to problems or notes.
+
+    A greedy text may part from another at a near-tie.  A seeded one may not: its numbers are the
+    same, and a near-tie of two tokens is no near-tie of the numbers that choose between them.
+    """
     if "idle" not in repeats.answers:
         return
     first = repeats.answers["idle"].choices[0]
@@ -140,6 +218,7 @@ def _is_unlikely(choice: Choice) -> bool:
 
 
 def _finding(both: Sequence[Repeats], problems: Sequence[str], notes: Sequence[str]) -> Finding:
+    """Both rows of answers, seeded and greedy, in one finding."""
     num_asked = sum(len(each.answers) for each in both)
     if num_asked < 2:
         return Finding("repeatability", Status.UNKNOWN, "; ".join(notes) or "Nothing was asked.")

@@ -14,12 +14,17 @@ from forerun.audit.prompts import COPYING
 from forerun.audit.questions import Answer, Question, RefusedError, Token
 
 LENGTH = 16
+"""Tokens of the answer that is not cut."""
 LIMITS = (1, 2, 3, 5, 8)
+"""Values of max_tokens that are tried."""
 
 
 @dataclass
 class StopCheck:
-    """Compares cut answers with a greedy answer that was not cut."""
+    """Compares cut answers with a greedy answer that was not cut.
+
+    problems: cuts that are wrong.  notes: cuts that could not be compared, and why.
+    """
 
     endpoint: Endpoint
     problems: list[str] = field(default_factory=list)
@@ -27,6 +32,7 @@ class StopCheck:
     num_compared: int = 0
 
     def run(self) -> Finding:
+        """Ask for the whole text, then for it with limits and with stops that occur in it."""
         question = Question(COPYING.text, LENGTH, options=greedily(self.endpoint))
         try:
             whole = self.endpoint.ask("stop/whole", question)
@@ -44,6 +50,10 @@ class StopCheck:
         return self._finding()
 
     def _limit(self, whole: Answer, limit: int) -> None:
+        """Compare the text under a limit with the beginning of the whole one.
+
+        Where it is another text, greedy text itself is not repeatable, which another check says.
+        """
         question = Question(COPYING.text, limit, options=greedily(self.endpoint))
         answer = self.endpoint.ask(f"limit/{limit}", question)
         if not whole.text.startswith(answer.text) and not answer.text.startswith(whole.text):
@@ -69,6 +79,11 @@ class StopCheck:
             self.problems.append(f"{name}: usage adds up {parts[0]} and {parts[1]} to {total}")
 
     def _stop(self, whole: Answer, kind: str, stop: str, name: str, *, is_streamed: bool) -> None:
+        """Compare the text under a stop string with the whole one up to that string.
+
+        kind: where the string lies, in words.  The text must end right before it, and say that it
+        was stopped.
+        """
         question = Question(
             COPYING.text,
             LENGTH,
@@ -95,6 +110,7 @@ class StopCheck:
             self.problems.append(f"{way}: finish_reason is {answer.choices[0].reason!r}")
 
     def _finding(self) -> Finding:
+        """What was compared, and every cut that was wrong."""
         if self.num_compared == 0:
             words = "No cut text could be compared. " + "; ".join(self.notes)
             return Finding("stops and limits", Status.UNKNOWN, words.strip())

@@ -26,6 +26,9 @@ MANY = 1e6
 """How often a token may have been said, where nothing is known of it."""
 BET_ON_OUT = 1e-3
 """What bets put on all excluded tokens together."""
+SHORT = 4
+"""Tokens of texts under options: short ones begin alike more often, so that fewer laws have to be
+asked for, and what comes at a place is learned sooner."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,12 @@ class Condition:
 
     @property
     def has_penalties(self) -> bool:
+        """Whether the law of a token depends on which tokens were said."""
         return any(name.endswith("_penalty") for name in self.options)
 
     @property
     def num_readings(self) -> int:
+        """In how many ways honest servers understand the options."""
         return 2 if self.has_penalties else 1
 
     @property
@@ -70,10 +75,10 @@ CONDITIONS = (
     Condition("plain"),
     Condition("2 tokens", length=2),
     Condition("24 tokens", length=24),
-    Condition("temperature 0.5", {"temperature": 0.5}),
-    Condition("temperature 1.8", {"temperature": 1.8}),
-    Condition("top_p 0.5", {"top_p": 0.5}),
-    Condition("top_p 0.7", {"top_p": 0.7}),
+    Condition("temperature 0.5", {"temperature": 0.5}, SHORT),
+    Condition("temperature 1.8", {"temperature": 1.8}, SHORT),
+    Condition("top_p 0.5", {"top_p": 0.5}, SHORT),
+    Condition("top_p 0.7", {"top_p": 0.7}, SHORT),
     Condition("penalties", {"presence_penalty": 0.5, "frequency_penalty": 1.0}),
 )
 """One option at a time, since servers differ in the order in which they apply several."""

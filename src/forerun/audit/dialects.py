@@ -34,6 +34,7 @@ class Dialect:
 
     @property
     def path(self) -> str:
+        """Where questions are sent."""
         return (
             f"{self.base}/completions"
             if self.route == "completions"
@@ -41,6 +42,11 @@ class Dialect:
         )
 
     def call(self, question: Question) -> Call:
+        """A question as the body of a request on this route.
+
+        Fields that a question does not need are left out, since servers refuse what they do not
+        know.
+        """
         body: dict[str, Any] = {"max_tokens": question.max_tokens}
         if self.model is not None:
             body["model"] = self.model
@@ -62,6 +68,7 @@ class Dialect:
         return Call("POST", self.path, body)
 
     def _said(self, question: Question) -> dict[str, Any]:
+        """The prompt and the beginning of the answer: as text, as ids, or as messages."""
         begun = "".join(question.prefix)
         if self.route == "completions":
             ids = (self.prompt_ids or {}).get(question.prompt)
@@ -94,6 +101,7 @@ def read(raw: Raw) -> Answer:
 
 
 def _message(body: Any) -> str:
+    """The reason in the body of an error, wherever servers put it."""
     if isinstance(body, Mapping):
         error = body.get("error", body.get("detail", body.get("message", body)))
         if isinstance(error, Mapping):
@@ -103,6 +111,7 @@ def _message(body: Any) -> str:
 
 
 def _whole(body: Any, seconds: float) -> Answer:
+    """An answer that came in one piece."""
     choices = tuple(
         Choice(_text(choice), _tokens(choice), choice.get("finish_reason"))
         for choice in sorted(body["choices"], key=lambda choice: choice.get("index", 0))
@@ -113,6 +122,10 @@ def _whole(body: Any, seconds: float) -> Answer:
 
 
 def _streamed(raw: Raw) -> Answer:
+    """An answer that came in events, put together by choice.
+
+    What stands beside the choices is taken from the last event that has it.
+    """
     texts: dict[int, str] = {}
     tokens: dict[int, list[Token] | None] = {}
     reasons: dict[int, str | None] = {}
@@ -148,6 +161,7 @@ def _streamed(raw: Raw) -> Answer:
 def _answer(
     choices: tuple[Choice, ...], body: Mapping[str, Any], chunks: tuple[Chunk, ...], seconds: float
 ) -> Answer:
+    """The choices with what the body says beside them: counts, model and fingerprint."""
     usage = body.get("usage") or {}
     return Answer(
         choices,
@@ -162,6 +176,7 @@ def _answer(
 
 
 def _text(choice: Mapping[str, Any]) -> str:
+    """The text of a choice on either route, whole or a part of it."""
     if isinstance(choice.get("text"), str):
         return str(choice["text"])
     said = choice.get("message") or choice.get("delta") or {}
@@ -185,12 +200,14 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[Token, ...] | None:
 
 
 def _chat_token(token: Mapping[str, Any]) -> Token:
+    """A token with its likeliest rivals, in the words of chats."""
     top: Sequence[Mapping[str, Any]] = token.get("top_logprobs") or ()
     listed = _merged((str(other["token"]), _number(other["logprob"])) for other in top)
     return Token(str(token["token"]), _number(token["logprob"]), listed, token.get("id"))
 
 
 def _number(value: Any) -> float:
+    """A log-probability; raises where it is none, and takes rounding above 0 for 0."""
     number = float(value)
     if math.isnan(number) or number > 1e-3:
         raise ValueError(f"{number} is no log-probability")

@@ -20,6 +20,8 @@ CHARACTERS = 4
 
 @dataclass(frozen=True)
 class Planned:
+    """A check with what it may cost."""
+
     check: str
     num_requests: int
     num_tokens: int  # generated, at most
@@ -51,6 +53,7 @@ def planned(settings: Settings) -> list[Planned]:
 
 
 def _within(settings: Settings, check: str, requests: int, tokens: int, prompt: int) -> Planned:
+    """A check that has a share of the budget; tokens: what it needs to be complete."""
     most = allowance(check, settings.budget) or 0
     return Planned(check, requests, min(tokens, most), requests * prompt)
 

@@ -31,6 +31,8 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass
 class Endpoint:
+    """Questions to one endpoint, and what is known of it from the answers."""
+
     journal: Journal
     budget: Budget
     dialect: Dialect
@@ -58,6 +60,7 @@ class Endpoint:
             return list(pool.map(lambda item: self._ask(*item), questions))
 
     def _ask(self, name: str, question: Question) -> Answer:
+        """Ask what the budget has been set aside for, and settle what it took."""
         used, num_prompt = 0, 0
         try:
             answer = read(self.journal.answer(name, self.dialect.call(question)))
@@ -71,6 +74,7 @@ class Endpoint:
         return answer
 
     def _check_identity(self, answer: Answer) -> None:
+        """Refuse an answer that names another model than those before it."""
         identity = (answer.model, answer.fingerprint)
         if self._identity is None:
             self._identity = identity
@@ -119,6 +123,7 @@ class Endpoint:
         return (prompt, tuple(token.text for token in tokens)) in self._laws
 
     def _ask_law(self, prompt: str, tokens: Sequence[Token]) -> Bins | None:
+        """Ask for the law of a place, and keep the token that came with it as a sample."""
         question = self.one_token(prompt, tokens)
         if any(UNREADABLE in key for key in question.prefix) or (tokens and not self.can_continue):
             return None
@@ -166,10 +171,11 @@ def likeliest(logprobs: Mapping[Key, float], count: int) -> dict[Key, float]:
 
 
 def generated(answer: Answer, question: Question) -> int:
-    """How many tokens an answer has, by its own count if there is one."""
-    if answer.num_tokens is not None:
-        return answer.num_tokens
+    """How many tokens an answer has, by its own count if there is one; one at least, so that an
+    endpoint that says nothing ends an audit too."""
     listed = [choice.tokens for choice in answer.choices]
+    if answer.num_tokens is not None:
+        return max(1, answer.num_tokens)
     if all(tokens is not None for tokens in listed):
-        return sum(len(tokens or ()) for tokens in listed)
+        return max(1, sum(len(tokens or ()) for tokens in listed))
     return question.cost

@@ -6,6 +6,10 @@ before; so wealth is a martingale that starts at 1, and by Ville's inequality ex
 *any* time with a chance of at most alpha.  A weighted mean of such wealths is one too.  One may
 look after every token, stop when one likes, and go on later.
 
+Each condition has wealth of its own, for faults that show under it alone, and those whose law has
+one reading share a pool, for faults that show everywhere.  A condition with several honest
+readings counts by the least of their wealths.  Their weighted mean is the evidence of the audit.
+
 Slack: a server computes the same law in different ways, and rounds differently.  With
 |p' / p - 1| <= slack the expected factor is at most 1 + slack * sum p |q / p - 1|, and every
 factor is divided by that.
@@ -14,13 +18,15 @@ factor is divided by that.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from forerun.audit.bins import Bins
+from forerun.audit.conditions import Condition
+from forerun.audit.prompts import Prompt
 from forerun.base.arrays import HostArray
 
 TILTS = (-1.6, -0.8, -0.4, -0.2, 0.2, 0.4, 0.8, 1.6)
@@ -30,6 +36,7 @@ LEARNED = (0.5, 1.0)
 RIDGE = 10.0
 """What the tokens so far suggest is shrunk as if so many had shown nothing."""
 STEEPEST = 2.0
+"""The most that learning experts tilt by, in log-odds."""
 MIXTURES = (0.05, 0.2, 0.5)
 """Mixing experts: so much of another law, such as that of the place before."""
 BELIEFS = (0.3, 0.8)
@@ -39,6 +46,12 @@ LEAST_BET = 1e-5
 STRENGTHS = (4.0, 25.0)
 """Counting experts: how often a token came in such places over how often it should have, each with
 so many that came as they should."""
+POOLED = 0.5
+"""The share of wealth that the pool starts with; the conditions have equal parts of the rest."""
+LEAST_SPENT = 24
+"""Tokens that are spent on every condition, and every prompt, before one is preferred."""
+HOPED, BEGUN = 1.0, 100.0
+"""What conditions and prompts have credit for in advance: nats, and tokens spent on them."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,7 @@ class Evidence:
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
+        """Share the first unit of wealth equally between families of experts, and within them."""
         size = self.num_features
         self._thetas = np.concatenate([tilt * np.eye(size) for tilt in TILTS])  # (M, F)
         counting, mixing = self.num_sorts * len(STRENGTHS), self.num_others * len(MIXTURES)
@@ -90,6 +104,7 @@ class Evidence:
         self._wealth = np.zeros(len(self._shares))  # (E,), logarithms
         self._score, self._spread = np.zeros(size), np.zeros((size, size))
         self._counts: dict[Hashable, _Counts] = defaultdict(_Counts)
+        self._won: dict[Hashable, HostArray] = {}  # (E,), logarithms, by the sort of a place
 
     @property
     def log_wealth(self) -> float:
@@ -103,6 +118,10 @@ class Evidence:
         """The log-wealth of the best expert, its share of the start left out: a hint that comes
         early, and no evidence."""
         return float(self._wealth.max())
+
+    def best_bet_on(self, sort: Hashable) -> float:
+        """The same for places whose first sort this is: what their best expert won there."""
+        return float(self._won[sort].max()) if sort in self._won else 0.0
 
     def add(
         self,
@@ -131,9 +150,10 @@ class Evidence:
         most = bins.most[:, None]
         factors = bets / most
         fair = 1.0 + slack * (most * np.abs(factors - 1.0)).sum(axis=0)
-        self._wealth = self._wealth + np.log(
-            (factors.min(axis=0) if seen is None else factors[seen]) / fair
-        )
+        won = np.log((factors.min(axis=0) if seen is None else factors[seen]) / fair)
+        self._wealth = self._wealth + won
+        for sort in view.sorts[:1]:
+            self._won[sort] = self._won.get(sort, 0.0) + won
         self.num_tokens += 1
         if seen is not None:
             self._learn(view, seen)
@@ -155,6 +175,7 @@ class Evidence:
         return np.asarray((seen + STRENGTHS) / (due + STRENGTHS))
 
     def _learn(self, view: View, seen: int) -> None:
+        """Let the learning and counting experts know the token that came."""
         bins, table = view.law, view.table
         mean = bins.chances @ table
         self._score += table[seen] - mean
@@ -169,3 +190,67 @@ class Evidence:
 def needed(alpha: float) -> float:
     """The log-wealth at which a law is rejected at level alpha."""
     return -math.log(alpha)
+
+
+@dataclass
+class Wealth:
+    """The evidence of every condition, one for each reading of its law, and of the pool."""
+
+    pool: Evidence
+    parts: dict[str, list[Evidence]]  # by name
+    spent: Counter[tuple[str, str]] = field(default_factory=Counter)  # tokens, by name and prompt
+
+    @property
+    def log_e_value(self) -> float:
+        """The logarithm of the weighted mean of the pool's wealth and that of the conditions."""
+        logs = [math.log((1 - POOLED) / len(self.parts)) + self.of(name) for name in self.parts]
+        return float(np.logaddexp.reduce([math.log(POOLED) + self.pool.log_wealth, *logs]))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were bet on under all conditions."""
+        return sum(evidence[0].num_tokens for evidence in self.parts.values())
+
+    def of(self, name: str) -> float:
+        """The log-wealth of a condition: that of the honest reading which explains most."""
+        return min(evidence.log_wealth for evidence in self.parts[name])
+
+    def suspect(self) -> str | None:
+        """The condition that the evidence is against; None: the pool, hence all together."""
+        name = max(self.parts, key=self.of)
+        share = math.log(POOLED * len(self.parts) / (1 - POOLED))
+        return None if self.pool.log_wealth + share > self.of(name) else name
+
+    def next(self, conditions: Sequence[Condition]) -> Condition:
+        """The condition for the next text: that whose best bet has won most per token spent.
+
+        Where nothing shows, all are given equally much.  The choice depends on earlier texts alone,
+        so the test stays valid.
+        """
+
+        def promise(condition: Condition) -> float:
+            """What a token spent under a condition may win."""
+            hint = min(evidence.best_bet for evidence in self.parts[condition.name])
+            return promising(hint, self.spent_under(condition.name))
+
+        return max(conditions, key=promise)
+
+    def next_prompt(self, condition: Condition, prompts: Sequence[Prompt]) -> Prompt:
+        """The prompt for the next text under a condition, chosen in the same way."""
+        (evidence, *_) = self.parts[condition.name]
+
+        def promise(prompt: Prompt) -> float:
+            """What a token spent on a prompt may win."""
+            hint = evidence.best_bet_on(("prompt", prompt.text))
+            return promising(hint, self.spent[condition.name, prompt.text])
+
+        return max(prompts, key=promise)
+
+    def spent_under(self, name: str) -> int:
+        """Tokens that were spent under a condition."""
+        return sum(count for (one, _), count in self.spent.items() if one == name)
+
+
+def promising(hint: float, spent: int) -> float:
+    """Nats per token, of what the best bet has won and what was spent on it."""
+    return math.inf if spent < LEAST_SPENT else (max(hint, 0.0) + HOPED) / (spent + BEGUN)

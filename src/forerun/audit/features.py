@@ -29,10 +29,13 @@ NAMES = (
     "the copied token, where it has half or more",
     "the likeliest token, at the end of a text",
 )
+"""The features in the order of the table's columns."""
 RARE = 0.1
 UNLIKELY = 1e-3
 HALF = 0.5
+"""Chances below which a token is rare or as good as impossible, and from which it is sure."""
 LONGEST = 4
+"""Tokens before a place that a copy may follow, at most."""
 
 
 def features(

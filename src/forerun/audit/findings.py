@@ -1,4 +1,4 @@
-"""What an audit says: a finding for every check, and all of them in a report."""
+"""What an audit says: a finding for every check, all of them in a report, and that as a page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from html import escape
+from importlib import resources
+from string import Template
 from typing import Any
 
 
@@ -24,7 +27,9 @@ class Status(Enum):
 class Finding:
     """The result of one check.
 
-    interval: of `measure`, 99%.  would_catch: the smallest fault that would have been found.
+    check: its name.  summary: what was found, in sentences.  measure: what `estimate` is an
+    estimate of.  interval: of `measure`, 99%.  would_catch: the smallest fault that would have been
+    found.  details: what the report keeps beside this.
     """
 
     check: str
@@ -39,6 +44,7 @@ class Finding:
     num_requests: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """The finding as JSON has it."""
         return asdict(self) | {"status": self.status.value}
 
 
@@ -62,6 +68,7 @@ class Report:
 
     @property
     def failed(self) -> list[Finding]:
+        """The findings that something is wrong."""
         return [finding for finding in self.findings if finding.status is Status.FAILED]
 
     @property
@@ -87,13 +94,16 @@ class Report:
         return f"Nothing was found wrong.{rest}"
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON has it, with the verdict."""
         fields = asdict(self) | {"findings": [finding.to_dict() for finding in self.findings]}
         return {"verdict": self.verdict, "is_sound": self.is_sound} | fields
 
     def to_json(self) -> str:
+        """The report as text of JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
+        """The report as lines for a terminal: verdict, a paragraph for each check, costs."""
         return table(self)
 
 
@@ -104,12 +114,14 @@ MARKS = {
     Status.UNCLEAR: "?",
     Status.UNKNOWN: "?",
 }
+"""How a status looks at the beginning of a line."""
 WIDTH = 100
 LEGEND = (
     "law: whether text follows the distribution of one-token requests for the same places.  "
     "e-value: what bets against that made of 1; an honest endpoint reaches 100 in at most one "
     "audit of 100, however long it runs."
 )
+"""Explains the words of a report to those who read one for the first time."""
 
 
 def table(report: Report) -> str:
@@ -135,6 +147,7 @@ def table(report: Report) -> str:
 
 
 def _lines(finding: Finding) -> list[str]:
+    """A finding as lines for a terminal."""
     head = f"{MARKS[finding.status]} {finding.check:<17}{finding.status.value:<11}"
     indent = " " * len(head)
     lines = textwrap.wrap(head + finding.summary, WIDTH, subsequent_indent=indent)
@@ -146,3 +159,88 @@ def _lines(finding: Finding) -> list[str]:
         words = f"would have caught {finding.would_catch}"
         lines += textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent)
     return lines
+
+
+def page(report: Report) -> str:
+    """The page's HTML; it uses the style of the sweep's report."""
+    style = resources.files("forerun.measure.report") / "style.css"
+    return Template(_part("page.html")).substitute(
+        url=escape(report.url),
+        model=escape(report.model or "not named"),
+        style=style.read_text(encoding="utf-8").strip(),
+        verdict=escape(report.verdict),
+        tiles=_tiles(report),
+        findings="".join(map(_card, report.findings)),
+        level=f"{report.level:.1%}",
+        command=escape(_command(report)),
+        facts=_facts(report),
+    )
+
+
+def _part(name: str) -> str:
+    """A file that belongs to the page."""
+    return (resources.files("forerun.audit") / name).read_text(encoding="utf-8").strip()
+
+
+def _tiles(report: Report) -> str:
+    """The numbers at the top of the page."""
+    on = {True: "yes", False: "no", None: "?"}[report.is_speculating]
+    passed = sum(finding.status is Status.PASSED for finding in report.findings)
+    tiles = (
+        ("speculating", on, report.speculation),
+        ("checks passed", f"{passed}", f"of {len(report.findings)}"),
+        ("found wrong", f"{len(report.failed)}", "checks"),
+        ("tokens generated", f"{report.num_tokens:,}", f"in {report.num_requests:,} requests"),
+        ("time", f"{report.seconds:.0f} s", report.date),
+    )
+    return "".join(
+        f'<div class="tile"><div class="name">{escape(name)}</div>'
+        f'<div class="value">{escape(value)}</div><div class="note">{escape(note)}</div></div>'
+        for name, value, note in tiles
+    )
+
+
+def _card(finding: Finding) -> str:
+    """A finding with its estimate, interval and costs."""
+    lines = [f"<p>{escape(finding.summary)}</p>"]
+    if finding.estimate is not None and finding.interval is not None:
+        low, high = finding.interval
+        words = (
+            f"{finding.measure}: {finding.estimate:+.3f}, 99% interval {low:+.3f} to {high:+.3f}."
+        )
+        lines.append(f'<p class="reading">{escape(words)}</p>')
+    if finding.would_catch and finding.status is not Status.FAILED:
+        words = f"It would have caught {finding.would_catch}."
+        lines.append(f'<p class="reading">{escape(words)}</p>')
+    spent = f"{finding.num_requests} requests, {finding.num_tokens} tokens."
+    lines.append(f'<p class="reading">{escape(spent)}</p>')
+    kind = finding.status.value.replace(" ", "-")
+    head = f'<span class="mark">{MARKS[finding.status]}</span>{escape(finding.check)}'
+    return (
+        f'<div class="card finding {kind}"><h3>{head}: {escape(finding.status.value)}</h3>'
+        f"{''.join(lines)}</div>"
+    )
+
+
+def _command(report: Report) -> str:
+    """The command that repeats this audit."""
+    model = f" --model {report.model}" if report.model else ""
+    settings = report.settings
+    return (
+        f"forerun audit {report.url}{model} --budget {settings['budget']} "
+        f"--seed {settings['seed']} --out audit"
+    )
+
+
+def _facts(report: Report) -> str:
+    """Date, version and settings, as the rows of a list."""
+    settings = report.settings
+    rows = [
+        ("date", report.date),
+        ("version", f"forerun {report.version}"),
+        ("route", str(settings["route"])),
+        ("likeliest tokens told", str(settings["likeliest_tokens"])),
+        ("tokens of prompts", f"{report.num_prompt_tokens:,}"),
+        *(("note", note) for note in settings.get("notes", ())),
+    ]
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows)

@@ -15,6 +15,9 @@ from typing import Any, TextIO
 from forerun.audit.wire import Call, Raw, Transport
 from forerun.base.errors import InputError, explain
 
+RECORD = {"name", "sent", "status", "body", "headers", "events", "seconds"}
+"""What a line of the journal says, but for the first, which has the settings."""
+
 
 class Journal:
     """Answers by name; `path` None keeps them in memory only.
@@ -25,6 +28,7 @@ class Journal:
     def __init__(
         self, transport: Transport, path: Path | None, settings: Mapping[str, Any]
     ) -> None:
+        """Read the answers of an audit that was stopped, where there are any."""
         self._transport = transport
         self._answers: dict[str, tuple[str, Raw]] = {}
         self._lock = threading.Lock()
@@ -47,18 +51,21 @@ class Journal:
         return raw
 
     def close(self) -> None:
+        """Close the file; answers in memory stay."""
         if self._file is not None:
             self._file.close()
 
     def _open(self, path: Path, settings: dict[str, Any]) -> None:
+        """Take over the complete lines of a journal, and go on writing after them."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
         records = [record for record in map(_parsed, lines) if record is not None]
         if records:
             if records[0].get("settings") != json.loads(json.dumps(settings)):
                 cure = "Use the same settings, or another --out."
                 received = f"{path} of an audit with {records[0].get('settings')}"
                 raise InputError(explain("The journal belongs to another audit.", received, cure))
+            records = records[:1] + [record for record in records[1:] if "sent" in record]
             for record in records[1:]:
                 raw = Raw(
                     record["status"],
@@ -70,11 +77,14 @@ class Journal:
                 self._answers[record["name"]] = (record["sent"], raw)
             self.num_resumed = len(self._answers)
         complete = "".join(json.dumps(record) + "\n" for record in records)
-        path.write_text(complete or json.dumps({"settings": settings}) + "\n", encoding="utf-8")
+        whole = path.with_name(f"{path.name}.part")
+        whole.write_text(complete or json.dumps({"settings": settings}) + "\n", encoding="utf-8")
+        whole.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
 
 def _line(name: str, sent: str, raw: Raw) -> dict[str, Any]:
+    """An answer as a line of the journal; of the headers, the one that asks to wait."""
     return {
         "name": name,
         "sent": sent,
@@ -87,9 +97,10 @@ def _line(name: str, sent: str, raw: Raw) -> dict[str, Any]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A record; None for a line that was cut off when the audit was killed."""
+    """A record; None for a line that was cut off when the audit was killed, or is damaged."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    is_whole = isinstance(record, dict) and ("settings" in record or record.keys() >= RECORD)
+    return record if is_whole else None

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.audit.evidence import Evidence, needed
+from forerun.audit.evidence import POOLED, Evidence, Wealth, needed
 from forerun.audit.findings import Finding, Status
 from forerun.audit.strength import interval, smallest_bias, tokens_for
-from forerun.audit.wealth import POOLED, Wealth
 
 LEVEL = 0.006
 """The share of the audit's 1% that this check has."""
-SUSPECT = 0.05
+SUSPECT = 0.01
 """A level at which one-token samples are taken to differ from the log-probabilities told."""
 NEVER = "several options at once, other penalties, grammars, tools"
 """What no audit tests."""
@@ -48,6 +47,7 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
+        """Whether the e-value has passed the bar."""
         return self.wealth.log_e_value >= needed(self.level)
 
     @property
@@ -74,6 +74,7 @@ def follows(samples: Evidence, num_tokens: int) -> bool:
 
 
 def law_finding(outcome: Outcome) -> Finding:
+    """The outcome in words, with the estimate and what would have been found."""
     if outcome.wealth.num_tokens == 0:
         words = "No place was found where both the text and its distribution are known."
         return Finding("law", Status.UNKNOWN, words)
@@ -120,6 +121,11 @@ def _status(outcome: Outcome, *, is_blind: bool) -> Status:
 
 
 def _sentences(outcome: Outcome) -> list[str]:
+    """What was found, what explains it, and what was covered.
+
+    A rejection is blamed on the text only where one-token samples follow the law that is stated
+    for them; else both readings are named.
+    """
     wealth = outcome.wealth
     odds = (
         f"{wealth.num_tokens} tokens in {outcome.num_texts} texts, odds against the stated "
@@ -177,12 +183,17 @@ def _coverage(outcome: Outcome) -> str:
     missed = [name for name, part in parts.items() if not part[0].num_tokens]
     reasons = []
     for name in missed:
-        usual = "no place is told well enough" if outcome.wealth.asked[name] else "the budget ended"
+        usual = (
+            "no place is told well enough"
+            if outcome.wealth.spent_under(name)
+            else "the budget ended"
+        )
         reasons.append(f"{name} ({outcome.left_out.get(name, usual)})")
     return f"Tested (tokens): {', '.join(tested)}. Not tested: {'; '.join([*reasons, NEVER])}."
 
 
 def _catch(outcome: Outcome, least: float | None, aim: str) -> str:
+    """The smallest change that would have been found, in all and under each condition."""
     if least is None:
         return "nothing for certain, not even a gross change: raise --budget"
     words = f"a change of {least:.3f} in the chance of {aim}, with a chance of 95%"

@@ -1,19 +1,125 @@
-"""Faults whose mechanism is known, simulated beside a text: what the next token would be."""
+"""Faults whose mechanism is known, simulated beside a text: the law the next token would have.
+
+One fault is in drafts that are drawn under options and verified as if drawn without.  The other is
+in block verification, which tests the K guesses of a round from the last to the first, each with
+one or two coins; the first success decides.  After a short acceptance the coins of the later slots
+are known to have failed.  If coins are addressed by position, the next round meets the same coins
+again and accepts its guesses less often than it should.  Where drafts can be guessed from outside,
+the text shows which coins have failed, and so how much less often.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import mul
 
 import numpy as np
 
 from forerun.audit.bins import Bins, Key
-from forerun.audit.coins import CoinFilter
 from forerun.audit.features import copied, run_of
 from forerun.base.arrays import HostArray
 
 Drafts = Callable[[Bins, Sequence[Key], int], Sequence[Key | None]]
 """What might be drafted at a place: given its law and the text up to there, one token or more."""
+Box = tuple[float, float]
+"""Two coins succeed if they fall below these; of one coin, the second is 1."""
+
+USUAL = 0.5
+"""The chance of a guess whose place has not been seen, before any place has."""
+
+
+@dataclass
+class CoinFilter:
+    """Follows one text, token by token: `chance` before each token, then `see`.
+
+    num_coins: of each slot, 1 as in vLLM 0.32 or 2 as in forerun's `block`.
+    length: guesses of a round.
+    """
+
+    num_coins: int
+    length: int = 4
+    _failed: defaultdict[int, list[Box]] = field(default_factory=lambda: defaultdict(list))
+    _place: int = 0
+    _accepted: list[float] = field(default_factory=list)  # chances of this round's accepted guesses
+    _guess: float | None = None  # the chance of the guess at this place
+    _sum: float = USUAL
+    _count: int = 1
+
+    @property
+    def begins_round(self) -> bool:
+        """Whether the next token is the first of a round, as far as the text tells."""
+        return not self._accepted
+
+    def start(self) -> None:
+        """A text begins."""
+        self._failed.clear()
+        self._accepted.clear()
+        self._place, self._guess = 0, None
+
+    def chance(self, guess: float | None) -> float | None:
+        """How likely the guess comes, if the target gives it the chance `guess`.
+
+        None for no guess; and where none is tested: after a round whose guesses were all accepted.
+        """
+        self._guess = guess if len(self._accepted) < self.length else None
+        if self._guess is None:
+            return None
+        boxes, kept = self._boxes(), len(self._accepted)
+        first = self._place - kept
+        failing = [1 - self._success(first + slot, box) for slot, box in enumerate(boxes)]
+        further = list(accumulate(reversed(failing), mul))[::-1]  # all from a slot on fail
+        reached = 1 - further[kept - 1] if kept else 1.0
+        return min(max((1 - further[kept]) / reached, 0.0), 1.0) if reached > 0 else None
+
+    def see(self, is_guess: bool) -> None:
+        """The token of this place: whether it was the guess."""
+        if self._guess is not None:
+            if not is_guess:
+                kept = len(self._accepted)
+                for slot, box in enumerate(self._boxes()[kept + 1 :], start=1):
+                    self._failed[self._place + slot].append(box)
+            self._sum += self._guess
+            self._count += 1
+        if self._guess is not None and is_guess:
+            self._accepted.append(self._guess)
+        else:
+            self._accepted.clear()
+        self._place += 1
+
+    def _boxes(self) -> list[Box]:
+        """What the coins of each slot are held against.
+
+        With guesses that are certain, pi_i is the product of their chances under the target and
+        h_i = (pi_i - pi_(i+1)) / (1 - pi_(i+1)), the last one pi_K.
+        """
+        known = [*self._accepted, *([] if self._guess is None else [self._guess])]
+        usual = self._sum / self._count
+        chances = [*known, *[usual] * (self.length - len(known))]
+        pi = list(accumulate(chances, mul))
+        shares = [(a - b) / (1 - b) if b < 1 else 1.0 for a, b in pairwise(pi)]
+        tests = [*shares, pi[-1]]
+        if self.num_coins == 1:
+            return [(test, 1.0) for test in tests]
+        return [(a, test / a if a > 0 else 0.0) for a, test in zip(pi, tests, strict=True)]
+
+    def _success(self, place: int, box: Box) -> float:
+        """The chance that the coins of a place fall into a box, given where they did not fall."""
+        failed = self._failed[place]
+        left = 1 - _area(failed)
+        inside = _area([(min(a, box[0]), min(b, box[1])) for a, b in failed])
+        return (box[0] * box[1] - inside) / left if left > 1e-12 else 0.0
+
+
+def _area(boxes: Sequence[Box]) -> float:
+    """Of the union of boxes that all begin at the origin."""
+    total = highest = 0.0
+    for width, height in sorted(boxes, reverse=True):
+        total += width * max(0.0, height - highest)
+        highest = max(highest, height)
+    return total
 
 
 def copies(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
@@ -27,10 +133,12 @@ def runs(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
 
 
 def likeliest(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
+    """The model's own favourite, as a good draft model says it."""
     return [law.keys[0]]
 
 
 def second(law: Bins, text: Sequence[Key], place: int) -> Sequence[Key | None]:
+    """The runner-up, as a draft model says it that errs."""
     return [law.keys[min(1, len(law.keys) - 1)]]
 
 
@@ -70,6 +178,7 @@ class Mechanism:
 
 
 def _known() -> list[Mechanism]:
+    """Every idea of what is drafted, with one coin a slot and with two."""
     kinds: tuple[Drafts, ...] = (copies, runs, likeliest, second)
     return [Mechanism(drafts, CoinFilter(coins)) for drafts in kinds for coins in (1, 2)]
 
@@ -82,6 +191,7 @@ class Mechanisms:
     _is_lost: bool = False
 
     def __len__(self) -> int:
+        """How many laws there are to bet on."""
         return len(self.known)
 
     def start(self) -> None:

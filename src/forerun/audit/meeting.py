@@ -17,6 +17,7 @@ from forerun.audit.wire import Call, EndpointError
 from forerun.base.errors import InputError, explain
 
 FEWER_TOP = (NUM_TOP, 10, 5, 1)
+"""How many likeliest tokens are asked for, until a server allows it."""
 PREFILLS: tuple[dict[str, Any], ...] = (
     {},
     {"continue_final_message": True, "add_generation_prompt": False},
@@ -26,7 +27,11 @@ PREFILLS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Meeting:
-    """What was found out; notes say what is missing and what that costs."""
+    """What was found out about an endpoint.
+
+    model: the one to name in requests.  has_logprobs: of the likeliest tokens.  notes: what is
+    missing, and what that costs.
+    """
 
     endpoint: Endpoint
     model: str | None
@@ -44,6 +49,11 @@ def base_path(url: str) -> str:
 
 
 def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt: Prompt) -> Meeting:
+    """Find out how the endpoint is asked, and how much it tells.
+
+    Everything is tried out by requests for one token, of which the usual server answers the first.
+    What it does not tell becomes a note, and checks that need it say so.
+    """
     notes: list[str] = []
     model = _model(journal, base, model, notes)
     dialect = _dialect(journal, budget, Dialect("completions", base, model), prompt)
@@ -63,6 +73,7 @@ def meet(journal: Journal, budget: Budget, base: str, model: str | None, prompt:
 
 
 def _model(journal: Journal, base: str, model: str | None, notes: list[str]) -> str | None:
+    """The model to name in requests: the one asked for, or the first that is listed."""
     raw = journal.answer("models", Call("GET", f"{base}/models"))
     if raw.status in (401, 403):
         raise _wrong_key(raw.status)
@@ -81,6 +92,7 @@ def _model(journal: Journal, base: str, model: str | None, notes: list[str]) -> 
 
 
 def _wrong_key(status: int) -> EndpointError:
+    """The error for a key that is refused."""
     cure = "Name the environment variable that holds the key with --key-env."
     return EndpointError(explain("The endpoint refuses the key.", f"status {status}", cure))
 
@@ -110,6 +122,7 @@ def _dialect(journal: Journal, budget: Budget, first: Dialect, prompt: Prompt) -
 
 
 def _ways(first: Dialect) -> Iterator[Dialect]:
+    """Ways of asking, those that tell most first."""
     for num_top in FEWER_TOP:
         for route in ("completions", "chat"):
             yield replace(first, route=route, num_top=num_top)
@@ -118,6 +131,7 @@ def _ways(first: Dialect) -> Iterator[Dialect]:
 
 
 def _has_tops(answer: Answer) -> bool:
+    """Whether an answer lists likeliest tokens."""
     tokens = answer.choices[0].tokens
     return bool(tokens and tokens[0].top)
 
@@ -159,6 +173,7 @@ def _neutral(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
 
 
 def _is_refused(endpoint: Endpoint, name: str, question: Question) -> bool:
+    """Whether a question is answered with an error of the 4xx kind."""
     try:
         endpoint.ask(name, question)
     except RefusedError:
@@ -178,6 +193,7 @@ def _has_echo(endpoint: Endpoint, prompt: Prompt) -> bool:
 
 
 def _has_seeds(endpoint: Endpoint, prompt: Prompt, notes: list[str]) -> bool:
+    """Whether requests may give a seed."""
     question = Question(prompt.text, 1, options={**endpoint.plain, "seed": 1})
     try:
         endpoint.ask("probe/seed", question)

@@ -23,6 +23,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
+        """The prompt as it is sent."""
         return self.intro + "".join(self.pieces)
 
 
@@ -31,7 +32,9 @@ ALPHABETS = (
     ("Flips of a fair coin, heads or tails:", " heads", " tails"),
     ("Rock, paper, scissors, at random:", " rock", " paper", " scissors"),
 )
+"""What each prompt says first, and the words that are drawn for it."""
 NUM_PIECES = 24
+"""Words of a prompt: enough that most pairs of them have come before."""
 
 
 def prompts(seed: int = 0) -> list[Prompt]:

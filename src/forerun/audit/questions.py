@@ -49,6 +49,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Choice:
+    """One of the texts of an answer, and why it ended."""
+
     text: str
     tokens: tuple[Token, ...] | None  # None without log-probabilities
     reason: str | None
@@ -66,6 +68,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Answer:
+    """What came back for a question, whole or put together from a stream."""
+
     choices: tuple[Choice, ...]
     num_prompt_tokens: int | None
     num_tokens: int | None  # generated, as the endpoint counts
@@ -77,6 +81,7 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """The text of the first choice."""
         return self.choices[0].text
 
 
@@ -84,6 +89,7 @@ class RefusedError(ForerunError):
     """The endpoint answered a well-formed request with an error of the 4xx kind."""
 
     def __init__(self, status: int, message: str) -> None:
+        """message: the endpoint's reason."""
         super().__init__(f"status {status}: {message}")
         self.status = status
         self.reason = message

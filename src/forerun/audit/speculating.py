@@ -22,6 +22,7 @@ COUNTERS = re.compile(
 GAUGE = re.compile(
     r"^sglang:spec_accept_length(?:\{[^}]*\})?\s+(?P<value>[0-9.eE+-]+)", re.MULTILINE
 )
+"""SGLang's mean number of accepted tokens."""
 KNOWN = re.compile(r"^(?:vllm|llamacpp|sglang|forerun):", re.MULTILINE)
 """Servers that count speculation if they speculate."""
 TOLD = ("drafted", "draft_n", "spec_verify_ct", "num_draft_tokens", "accepted_prediction_tokens",
@@ -63,6 +64,7 @@ def told(extras: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """All fields of an answer with their names, at any depth."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield str(name), inner
@@ -94,6 +96,7 @@ def judge(
 
 
 def _by_chunks(streams: Sequence[Sequence[Chunk]]) -> Speculation:
+    """Judge by how tokens come: several in a chunk, or chunks in quick runs."""
     sizes = [chunk.num_tokens for chunks in streams for chunk in chunks if chunk.num_tokens]
     if len(sizes) >= 4 and sum(size > 1 for size in sizes) >= 2:
         mean = sum(sizes) / len(sizes)

@@ -12,6 +12,7 @@ from forerun.base.arrays import HostArray
 MISS = 0.05
 """The chance of not finding the smallest bias that a test says it would find."""
 Z_MISS = 1.645
+"""The quantile of the normal law that belongs to MISS."""
 OVERHEAD = math.log(5 * 80)
 """What the right expert pays for starting with its share of the wealth."""
 
@@ -71,6 +72,7 @@ def tokens_for(bias: float, chances: Sequence[float], alpha: float) -> int | Non
 
 
 def _tilted(law: HostArray, theta: float) -> HostArray:
+    """Chances whose log-odds are raised by theta."""
     return np.asarray(law * math.exp(theta) / (1 - law + law * math.exp(theta)))
 
 

@@ -26,6 +26,7 @@ class Call:
 
     @property
     def is_streamed(self) -> bool:
+        """Whether the answer is asked for in events."""
         return bool(self.body and self.body.get("stream"))
 
 

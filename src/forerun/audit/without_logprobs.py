@@ -27,11 +27,19 @@ from forerun.audit.strength import interval
 from forerun.base.arrays import HostArray
 
 LENGTH = 8
+"""Tokens of each text of a pair."""
 STAKES = (-0.6, -0.3, -0.1, 0.1, 0.3, 0.6)
+"""Parts of the wealth that are bet on a difference, for and against."""
 SCORES = ("copies", "says again", "different words")
+"""What the texts of a pair are compared by."""
 
 
 def check_law_by_pairs(endpoint: Endpoint, prompts: Sequence[Prompt]) -> Finding:
+    """Compare speculated texts with chains of one-token requests, in pairs.
+
+    A difference of scores lies in [-1, 1] and has mean 0 if both kinds follow one law, so stakes
+    below 1 keep the wealth a martingale.
+    """
     wealth = np.zeros((len(SCORES), len(STAKES)))  # logarithms
     differences: list[HostArray] = []
     try:
@@ -87,6 +95,7 @@ def scores(prompt: Prompt, text: str) -> HostArray:
 
 
 def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
+    """A text of which every token was asked for by a request of its own."""
     parts: list[str] = []
     for place in range(LENGTH):
         question = Question(
@@ -100,5 +109,6 @@ def _chained(endpoint: Endpoint, prompt: Prompt, name: str) -> str:
 
 
 def _mean(wealth: HostArray) -> float:
+    """The logarithm of the mean wealth of all experts."""
     top = float(wealth.max())
     return top + math.log(float(np.exp(wealth - top).mean()))

@@ -46,6 +46,7 @@ class Finding:
 
     @property
     def is_bug(self) -> bool:
+        """Whether float arithmetic does not explain the difference."""
         return self.difference is not None and self.difference.is_bug
 
     @property
@@ -54,6 +55,7 @@ class Finding:
         return self.difference is not None and self.difference.is_unclear
 
     def __str__(self) -> str:
+        """The finding as a line."""
         return "identical" if self.difference is None else str(self.difference)
 
 
@@ -65,10 +67,12 @@ class Checkup:
 
     @property
     def num_identical(self) -> int:
+        """Prompts that were answered alike."""
         return sum(finding.difference is None for finding in self.findings)
 
     @property
     def num_bugs(self) -> int:
+        """Differences that float arithmetic does not explain."""
         return sum(finding.is_bug for finding in self.findings)
 
     @property
@@ -78,10 +82,12 @@ class Checkup:
 
     @property
     def num_near_ties(self) -> int:
+        """Differences that float arithmetic explains."""
         return len(self.findings) - self.num_identical - self.num_bugs - self.num_unclear
 
     @property
     def summary(self) -> str:
+        """The numbers of all kinds, as a sentence."""
         unclear = f", {self.num_unclear} to be repeated in float32" if self.num_unclear else ""
         return (
             f"{self.num_identical} identical, {self.num_near_ties} near-ties, {self.num_bugs} bugs"
@@ -89,9 +95,11 @@ class Checkup:
         )
 
     def __repr__(self) -> str:
+        """The summary, as Python shows objects."""
         return f"Checkup({self.summary[:-1]})"
 
     def __str__(self) -> str:
+        """All findings as lines, and the summary."""
         lines = [f"{number:>4}  {finding}" for number, finding in enumerate(self.findings)]
         return "\n".join([*lines, self.summary])
 

@@ -60,6 +60,7 @@ class Diagnosis:
 
     @property
     def is_bug(self) -> bool:
+        """Whether rounding explains it neither here nor in float32."""
         repeated = self.in_float32
         return not self._could_be_rounding or (repeated is not None and not repeated.is_explained)
 
@@ -71,14 +72,17 @@ class Diagnosis:
 
     @property
     def is_near_tie(self) -> bool:
+        """Whether float arithmetic explains it."""
         return not (self.is_bug or self.is_unclear)
 
     @property
     def _could_be_rounding(self) -> bool:
+        """Whether rounding in the model's own dtype would explain it."""
         explained = min(EXCUSED * self.float_noise, 2 * self.rounding.bound)
         return self.is_explained and (self.reproduced or self.gap <= explained)
 
     def __str__(self) -> str:
+        """The diagnosis as a sentence."""
         first, second = self.tokens
         where = f"output token {self.index} ({first} or {second})"
         explains = f"{self.rounding.dtype} explains at most {self.rounding.bound:.1e}"

@@ -116,9 +116,11 @@ def _stored(model: LanguageModel, text: list[int], num_rows: int, capacity: int)
 
 
 def _read(logits: Any, place: int) -> HostArray:
+    """The logits (V,) of one place of the first row."""
     row: HostArray = to_numpy(logits)[0, place].astype(np.float64)
     return row
 
 
 def _pass_of(count: int) -> str:
+    """The name of a pass by its number of draft tokens."""
     return f"the pass of {count} draft token{'' if count == 1 else 's'}"

@@ -30,11 +30,13 @@ from forerun.drafters.base import (
     close,
     layers_of,
 )
-from forerun.drafters.calibration import UNSTATED, calibrated, worth_of
+from forerun.drafters.calibration import calibrated, worth_of
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.registry import make_one
 from forerun.models.base import LanguageModel
 from forerun.trees.tree import ROOT
+
+UNSTATED = 0.6  # the chance that is assumed of a guess whose drafter states none
 
 
 @dataclass
@@ -68,15 +70,14 @@ class Mixed:
         if not drafters:
             cure = "Pass at least one, better two."
             raise InputError(explain("There is no drafter to mix.", "none", cure))
-        self.drafters: list[Drafter] = [
-            make_one(drafter) if isinstance(drafter, str) else drafter for drafter in drafters
-        ]
+        made = [_made(drafter) for drafter in drafters]
+        self.drafters = list(made)
         self.clock = clock
-        self.num_successors: int = max(getattr(one, "num_successors", 0) for one in self.drafters)
+        self.num_successors: int = max(getattr(drafter, "num_successors", 0) for drafter in made)
         self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
         ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
         self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
-        self._unknown = Prices((), [Part(who) for who in range(len(self.drafters))])
+        self._unknown = Prices((), [Part(who) for who in range(len(made))])
 
     @property
     def name(self) -> str:
@@ -94,9 +95,7 @@ class Mixed:
             drafter.enter(inner, row, tokens, num_prompt)
 
     def propose(self, state: Panel, turns: Sequence[Turn], *, shared_noise: bool) -> list[Guess]:
-        prices = {turn.row: turn.prices or self._unknown for turn in turns}
-        for row, known in prices.items():  # they may not speak of all of us
-            prices[row] = known if len(known.parts) == len(self.drafters) else self._unknown
+        prices = {turn.row: self._prices(turn) for turn in turns}
         bids: dict[int, list[Bid]] = {turn.row: [] for turn in turns}
         asked: dict[int, list[Asked]] = {turn.row: [] for turn in turns}
         for place in range(len(self.drafters)):
@@ -109,13 +108,7 @@ class Mixed:
             if not group:
                 continue
             who = parts[group[0].row].number
-            told = [
-                replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
-                for turn in group
-            ]
-            begin, drafter = self.clock(), self.drafters[who]
-            guesses = drafter.propose(state.states[who], told, shared_noise=shared_noise)
-            seconds = self.clock() - begin
+            guesses, seconds = self._ask(state, who, group, parts, shared_noise=shared_noise)
             for turn, guess in zip(group, guesses, strict=True):
                 chances = _chances(guess, parts[turn.row].shift)
                 worth = _worth(chances, prices[turn.row])
@@ -144,6 +137,30 @@ class Mixed:
     def close(self, state: Panel) -> None:
         for drafter, inner in zip(self.drafters, state.states, strict=True):
             close(drafter, inner)
+
+    def _prices(self, turn: Turn) -> Prices:
+        """What a turn says of the drafters, if it speaks of all of them."""
+        known = turn.prices
+        is_known = known is not None and len(known.parts) == len(self.drafters)
+        return known if known is not None and is_known else self._unknown
+
+    def _ask(
+        self,
+        state: Panel,
+        who: int,
+        turns: Sequence[Turn],
+        parts: dict[int, Part],
+        *,
+        shared_noise: bool,
+    ) -> tuple[list[Guess], float]:
+        """One drafter's guesses for some rows, and the seconds that they took."""
+        own = [
+            replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
+            for turn in turns
+        ]
+        begin = self.clock()
+        guesses = self.drafters[who].propose(state.states[who], own, shared_noise=shared_noise)
+        return guesses, self.clock() - begin
 
     def _joined(
         self, state: Panel, turn: Turn, bids: Sequence[Bid], prices: Prices, shared_noise: bool
@@ -235,3 +252,10 @@ def merge(bids: Sequence[Bid], budget: int) -> Guess:
     for bid, numbers in zip(bids, placed, strict=True):
         bid.nodes = {joint: node for node, joint in numbers.items() if node != ROOT}
     return replace(tree.guess(), parts=makers)
+
+
+def _made(drafter: Drafter | str) -> Drafter:
+    """The drafter itself, or the one of that name."""
+    if not isinstance(drafter, str):
+        return drafter
+    return make_one(drafter)
