@@ -48,7 +48,7 @@ for step, code in {STEPS!r}.items():
     assert result.stdout.splitlines() == [f"{step} []" for step in STEPS], result.stderr
 
 
-LATER = ("torch", "array_api_compat.numpy", "forerun.engine", "forerun.rules", "forerun.public")
+LATER = ("torch", "numpy", "array_api_compat", "forerun.engine", "forerun.rules", "forerun.public")
 
 
 def test_help_and_mistakes_wait_for_no_engine() -> None:

@@ -23,6 +23,7 @@ from forerun.drafters.registry import FACTORIES
 from forerun.engine.pacing import SLOWDOWN
 from forerun.loading.load import load
 from forerun.models import TableModel
+from forerun.sampling.options import Sampling
 from forerun.trees.tree import Tree
 
 PROMPT = "the cat sat on the mat, the cat sat on"
@@ -188,6 +189,10 @@ def test_help_names_what_there_is() -> None:
     assert list(shared.RULES) == rules.names()
     assert list(shared.DRAFTERS) == [*FACTORIES]
     assert make_parser().parse_args(["serve"]).slowdown == SLOWDOWN
+    usual = Sampling(temperature=0.0)
+    assert {name: default for name, (_, default, _) in shared.SAMPLING.items()} == {
+        name: getattr(usual, name) for name in shared.SAMPLING
+    }
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json"])

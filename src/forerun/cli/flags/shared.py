@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from forerun.base.errors import InputError, explain
 from forerun.loading.bundled import NAME, installed_names
 from forerun.loading.device_choice import DTYPES
-from forerun.sampling.options import Sampling
 
 if TYPE_CHECKING:
     from forerun.rules.types import DraftLength
@@ -22,16 +21,17 @@ DRAFTER = (
     "drafter that fits the target with suffix, as heads+suffix for the default model, or suffix)"
 )
 RULES = ("match", "ratio", "block", "siblings", "traversal", "lenient", "typical", "threshold")
-SAMPLING: dict[str, tuple[type, str]] = {
-    "temperature": (float, "0 is greedy"),
-    "top_k": (int, "keep only the k likeliest tokens"),
-    "top_p": (float, "keep only the likeliest tokens whose probabilities add up to this"),
-    "min_p": (float, "drop tokens below this share of the likeliest token's probability"),
-    "repetition_penalty": (float, "divide the logits of tokens in prompt and answer by this"),
-    "presence_penalty": (float, "subtract this from the logits of tokens in the answer"),
-    "frequency_penalty": (float, "the same, once per occurrence"),
+SAMPLING: dict[str, tuple[type, float | None, str]] = {
+    "temperature": (float, 0.0, "0 is greedy"),
+    "top_k": (int, None, "keep only the k likeliest tokens"),
+    "top_p": (float, 1.0, "keep only the likeliest tokens whose probabilities add up to this"),
+    "min_p": (float, 0.0, "drop tokens below this share of the likeliest token's probability"),
+    "repetition_penalty": (float, 1.0, "divide the logits of tokens in prompt and answer by this"),
+    "presence_penalty": (float, 0.0, "subtract this from the logits of tokens in the answer"),
+    "frequency_penalty": (float, 0.0, "the same, once per occurrence"),
 }
-"""Fields of `Sampling` that are flags; a seed means something else to each command."""
+"""Fields of `Sampling` that are flags, and their defaults; a seed means something else to each
+command."""
 
 Group = argparse._ActionsContainer
 
@@ -123,8 +123,7 @@ def add_max_tokens(group: Group, default: int) -> None:
 
 def add_sampling(group: Group) -> None:
     """The sampling options, the length of an answer and what ends it."""
-    for name, (kind, text) in SAMPLING.items():
-        default = 0.0 if name == "temperature" else getattr(Sampling, name)
+    for name, (kind, default, text) in SAMPLING.items():
         text += "" if default is None else f" (default: {default:g})"
         group.add_argument(flag_of(name), metavar="X", type=kind, default=default, help=text)
     add_max_tokens(group, 256)
