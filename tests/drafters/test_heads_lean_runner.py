@@ -146,7 +146,7 @@ def test_a_saved_drafter_stays_in_8_bits() -> None:
     lean = lean_runner(net)
     assert set(lean.weights.matrices.format) == {Format.BLOCK8}
     both, generator = Both(net, num_rows=1), random.Random(3)
-    both.tolerance = 0.15 if HAS_DOT_PRODUCTS else both.tolerance  # inputs have one limb
+    both.tolerance = 0.16 if HAS_DOT_PRODUCTS else both.tolerance  # inputs have one limb
     logits = both.extend([0], [9], generator)
     assert np.std(logits) > 0.8, "the tolerance says something"
     both.step([0, 0], [-1, -1], [1, 2])

@@ -23,7 +23,9 @@ HEADS = {
     "an EAGLE draft model": {"architectures": ["EagleModel"], "model_type": "eagle"},
     "Medusa heads": {"medusa_num_heads": 5, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"},
     "an MLP speculator": {"architectures": ["MLPSpeculatorPreTrainedModel"], "n_predict": 3},
-    "`speculators`": {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]},
+    "an EAGLE-3 draft": {"speculators_model_type": "eagle3", "architectures": ["Speculator"]},
+    "DFlash": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
+    r"`speculators`.* \(eagle9\)": {"speculators_model_type": "eagle9"},
 }
 
 

@@ -279,6 +279,21 @@ def test_exports_speak_each_engine_s_language() -> None:
     )
     assert "--rule block" in str(for_forerun(model).arguments)
     assert "--speculative-algorithm STANDALONE" in str(for_sglang(model).arguments)
+    heads = replace(model, drafter=fr.drafters.Heads(), drafter_name="heads")
+    assert for_vllm(heads).config == {
+        "speculative_config": {
+            "num_speculative_tokens": length,
+            "method": "eagle3",
+            "model": "heads/eagle3",
+            "draft_sample_method": "probabilistic",
+            "rejection_sample_method": "standard",
+        }
+    }
+    assert "forerun export heads --format eagle3 --out heads/eagle3" in for_vllm(heads).notes[1]
+    assert str(for_sglang(heads).arguments).startswith(
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path heads/eagle3 "
+        f"--speculative-num-steps {length} --speculative-eagle-topk 1"
+    )
     strange: Any = type("Strange", (), {"name": "crystal ball"})()
     other = replace(lookup, drafter=strange)
     for export in (for_vllm(other), for_sglang(other)):

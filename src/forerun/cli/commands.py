@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     ),
     "plot": (measuring.plot, "draw a sweep: pictures, and a report that opens from disk"),
     "train": (measuring.train, "train a drafter for a target on the target's own answers"),
+    "export": (measuring.export, "write a trained drafter as an EAGLE-3 head for other engines"),
     "demo": (
         answering.demo,
         "plain and speculative side by side: the same text, and the measured ratio",
@@ -61,6 +62,7 @@ EXAMPLES = """examples:
   forerun audit http://localhost:8000/v1
   forerun simulate --acceptance 0.8 --draft-cost 0.05
   forerun train ./my-model --prompts prompts.jsonl --out my-drafter
+  forerun export my-drafter --format eagle3 --out my-head
   forerun plan
   forerun sweep --out sweep
   forerun plot sweep

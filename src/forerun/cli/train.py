@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         start=start,
         seed=args.seed,
         spread=spread,
+        layout=args.format,
     )
     return train(target, options)
 

@@ -5,6 +5,7 @@ from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.forced import Forced
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.heads import Heads
+from forerun.drafters.medusa import Medusa
 from forerun.drafters.mixed import Mixed
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
@@ -20,6 +21,7 @@ __all__ = [
     "GrowingTree",
     "Guess",
     "Heads",
+    "Medusa",
     "Mixed",
     "Model",
     "NGram",

@@ -117,8 +117,9 @@ class Drafter(Protocol):
     together, as one outcome without a guess, before it is next asked or the request is released.
     One that asks for successors is told of every round.
 
-    A drafter that reads the target's hidden states has an attribute `layers`: each outcome then
-    holds the states after so many layers (0: the embedding), side by side in that order.
+    A drafter that reads the target's hidden states has an attribute `layers`, at the latest once it
+    has started: each outcome then holds the states after so many layers (0: the embedding), side
+    by side in that order.
 
     A drafter that keeps something for later engines also has `close(state)`, called once when the
     engine is done.  What is live in two engines at once, perhaps in two threads, must not be

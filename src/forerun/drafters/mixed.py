@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 
 from forerun.base.clock import working
@@ -74,14 +74,16 @@ class Mixed:
         self.drafters = list(made)
         self.clock = clock
         self.num_successors: int = max(getattr(drafter, "num_successors", 0) for drafter in made)
-        self.layers = tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
-        ends = [*accumulate(len(layers_of(drafter)) for drafter in self.drafters)]
-        self._read = [*zip([0, *ends], ends, strict=False)]  # of `layers`, by each: first, end
         self._unknown = Prices((), [Part(who) for who in range(len(made))])
 
     @property
     def name(self) -> str:
         return "+".join(drafter.name for drafter in self.drafters)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that they read, one drafter's after the other's."""
+        return tuple(layer for drafter in self.drafters for layer in layers_of(drafter))
 
     def start(self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None) -> Panel:
         return Panel([each.start(target, num_rows, capacity, rows) for each in self.drafters])
@@ -188,12 +190,13 @@ class Mixed:
 
     def _states_of(self, who: int, states: Any) -> Any:
         """The columns of hidden states (N, F) that one drafter reads; None if it reads none."""
-        first, end = self._read[who]
+        counts = [len(layers_of(drafter)) for drafter in self.drafters]
+        first, end = sum(counts[:who]), sum(counts[: who + 1])
         if states is None or first == end:
             return None
-        if end - first == len(self.layers):
+        if end - first == sum(counts):
             return states
-        width = states.shape[1] // len(self.layers)
+        width = states.shape[1] // sum(counts)
         return states[:, first * width : end * width]
 
 

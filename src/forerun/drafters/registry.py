@@ -46,6 +46,30 @@ def heads(*source: str) -> Drafter:
     return made
 
 
+def eagle3(source: str = "") -> Drafter:
+    from forerun.drafters.folders import description_of, find, kind_of, refuse
+    from forerun.drafters.heads import Heads
+
+    if not source:
+        cure = "Name a folder or a hub name, for example eagle3:./my-head."
+        raise InputError(explain("eagle3 needs the folder of a head.", "nothing", cure))
+    folder = find(source)
+    if (kind := kind_of(folder, description_of(folder))) != "eagle3":
+        refuse(folder, kind, "an EAGLE-3 head")
+    made: Drafter = Heads(source)
+    return made
+
+
+def medusa(source: str = "") -> Drafter:
+    from forerun.drafters.medusa import Medusa
+
+    if not source:
+        cure = "Name a folder or a hub name, for example medusa:./my-heads."
+        raise InputError(explain("medusa needs the folder of its heads.", "nothing", cure))
+    made: Drafter = Medusa(source)
+    return made
+
+
 FACTORIES: dict[str, Factory] = {
     "ngram": NGram,
     "suffix": Suffix,
@@ -53,6 +77,8 @@ FACTORIES: dict[str, Factory] = {
     "early-exit": early_exit,
     "quantized": quantized,
     "heads": heads,
+    "eagle3": eagle3,
+    "medusa": medusa,
 }
 """Those that come with Forerun."""
 

@@ -66,7 +66,7 @@ class Drafting:
         self.target = target
         self.rule = rule
         self.num_successors: int = getattr(drafter, "num_successors", 0)
-        self.layers = layers_of(drafter)  # whose hidden states it is told
+        self.layers: tuple[int, ...] = ()  # whose hidden states it is told, once it has started
         self.abandoned: set[int] = set()  # rows that are done without until they are released
         self.note: str | None = None  # why there are no drafts any more
         self._state: Any = LOST
@@ -89,6 +89,7 @@ class Drafting:
             raise UnsupportedError(
                 explain(wrong, f"{type(error).__name__}: {error}", cure)
             ) from error
+        self.layers = layers_of(self.drafter)
         if self.layers:
             if not isinstance(self.target, Inspectable):
                 wrong = f"The hidden states of {self.target.name} cannot be read."

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from forerun.base.errors import notice
 from forerun.drafters.heads import Heads
 from forerun.drafters.heads.torch_runner import TorchRunner
 from forerun.engine.drafting import Drafting
@@ -80,12 +81,18 @@ def tree_for(tree: int | Tree, draft_length: DraftLength, rule: Rule, num_rows: 
 
 
 def device_heads(drafter: Heads, drafting: Drafting, state: GpuRows) -> DeviceHeads | None:
-    """The drafter on the rows of its target; None where there is no memory for it.
+    """The drafter on the rows of its target; None where there is no memory for it, and for a
+    published head with switches that captured rounds do not compute.
 
     Its storage stays with the target's, so that a later engine finds its captured rounds again."""
     listening, target = getattr(drafting.state, "inner", drafting.state), state.storage
     runner = listening.runner
     assert isinstance(runner, TorchRunner)
+    if not runner.network.design.is_usual:
+        notice(
+            f"{drafter.name} has norms or layers that captured rounds lack: it drafts beside them"
+        )
+        return None
     kept = target.heads
     if kept is None or kept.network is not runner.network:
         size = target.num_rows, target.capacity

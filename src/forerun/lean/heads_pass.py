@@ -46,9 +46,11 @@ class HeadsWeights(NamedTuple):
 
     matrices: Matrices
     embedding: Floats  # (vocabulary, hidden)
-    layer_norms: Floats  # (layers that are read, hidden)
+    state_norms: Floats  # (parts, values of a part) of the target's states; without parts: none
     norms: Floats  # (4, hidden)
-    head_norms: Floats  # (2, head size): none of these networks has them
+    norms_residual: bool  # the layer adds to the normed feature
+    norms_output: bool  # the next feature is the output after the norm of the head
+    head_norms: Floats  # (2, head size), of queries and of keys, where `heads` has norms
     heads: HeadShape
     eps: Any  # float32
 
@@ -56,7 +58,7 @@ class HeadsWeights(NamedTuple):
 class HeadsScratch(NamedTuple):
     """Activations of the tokens of a pass between its stages."""
 
-    hidden: Floats  # (tokens, layers * hidden): normed states of the target
+    hidden: Floats  # (tokens, values of the target's states): those states, normed
     features: Floats  # (tokens, hidden)
     joined: Floats  # (tokens, 2 * hidden)
     qkv: Floats  # (tokens, heads * head size)
@@ -73,7 +75,7 @@ class Level(NamedTuple):
     those of later levels are guesses."""
 
     plan: Plan
-    hidden: Floats  # (tokens, layers * hidden): the target's states; empty where features are known
+    hidden: Floats  # (tokens, values): the target's states; empty where features are known
     outputs: Floats  # (tokens with logits, hidden)
     logits: Floats  # (places, draft vocabulary)
 
@@ -110,6 +112,17 @@ def first_panel(level: Level, w: HeadsWeights) -> Any:
 
 
 @inner
+def norm_states(w: HeadsWeights, states: Floats, normed: Floats) -> None:
+    """Norm the target's states of one token, (values,)."""
+    num_parts, size = w.state_norms.shape
+    if num_parts == 0:
+        copy(states, normed)
+    for part in range(num_parts):
+        begin, end = part * size, (part + 1) * size
+        normalise(states[begin:end], w.state_norms[part], w.eps, normed[begin:end])
+
+
+@inner
 def choose(line: Line, row: int, number: int, level: Level, later: Level, s: HeadsScratch) -> None:
     """Make the guess of one row after a level; if its line stays open, the guess becomes the row's
     token of the next level."""
@@ -142,10 +155,7 @@ def run_levels(
             if stage == CHOOSE:
                 choose(line, i, number, level, later, s)
             elif stage == NORM_STATES:
-                for layer in range(len(w.layer_norms)):
-                    begin, end = layer * size, (layer + 1) * size
-                    normed = s.hidden[i, begin:end]
-                    normalise(hidden[i, begin:end], w.layer_norms[layer], w.eps, normed)
+                norm_states(w, hidden[i], s.hidden[i])
                 cut(m, MATRIX_OF[stage], s.hidden[i], s.limbs[i])
             elif stage == NORM_INPUTS:
                 normalise(s.features[i], w.norms[OF_FEATURE], w.eps, s.joined[i, :size])
@@ -157,8 +167,9 @@ def run_levels(
             elif stage == ATTEND:
                 attend(w.heads, plan, cache, 0, UNLIMITED, i, s.queries, scores, s.mixed)
             elif stage == GATHER:
-                copy(s.features[plan.logit_tokens[i]], outputs[i])
-                copy(s.mixed[plan.logit_tokens[i]], s.gathered[i])
+                token = plan.logit_tokens[i]
+                copy(s.joined[token, :size] if w.norms_residual else s.features[token], outputs[i])
+                copy(s.mixed[token], s.gathered[i])
                 cut(m, MATRIX_OF[stage], s.gathered[i], s.limbs[i])
             elif stage == NORM_MLP:
                 normalise(outputs[i], w.norms[OF_MLP], w.eps, s.normed[i])
@@ -169,6 +180,8 @@ def run_levels(
                 cut(m, MATRIX_OF[stage], s.inner[i], s.limbs[i])
             elif stage == NORM_HEAD:
                 normalise(outputs[i], w.norms[OF_HEAD], w.eps, s.normed[i])
+                if w.norms_output:
+                    copy(s.normed[i], outputs[i])
                 cut(m, MATRIX_OF[stage], s.normed[i], s.limbs[i])
             elif stage in (OUT, DOWN):
                 inputs = s.gathered if stage == OUT else s.inner

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import MissingExtraError, UnsupportedError, explain
+from forerun.drafters.folders import DRAFTERS, in_words, kind_of
 from forerun.loading.damage import object_in
 
 Config = Mapping[str, Any]
@@ -21,9 +22,17 @@ ALONE = "Name the model that it was made for; `forerun train` makes drafters for
 
 def refuse_other_kinds(folder: Path, config: Config) -> None:
     """Refuse what is no causal language model by itself, and say what it is."""
-    if kind := _heads_of(folder, config):
-        wrong = f"The folder holds {kind}: it drafts for another model and answers nothing itself."
-        raise UnsupportedError(explain(wrong, repr(str(folder)), _base_of(config) or ALONE))
+    kind = kind_of(folder, config)
+    beside = kind == "forerun" and config  # a drafter in the folder of its own target
+    if kind not in ("model", "adapter", "gguf", "") and not beside:
+        wrong = (
+            f"The folder holds {in_words(kind)}: it drafts for another model and answers nothing "
+            "itself."
+        )
+        cure = ALONE
+        if kind in DRAFTERS:
+            cure = f"Name its target, and this folder as the drafter: {DRAFTERS[kind]}:{folder}."
+        raise UnsupportedError(explain(wrong, repr(str(folder)), _base_of(config) or cure))
     if config.get("is_encoder_decoder") is True:
         wrong = "The model is an encoder and a decoder; drafts need a decoder alone."
         received = f"{str(folder)!r}, a {config.get('model_type', 'model without a type')}"
@@ -59,23 +68,6 @@ def merged(folder: Path, **options: Any) -> Any:
         wrong = "The adapter is of a kind that cannot become part of its model's weights."
         raise UnsupportedError(explain(wrong, repr(str(folder)), "Use a LoRA adapter."))
     return model.merge_and_unload()
-
-
-def _heads_of(folder: Path, config: Config) -> str:
-    """Which kind of draft heads a folder holds, or an empty string."""
-    names = str(config.get("architectures") or "")
-    if "speculators_model_type" in config or "speculators_config" in config:
-        return f"a draft model of `speculators` ({config.get('speculators_model_type', 'any')})"
-    if "eagle3" in names.lower() or "draft_vocab_size" in config:
-        return "an EAGLE-3 draft model"
-    if "eagle" in f"{names} {config.get('model_type')}".lower():
-        return "an EAGLE draft model"
-    if "mlpspeculator" in names.lower():
-        return "an MLP speculator"
-    is_medusa = {"medusa_num_heads", "medusa_num_layers"} & config.keys()
-    if is_medusa or any(folder.glob("medusa_lm_head.*")):
-        return "Medusa heads"
-    return ""
 
 
 def _base_of(config: Config) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.drafters.base import Drafter
+from forerun.drafters.heads import Heads
 from forerun.drafters.mixed import Mixed
 from forerun.drafters.model import Model
 from forerun.drafters.ngram import NGram
@@ -83,8 +84,12 @@ def for_vllm(plan: SpeculationPlan) -> Export:
         config |= {"method": "custom_class", "model": "forerun.integrations.vllm.Proposer"}
         extra = {"additional_config": {"forerun": options}}
         notes += [EXPERIMENTAL, OWN_TEXT] if "suffix" in options else [EXPERIMENTAL]
-    elif isinstance(plan.drafter, Model):
+    elif isinstance(plan.drafter, Model | Heads):
         config |= {"method": "draft_model", "model": plan.drafter_name}
+        if isinstance(plan.drafter, Heads):
+            folder, written = _head_folder(plan.drafter)
+            config |= {"method": "eagle3", "model": folder}
+            notes += written
         if plan.temperature > 0:
             config["draft_sample_method"] = "probabilistic"
             notes += [NO_MATCH] if plan.choice.rule == "match" else []
@@ -133,6 +138,20 @@ def for_sglang(plan: SpeculationPlan) -> Export:
             "eagle-topk": "1",
             "num-draft-tokens": str(steps + 1),  # it counts the token that the draft follows
         }
+    elif isinstance(plan.drafter, Heads):
+        design = plan.drafter.design
+        if design is not None and design.norms_residual:
+            reason = "It leaves out norm_before_residual, with which this head was trained."
+            return Export(engine, None, (reason,))
+        folder, written = _head_folder(plan.drafter)
+        notes += written
+        flags = {
+            "algorithm": "EAGLE3",
+            "draft-model-path": folder,
+            "num-steps": str(steps),
+            "eagle-topk": "1",
+            "num-draft-tokens": str(steps + 1),
+        }
     elif isinstance(plan.drafter, NGram):
         flags = {
             "algorithm": "NGRAM",
@@ -180,6 +199,18 @@ SGLANG_LOSSLESS = (
     "Lossless: both thresholds 1.0, as written here.  Lower ones accept tokens that the target "
     "would not have sampled.",
 )
+
+
+def _head_folder(drafter: Heads) -> tuple[str, list[str]]:
+    """The folder of an EAGLE-3 head, and how it comes about where the head is one of ours."""
+    name, _, place = drafter.name.partition(":")
+    if name == "eagle3":
+        return place, []
+    folder = f"{place or 'heads'}/eagle3"
+    command = shlex.join(
+        ["forerun", "export", place or name, "--format", "eagle3", "--out", folder]
+    )
+    return folder, [f"Write the head first: {command}"]
 
 
 def _nothing(engine: str, plan: SpeculationPlan) -> Export:

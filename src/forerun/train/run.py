@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from forerun.base.errors import InputError, explain
 from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.eagle3_export import export
 from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
@@ -63,6 +64,7 @@ class TrainOptions:
     start: Beginning | None
     seed: int
     spread: Spread | None = None  # answers are collected elsewhere
+    layout: str | None = None  # of other engines, in which the drafter is written as well
 
     def settings(self) -> dict[str, Any]:
         """The options that must not change when a run resumes."""
@@ -223,6 +225,8 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
     is_over = _run(training, spoken, held_out)
     weights = {name: value.float().cpu().numpy() for name, value in network.state_dict().items()}
     save(options.out, Trained(design, fingerprint, tokens, weights))
+    if options.layout is not None:
+        export(load(options.out), options.out / options.layout, options.layout)
     figures = _figures_of_saved(options.out, teacher, held_out)
     facts = {
         "answers": f"{count_answers(spoken) / 1e6:.2f} million tokens in {len(spoken):,} "

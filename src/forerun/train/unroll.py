@@ -47,8 +47,9 @@ def unroll(
             later.append((key.transpose(1, 2)[:, :, None], value.transpose(1, 2)[:, :, None]))
         grouped = query.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # (B, KV, G, Q, d)
         attended = _attend(grouped, past, later, bias)
-        features = network.finish(features, attended.permute(0, 3, 1, 2, 4).flatten(2))
-        yield features
+        outputs = network.finish(features, attended.permute(0, 3, 1, 2, 4).flatten(2))
+        yield outputs
+        features = network.next_features(outputs)
 
 
 def _attend(

@@ -1,5 +1,5 @@
 """The flags of commands that measure, forecast and train: `plan`, `sweep`, `plot`, `simulate`,
-`train`."""
+`train`, `export`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from forerun.cli.flags.shared import (
     add_subject,
     flag_of,
 )
+
+LAYOUTS = ("eagle3", "speculators")
+"""In which other engines load drafters."""
 
 PLAN_EXAMPLES = """examples:
   forerun plan                                                  a few minutes on two cores
@@ -391,4 +394,38 @@ def train(parser: argparse.ArgumentParser) -> None:
         "--start-from",
         metavar="DRAFTER",
         help="go on from this drafter's weights; heads is the one that comes with Forerun",
+    )
+    train.add_argument(
+        "--format",
+        choices=LAYOUTS,
+        help="also write it for other engines, into a folder of that name in DIR",
+    )
+
+
+EXPORT_EXAMPLES = """examples:
+  forerun export my-drafter --format eagle3 --out my-drafter/eagle3        for vLLM and SGLang
+  forerun export my-drafter --format speculators --out my-drafter/speculators
+  forerun export heads --format eagle3 --out smollm2-eagle3          the drafter that comes along
+  vllm serve ./my-model --speculative-config \\
+    '{"method": "eagle3", "model": "my-drafter/eagle3", "num_speculative_tokens": 4}'
+"""
+
+
+def export(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write a drafter of `forerun train` as an EAGLE-3 head that others load."
+    parser.epilog = EXPORT_EXAMPLES
+    parser.add_argument("drafter", help="folder or hub name; heads is the one that comes along")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=LAYOUTS,
+        help="eagle3: flat files for vLLM and SGLang; speculators: the layout of that library, "
+        "for vLLM",
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        choices=("bfloat16", "float16", "float32"),
+        help="(default: bfloat16)",
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROTATION = ("frequencies", "rotary_factor")
 
 
 @dataclass(frozen=True)
@@ -19,31 +24,84 @@ class Design:
     num_tokens: int  # Vd, the size of the draft vocabulary
     rope_theta: float
     norm_eps: float
+    # What follows differs in published heads only (`eagle3.py`).
+    state_norm: Literal["each", "together", "none"] = "each"  # of what is fused: each layer's state
+    # by itself, all of them as one vector, or none
+    norms_residual: bool = False  # the layer adds to its normed feature
+    norms_output: bool = False  # the next feature is the output after the norm of the head
+    has_head_norms: bool = False  # of each query and key, before they are rotated
+    biases: tuple[str, ...] = ()  # products that add a bias
+    num_layers: int = 1
+    target_size: int | None = None  # the target's hidden size, where the network has another
+    frequencies: tuple[float, ...] = ()  # (d / 2,): of the rotation; empty: those of `rope_theta`
+    rotary_factor: float = 1.0  # of cosines and sines
+
+    @property
+    def state_size(self) -> int:
+        """The size of one of the target's hidden states."""
+        return self.target_size or self.hidden_size
 
     @property
     def num_features(self) -> int:
         """F: the number of hidden values the target gives per token."""
-        return len(self.layers) * self.hidden_size
+        return len(self.layers) * self.state_size
+
+    @property
+    def norm_parts(self) -> int:
+        """Pieces of the target's hidden values, each with a norm of its own; 0: no norm."""
+        return {"each": len(self.layers), "together": 1, "none": 0}[self.state_norm]
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the network is as we train it, but for its rotation."""
+        return all(
+            getattr(self, field.name) == field.default or field.name in ROTATION
+            for field in fields(self)
+            if field.default is not MISSING
+        )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the network's weights, as `Network.state_dict` names them."""
         width, inner = self.hidden_size, self.num_heads * self.head_size
         shared = self.num_kv_heads * self.head_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "norm_layers": (self.num_features,),
+        products = {
+            "qkv": (inner + 2 * shared, 2 * width),
+            "output": (width, inner),
+            "gate_up": (2 * self.mlp_size, width),
+            "down": (width, self.mlp_size),
+        }
+        norms = {"norm_mlp": (width,)}
+        if self.has_head_norms:
+            norms |= {"norm_query": (self.head_size,), "norm_key": (self.head_size,)}
+        first: dict[str, tuple[int, ...]] = {
             "fuse": (width, self.num_features),
             "norm_feature": (width,),
             "norm_embedding": (width,),
-            "qkv": (inner + 2 * shared, 2 * width),
-            "output": (width, inner),
-            "norm_mlp": (width,),
-            "gate_up": (2 * self.mlp_size, width),
-            "down": (width, self.mlp_size),
             "norm_head": (width,),
             "head": (self.num_tokens, width),
         }
-        return {f"{name}.weight": shape for name, shape in shapes.items()}
+        if self.norm_parts:
+            first["norm_layers"] = (self.num_features,)
+        shapes = {f"{name}.weight": shape for name, shape in (first | products | norms).items()}
+        shapes |= {f"{name}.bias": (first | products)[name][:1] for name in self.biases}
+        for number in range(self.num_layers - 1):
+            inside = products | norms | {"norm": (width,), "qkv": (inner + 2 * shared, width)}
+            inside = {f"{name}.weight": shape for name, shape in inside.items()}
+            inside |= {
+                f"{name}.bias": products[name][:1] for name in self.biases if name in products
+            }
+            shapes |= {f"deeper.{number}.{name}": shape for name, shape in inside.items()}
+        return shapes
+
+    def rotation(self) -> tuple[NDArray[np.float32], float]:
+        """By how much each pair of a head (d / 2,) is turned per position, and the factor of its
+        cosine and sine."""
+        if self.frequencies:
+            return np.array(self.frequencies, np.float32), self.rotary_factor
+        half = self.head_size // 2
+        exponents = np.arange(half, dtype=np.float32) / np.float32(half)
+        return (self.rope_theta**-exponents).astype(np.float32), self.rotary_factor
 
     @classmethod
     def after(cls, config: Any, num_tokens: int, mlp_size: int | None = None) -> Design:
@@ -65,10 +123,13 @@ class Design:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Design:
-        return cls(**{**saved, "layers": tuple(saved["layers"])})
+        lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}
+        return cls(**saved | lists)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All fields but those at their defaults."""
+        pairs = [(field, getattr(self, field.name)) for field in fields(self)]
+        return {field.name: value for field, value in pairs if value != field.default}
 
 
 def layers_to_read(num_layers: int) -> tuple[int, ...]:

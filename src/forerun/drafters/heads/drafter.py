@@ -9,12 +9,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from forerun.base.errors import UnsupportedError, explain
 from forerun.drafters.base import Guess, Outcome, Turn
+from forerun.drafters.folders import description_of, find, kind_of, refuse
 from forerun.drafters.forks import fork, grow_racing, grow_sampled
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.eagle3 import KIND, Published
+from forerun.drafters.heads.eagle3 import load as load_published
 from forerun.drafters.heads.few_racers import Node, grow_from_few, is_about_tokens
-from forerun.drafters.heads.files import load
-from forerun.drafters.heads.fitting import fit, load_shipped
+from forerun.drafters.heads.files import Trained, load
+from forerun.drafters.heads.fitting import check, fit, load_shipped
 from forerun.drafters.heads.listening import Listening
+from forerun.drafters.heads.readings import settle
 from forerun.drafters.heads.runner import Logits, Runner
 from forerun.drafters.level_growth import Growth
 from forerun.models.base import LanguageModel, identity
@@ -26,18 +32,37 @@ from forerun.trees.tree import ROOT
 class Heads:
     """Draft with a network that was trained for this target.
 
-    source: a folder that `forerun train` wrote, or a name on the Hugging Face hub; None is the
-    drafter that comes with Forerun, for its default model.
+    source: a folder that `forerun train` wrote, or one with an EAGLE-3 head that somebody else
+    trained for this target, or the name of either on the Hugging Face hub; None is the drafter that
+    comes with Forerun, for its default model.
 
     It has nothing to say in a request's first round, in which the target reads the prompt.
     """
 
     def __init__(self, source: str | Path | None = None) -> None:
-        self.name = "heads" if source is None else f"heads:{source}"
-        self._trained = load_shipped() if source is None else load(source)
-        self.layers = self._trained.design.layers
-        self.tokens = self._trained.tokens  # (Vd,): the target's ids
+        self.source: Trained | Published = load_shipped() if source is None else _load(source)
+        is_published = isinstance(self.source, Published)
+        prefix = "eagle3" if is_published else "heads"
+        self.name = prefix if source is None else f"{prefix}:{source}"
+        self.tokens = self.source.tokens  # (Vd,): the target's ids
+        self.reading = ""  # how a published head was read, where its files leave that open
+        self._trained = None if isinstance(self.source, Published) else self.source
         self._runners: WeakKeyDictionary[Any, Runner] = WeakKeyDictionary()
+
+    @classmethod
+    def load(cls, source: str | Path) -> Heads:
+        """The same as `Heads(source)`."""
+        return cls(source)
+
+    @property
+    def design(self) -> Design | None:
+        """The network's; a published head may have to see its target first."""
+        return self._trained.design if self._trained else None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's layers whose states are read, once its design is known."""
+        return self.design.layers if self.design else ()
 
     def start(
         self, target: LanguageModel, num_rows: int, capacity: int, rows: Any = None
@@ -45,7 +70,7 @@ class Heads:
         key = identity(target)
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._runners[key] = fit(self._trained, target)
+            runner = self._runners[key] = fit(self._for(target), target)
         return Listening(target.vocab_size, runner, num_rows, capacity)
 
     def enter(self, state: Listening, row: int, tokens: Sequence[int], num_prompt: int) -> None:
@@ -83,6 +108,19 @@ class Heads:
         state.texts.release(row)
         state.release(row)
 
+    def _for(self, target: Any) -> Trained:
+        """The network for this target."""
+        if not isinstance(self.source, Published):
+            return self.source
+        check(self.source.target, target)
+        trained, reading = settle(self.source, target)
+        if self._trained and self._trained.design != trained.design:
+            wrong = f"This drafter already drafts for a target for which {self.name} is another."
+            cure = "Make a second one: forerun.drafters.Heads(...)."
+            raise UnsupportedError(explain(wrong, target.name, cure))
+        self._trained, self.reading = trained, reading
+        return trained
+
     def _grow(
         self, nodes: Sequence[Node], logits: Logits, vocab_size: int, shared_noise: bool
     ) -> None:
@@ -108,3 +146,14 @@ class Heads:
             grow_racing(forks)
         else:
             grow_sampled(forks, Children.GREEDY_PLUS_ONE)
+
+
+def _load(source: str | Path) -> Trained | Published:
+    """A drafter of ours, or a published one, by what the folder holds."""
+    folder = find(source)
+    kind = kind_of(folder, description_of(folder))
+    if kind == KIND:
+        return load_published(folder)
+    if kind not in ("forerun", ""):
+        refuse(folder, kind, "a drafter that Forerun trained, or an EAGLE-3 head")
+    return load(folder)

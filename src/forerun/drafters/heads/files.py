@@ -7,7 +7,6 @@ Matrices are stored as blocks of 32 numbers of 8 bits under one float16 scale, a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.base.errors import InputError, MissingExtraError, explain
+from forerun.drafters.folders import OURS, description_of, find, kind_of, refuse
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 
 FORMAT, VERSION = "forerun-heads", 1
-DESCRIPTION, WEIGHTS = "heads.json", "heads.safetensors"
+DESCRIPTION, WEIGHTS = OURS
 BLOCK = 32
-HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Trained:
     target: Fingerprint
     tokens: NDArray[np.int64]  # (Vd,): the target's id of each draft token, ascending
     weights: Mapping[str, NDArray[np.float32]]  # as `Network.state_dict` names them
+    embedding: NDArray[np.float32] | None = None  # (V, D), of its own; None: the target's
 
 
 def save(folder: Path, trained: Trained) -> None:
@@ -63,12 +63,10 @@ def save(folder: Path, trained: Trained) -> None:
 
 def load(place: str | Path) -> Trained:
     """A drafter from a folder, or from the Hugging Face hub by its name."""
-    is_folder = str(place) != "" and Path(place).is_dir()
-    if not is_folder and not HUB_NAME.fullmatch(str(place)):
-        wrong = "There is no such folder, and a drafter on the hub is called owner/name."
-        cure = "Name a folder that `forerun train` wrote, or none for the shipped drafter."
-        raise InputError(explain(wrong, repr(str(place)), cure))
-    folder = Path(place) if is_folder else _download(str(place))
+    folder = find(place)
+    kind = kind_of(folder, description_of(folder))
+    if kind not in ("forerun", ""):
+        refuse(folder, kind, "a drafter that Forerun trained")
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         known = description["format"] == FORMAT and description["version"] == VERSION
@@ -166,16 +164,3 @@ def _check_sizes(
         received = f"{shapes.get(name, len(tokens))} rather than {expected.get(name, 'as stated')}"
         cure = f"Copy or download {str(folder)!r} again."
         raise InputError(explain(wrong, received, cure))
-
-
-def _download(name: str) -> Path:
-    """The two files from the hub, or from its local cache."""
-    try:
-        from huggingface_hub import hf_hub_download
-
-        hf_hub_download(name, WEIGHTS)
-        return Path(hf_hub_download(name, DESCRIPTION)).parent
-    except Exception as error:  # of whichever HTTP library, or no such name, or no such package
-        wrong = "No drafter was found: it was looked for as a folder and on the Hugging Face hub."
-        cure = "Check the spelling and the connection, or train one with `forerun train`."
-        raise InputError(explain(wrong, repr(name), cure)) from error

@@ -20,13 +20,14 @@ ALIKE = 0.9  # the cosine of two samples; unrelated models reach 0.2, 4-bit copi
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The properties that must agree."""
+    """The properties that must agree, as far as both are known."""
 
     name: str
     hidden_size: int
-    num_layers: int
+    num_layers: int | None
     vocab_size: int
-    sample: tuple[float, ...]  # of the embedding's rows, spread over the vocabulary
+    sample: tuple[float, ...]  # of the embedding's rows, spread over the
+    # vocabulary; empty: not known
 
     @classmethod
     def of(cls, model: Any, name: str) -> Fingerprint:
@@ -67,8 +68,10 @@ class Fingerprint:
     def _difference(self, other: Fingerprint) -> str:
         for what in ("hidden_size", "num_layers", "vocab_size"):
             expected, received = getattr(self, what), getattr(other, what)
-            if expected != received:
+            if expected is not None and expected != received:
                 return f"{what} is {received} rather than {expected}"
+        if not self.sample:
+            return ""
         a, b = np.array(self.sample), np.array(other.sample)
         if a.shape != b.shape:
             return "their embeddings were sampled differently"

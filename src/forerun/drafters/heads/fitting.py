@@ -25,30 +25,32 @@ def load_shipped() -> Trained:
 
 def fit(trained: Trained, target: LanguageModel) -> Runner:
     """The runner for this target and its device; raises if the drafter was trained for another."""
-    if isinstance(target, Inspectable) and isinstance(target, CpuPass):
-        return _fit_lean(trained, target)
-    model = getattr(target, "model", None)
-    if not isinstance(target, Inspectable) or model is None:
-        wrong = (
-            f"{trained.target.name}'s drafter reads hidden states, and {target.name} shows none."
-        )
-        cure = "Use a transformers model, or a drafter that needs none."
-        raise UnsupportedError(explain(wrong, type(target).__name__, cure))
-    trained.target.check(Fingerprint.of(model, target.name))
+    check(trained.target, target)
+    subject: Any = target
+    own = trained.embedding
+    if isinstance(target, CpuPass) and trained.design.num_layers == 1:  # needs no torch
+        from forerun.drafters.heads.lean_runner import LeanRunner
+
+        embedding = subject.embedding if own is None else own
+        return LeanRunner(trained.design, trained.weights, embedding)
     import torch
 
     from forerun.drafters.heads.network import Network, embedding_of
     from forerun.drafters.heads.torch_runner import TorchRunner
 
-    network = Network(trained.design)
+    is_lean = isinstance(target, CpuPass)
+    table = torch.from_numpy(subject.embedding) if is_lean else embedding_of(subject.model)
+    network = Network(trained.design).to(table.device, table.dtype)
     network.load_state_dict({name: torch.from_numpy(w) for name, w in trained.weights.items()})
-    embedding = embedding_of(model)
-    return TorchRunner(network.to(embedding.device, embedding.dtype), embedding)
+    return TorchRunner(network, table if own is None else torch.from_numpy(own).to(table))
 
 
-def _fit_lean(trained: Trained, target: Any) -> Runner:
-    """On the lean CPU pass, for a target that is on it: neither needs torch."""
-    from forerun.drafters.heads.lean_runner import LeanRunner
-
-    trained.target.check(Fingerprint.of_lean(target))
-    return LeanRunner(trained.design, trained.weights, target.embedding)
+def check(expected: Fingerprint, target: LanguageModel) -> None:
+    """Refuse a target that a drafter was not trained for, or that shows no hidden states."""
+    model = getattr(target, "model", None) if not isinstance(target, CpuPass) else target
+    if not isinstance(target, Inspectable) or model is None:
+        wrong = f"{expected.name}'s drafter reads hidden states, and {target.name} shows none."
+        cure = "Use a transformers model, or a drafter that needs none."
+        raise UnsupportedError(explain(wrong, type(target).__name__, cure))
+    is_lean = isinstance(target, CpuPass)
+    expected.check(Fingerprint.of_lean(target) if is_lean else Fingerprint.of(model, target.name))

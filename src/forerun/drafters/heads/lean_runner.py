@@ -28,6 +28,9 @@ from forerun.models.feed import Feed
 from forerun.noise.philox import MASK
 from forerun.sampling.options import Sampling
 
+MATRICES = ("fuse", "qkv", "output", "gate_up", "down", "head")
+ONE = np.ones(1, np.float32)
+
 
 def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
     """The weights, copied into panels of the fewest bits that keep them."""
@@ -40,22 +43,32 @@ def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> He
         part["down"],
         part["head"],
     ]
+    biases = [part.get(f"{name}.bias", np.zeros(1, np.float32)) for name in MATRICES]
+    if "gate_up" in design.biases:
+        biases[MATRICES.index("gate_up")] = alternate(*np.split(part["gate_up.bias"], 2))
     norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
-    parts = (([matrix], np.zeros(len(matrix), np.float32)) for matrix in matrices)
+    of_heads = [part.get(norm, ONE) for norm in ("norm_query", "norm_key")]
+    of_states = part.get("norm_layers", np.empty(0, np.float32))
+    parts = (
+        ([matrix], np.broadcast_to(bias, len(matrix)))
+        for matrix, bias in zip(matrices, biases, strict=True)
+    )
     return HeadsWeights(
         matrices=join(parts, is_coarse=True),
         embedding=embedding,
-        layer_norms=part["norm_layers"].reshape(-1, design.hidden_size),
+        state_norms=of_states.reshape(design.norm_parts, -1 if len(of_states) else 0),
         norms=np.stack([part[norm] for norm in norms]),
-        head_norms=np.ones((2, design.head_size), np.float32),
+        norms_residual=design.norms_residual,
+        norms_output=design.norms_output,
+        head_norms=np.stack([np.broadcast_to(norm, design.head_size) for norm in of_heads]),
         heads=HeadShape(
             queries=design.num_heads,
             keys=design.num_kv_heads,
             size=design.head_size,
             wide=padded(design.head_size),
             scale=np.float32(design.head_size**-0.5),
-            has_norms=False,
-            eps=np.float32(0),
+            has_norms=design.has_head_norms,
+            eps=np.float32(design.norm_eps),
         ),
         eps=np.float32(design.norm_eps),
     )
@@ -70,7 +83,7 @@ def make_scratch(weights: HeadsWeights, num_tokens: int) -> HeadsScratch:
         return np.empty(shape, np.float32)
 
     return HeadsScratch(
-        hidden=room(num_tokens, weights.layer_norms.size),
+        hidden=room(num_tokens, int(m.depth[0])),
         features=room(num_tokens, hidden),
         joined=room(num_tokens, 2 * hidden),
         qkv=room(num_tokens, inner + 2 * heads.keys * heads.size),
@@ -174,7 +187,7 @@ class LeanRunner:
         num_threads: int | None = None,
     ) -> None:
         self.weights = take(design, weights, embedding)
-        self._theta = design.rope_theta
+        self._rotation = design.rotation()
         self._num_tokens = design.num_tokens
         self._crew = Crew(num_threads)
 
@@ -277,10 +290,11 @@ class LeanRunner:
 
     def angles(self, begin: int, end: int) -> tuple[Floats, Floats]:
         """Cosines and sines (1, end - begin, head size / 2)."""
-        half = self.weights.heads.size // 2
-        exponents = np.arange(half, dtype=np.float32) / np.float32(half)
-        turns = np.arange(begin, end, dtype=np.float32)[None, :, None] * self._theta**-exponents
-        return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
+        frequencies, factor = self._rotation
+        turns = np.arange(begin, end, dtype=np.float32)[None, :, None] * frequencies
+        return (np.cos(turns) * factor).astype(np.float32), (np.sin(turns) * factor).astype(
+            np.float32
+        )
 
     def _extend(
         self,
@@ -340,7 +354,7 @@ class LeanRunner:
 
     def _new_ask(self, row: int, count: int) -> Ask:
         (plan,) = self._passes([Lot.of(row, 0, Feed([0] * count), 0, _last(count, 0))])
-        hidden = np.empty((count, self.weights.layer_norms.size), np.float32)
+        hidden = np.empty((count, int(self.weights.matrices.depth[0])), np.float32)
         return Ask(Level(plan._replace(positions=plan.slots), hidden, *self._results(1)))
 
     def _run(

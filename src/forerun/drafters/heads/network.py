@@ -19,64 +19,109 @@ from forerun.drafters.heads.design import Design
 SMALLEST = 0.01  # size of a hidden value, where their mean is one, that is still made larger
 
 
-class Network(nn.Module):  # type: ignore[misc]
-    """Everything but the attention itself, which differs between training and drafting."""
+class Layer(nn.Module):  # type: ignore[misc]
+    """Everything of a decoder layer but the attention itself, which differs between training and
+    drafting, and what its queries, keys and values are made of."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, num_inputs: int) -> None:
         super().__init__()
         width, inner = design.hidden_size, design.num_heads * design.head_size
         shared = design.num_kv_heads * design.head_size
-        eps = design.norm_eps
+
+        def product(name: str, inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, bias=name in design.biases)
+
         self.design = design
-        self.norm_layers = RMSNorm(len(design.layers), width, eps)
-        self.fuse = nn.Linear(design.num_features, width, bias=False)
+        self.qkv = product("qkv", num_inputs, inner + 2 * shared)  # rows: q, then k, then v
+        self.output = product("output", inner, width)
+        self.norm_mlp = RMSNorm(1, width, design.norm_eps)
+        self.gate_up = product("gate_up", width, 2 * design.mlp_size)  # rows: gate, then up
+        self.down = product("down", design.mlp_size, width)
+        if design.has_head_norms:
+            self.norm_query = RMSNorm(1, design.head_size, design.norm_eps)
+            self.norm_key = RMSNorm(1, design.head_size, design.norm_eps)
+
+    def split(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (..., H, d), keys and values (..., KV, d) of inputs (..., M), rotated.
+
+        cos, sin: (..., d / 2) of each entry's position.
+        """
+        design = self.design
+        heads = self.qkv(inputs).unflatten(-1, (-1, design.head_size))
+        counts = (design.num_heads, design.num_kv_heads, design.num_kv_heads)
+        q, k, v = heads.split(counts, dim=-2)
+        if design.has_head_norms:
+            q, k = self.norm_query(q), self.norm_key(k)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def add(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output (..., D) where its heads gathered attended (..., H * d)."""
+        hidden = residual + self.output(attended)
+        gate, up = self.gate_up(self.norm_mlp(hidden)).chunk(2, -1)
+        finished: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
+        return finished
+
+
+class Deeper(Layer):
+    """A layer after the first, which some published heads have."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design, design.hidden_size)
+        self.norm = RMSNorm(1, design.hidden_size, design.norm_eps)
+
+    def project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of hidden states (..., D) before this layer, rotated."""
+        return self.split(self.norm(hidden), cos, sin)
+
+
+class Network(Layer):
+    """The first layer, what leads into it and what follows the last."""
+
+    def __init__(self, design: Design) -> None:
+        width, eps = design.hidden_size, design.norm_eps
+        super().__init__(design, 2 * width)
+        if design.norm_parts:
+            size = design.num_features // design.norm_parts
+            self.norm_layers = RMSNorm(design.norm_parts, size, eps)
+        self.fuse = nn.Linear(design.num_features, width, bias="fuse" in design.biases)
         self.norm_feature = RMSNorm(1, width, eps)
         self.norm_embedding = RMSNorm(1, width, eps)
-        self.qkv = nn.Linear(2 * width, inner + 2 * shared, bias=False)  # rows: q, then k, then v
-        self.output = nn.Linear(inner, width, bias=False)
-        self.norm_mlp = RMSNorm(1, width, eps)
-        self.gate_up = nn.Linear(width, 2 * design.mlp_size, bias=False)  # rows: gate, then up
-        self.down = nn.Linear(design.mlp_size, width, bias=False)
+        self.deeper = nn.ModuleList(Deeper(design) for _ in range(design.num_layers - 1))
         self.norm_head = RMSNorm(1, width, eps)
         self.head = nn.Linear(width, design.num_tokens, bias=False)
 
     def features(self, hidden: Tensor) -> Tensor:
         """f (..., D) of the target's hidden states (..., F)."""
-        fused: Tensor = self.fuse(self.norm_layers(hidden))
+        fused: Tensor = self.fuse(self.norm_layers(hidden) if self.design.norm_parts else hidden)
         return fused
 
     def project(
         self, features: Tensor, embeddings: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (..., H, d), keys and values (..., KV, d) of entries (..., D), rotated.
-
-        cos, sin: (..., d / 2) of each entry's position.
-        """
-        design = self.design
+        """Queries, keys and values of entries (..., D), rotated."""
         joined = torch.cat((self.norm_feature(features), self.norm_embedding(embeddings)), -1)
-        heads = self.qkv(joined).unflatten(-1, (-1, design.head_size))
-        counts = (design.num_heads, design.num_kv_heads, design.num_kv_heads)
-        q, k, v = heads.split(counts, dim=-2)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        return self.split(joined, cos, sin)
 
     def finish(self, features: Tensor, attended: Tensor) -> Tensor:
-        """h (..., D) of entries whose heads gathered attended (..., H * d)."""
-        hidden = features + self.output(attended)
-        gate, up = self.gate_up(self.norm_mlp(hidden)).chunk(2, -1)
-        finished: Tensor = hidden + self.down(nn.functional.silu(gate) * up)
-        return finished
+        """h (..., D) of entries after the first layer; attended: (..., H * d)."""
+        residual = self.norm_feature(features) if self.design.norms_residual else features
+        return self.add(residual, attended)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the draft vocabulary, (..., Vd)."""
         output: Tensor = self.head(self.norm_head(hidden))
         return output
 
+    def next_features(self, hidden: Tensor) -> Tensor:
+        """The features (..., D) of the entries after those with these outputs."""
+        normed: Tensor = self.norm_head(hidden) if self.design.norms_output else hidden
+        return normed
+
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (..., d / 2) of positions (...)."""
-        half = self.design.head_size // 2
-        exponents = torch.arange(half, device=positions.device, dtype=torch.float32) / half
-        turns = positions[..., None].float() * self.design.rope_theta**-exponents
-        return turns.cos(), turns.sin()
+        frequencies, factor = self.design.rotation()
+        turns = positions[..., None].float() * torch.from_numpy(frequencies).to(positions.device)
+        return turns.cos() * factor, turns.sin() * factor
 
     def initialise(self, head: Tensor) -> Network:
         """Initialise the head with the target's rows (Vd, D); all other weights are random."""

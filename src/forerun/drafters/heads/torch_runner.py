@@ -14,14 +14,14 @@ from forerun.drafters.heads.runner import Logits
 
 
 class TorchRows:
-    """Keys and values (rows, slots, KV, d): verified entries, then nodes in their order."""
+    """Keys and values (layers, rows, slots, KV, d): verified entries, then nodes in their order."""
 
     def __init__(self, num_rows: int) -> None:
         self.lengths = [0] * num_rows  # verified entries
         self.keys: Any = None
         self.values: Any = None
-        self.last: dict[int, Tensor] = {}  # (D,): the output at each row's last entry
-        self.nodes: list[list[Tensor]] = [[] for _ in range(num_rows)]  # (D,): output per node
+        self.last: dict[int, Tensor] = {}  # (D,): what follows each row's last entry as a feature
+        self.nodes: list[list[Tensor]] = [[] for _ in range(num_rows)]  # (D,), of each node
         self.paths: list[list[list[int]]] = [[] for _ in range(num_rows)]  # ancestors and itself
 
 
@@ -51,13 +51,24 @@ class TorchRunner:
         with torch.inference_mode():
             hidden = torch.cat([torch.as_tensor(part).to(self._like) for part in features])
             fused = self.network.features(hidden)
-            queries = self._write(state, fused, owners, slots, slots, np.concatenate(tokens))
+            where = owners, slots
+            angles = self._angles(slots)
+            queries = self._project(state, fused, np.concatenate(tokens), where, angles)
             for row, count in zip(rows, counts, strict=True):
                 state.lengths[row] += count
                 state.nodes[row], state.paths[row] = [], []
-            seen = [range(state.lengths[row]) for row in rows]
-            outputs, logits = self._finish(state, rows, seen, fused[last], queries[last])
-        state.last.update(zip(rows, outputs, strict=True))
+            if self.network.deeper:
+                outputs = self.network.finish(fused, self._read(state, 0, rows, counts, queries))
+                for number, layer in enumerate(self.network.deeper, 1):
+                    queries = self._keep(state, number, where, layer.project(outputs, *angles))
+                    outputs = layer.add(outputs, self._read(state, number, rows, counts, queries))
+                outputs = outputs[last]
+            else:
+                seen = [range(state.lengths[row]) for row in rows]
+                attended = self._attend(state, 0, rows, seen, queries[last])
+                outputs = self.network.finish(fused[last], attended)
+            following, logits = self._results(outputs)
+        state.last.update(zip(rows, following, strict=True))
         return logits
 
     def step(
@@ -74,11 +85,17 @@ class TorchRunner:
             seen.append([*range(length), *(length + ancestor for ancestor in paths[node])])
         with torch.inference_mode():
             stacked = torch.stack(features)
-            where = np.asarray(rows), np.asarray(slots), np.asarray(positions)
-            queries = self._write(state, stacked, *where, np.asarray(tokens))
-            outputs, logits = self._finish(state, rows, seen, stacked, queries)
-        for row, output in zip(rows, outputs, strict=True):
-            state.nodes[row].append(output)
+            where = np.asarray(rows), np.asarray(slots)
+            angles = self._angles(positions)
+            queries = self._project(state, stacked, tokens, where, angles)
+            attended = self._attend(state, 0, rows, seen, queries)
+            outputs = self.network.finish(stacked, attended)
+            for number, layer in enumerate(self.network.deeper, 1):
+                queries = self._keep(state, number, where, layer.project(outputs, *angles))
+                outputs = layer.add(outputs, self._attend(state, number, rows, seen, queries))
+            following, logits = self._results(outputs)
+        for row, feature in zip(rows, following, strict=True):
+            state.nodes[row].append(feature)
         return logits
 
     def release(self, state: TorchRows, row: int) -> None:
@@ -90,40 +107,77 @@ class TorchRunner:
         """A tensor of the right device and precision."""
         return self.network.head.weight
 
-    def _write(
-        self, state: TorchRows, features: Tensor, rows: Any, slots: Any, positions: Any, tokens: Any
+    def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (N, d / 2)."""
+        cos, sin = self.network.angles(torch.as_tensor(positions, device=self._like.device))
+        return cos, sin
+
+    def _project(
+        self, state: TorchRows, features: Tensor, tokens: Any, where: Any, angles: Any
     ) -> Tensor:
-        """Store the keys and values of entries (N, D); their queries (N, H, d)."""
-        device = self._like.device
+        """Keep the first layer's keys and values of entries (N, D); their queries (N, H, d)."""
         known = torch.as_tensor(tokens, device=self.embedding.device)
         embeddings = self.embedding[known].to(self._like)
-        cos, sin = self.network.angles(torch.as_tensor(positions, device=device))
-        queries, keys, values = self.network.project(features, embeddings, cos, sin)
+        return self._keep(state, 0, where, self.network.project(features, embeddings, *angles))
+
+    def _keep(self, state: TorchRows, layer: int, where: Any, projected: Any) -> Tensor:
+        """Keep keys and values of entries in their rows and slots; their queries (N, H, d).
+
+        where: rows (N,) and slots (N,).  projected: queries, keys and values.
+        """
+        queries, keys, values = projected
+        rows, slots = where
         self._make_room(state, int(slots.max()) + 1, keys)
+        device = self._like.device
         index = torch.as_tensor(rows, device=device), torch.as_tensor(slots, device=device)
-        state.keys[index], state.values[index] = keys, values
-        return queries
+        state.keys[layer][index], state.values[layer][index] = keys, values
+        kept: Tensor = queries
+        return kept
 
     def _make_room(self, state: TorchRows, slots: int, like: Tensor) -> None:
         """Grow at least twofold, so that copying costs O(1) per token on average."""
-        have = 0 if state.keys is None else state.keys.shape[1]
+        have = 0 if state.keys is None else state.keys.shape[2]
         if slots <= have:
             return
+        shape = self.network.design.num_layers, len(state.lengths), max(slots, 2 * have, 64)
         for name in ("keys", "values"):
-            larger = like.new_zeros((len(state.lengths), max(slots, 2 * have, 64), *like.shape[1:]))
+            larger = like.new_zeros((*shape, *like.shape[1:]))
             if have:
-                larger[:, :have] = getattr(state, name)
+                larger[:, :, :have] = getattr(state, name)
             setattr(state, name, larger)
 
-    def _finish(
+    def _read(
         self,
         state: TorchRows,
+        layer: int,
+        rows: Sequence[int],  # (R,)
+        counts: Sequence[int],  # (R,): of their last entries
+        queries: Tensor,  # (N, H, d) of these
+    ) -> Tensor:
+        """What verified entries gather from those before them, (N, H * d)."""
+        parts = []
+        for row, own in zip(rows, queries.split(list(counts)), strict=True):
+            end = state.lengths[row]
+            is_seen = torch.ones(len(own), end, dtype=torch.bool, device=own.device)
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                own.transpose(0, 1)[None],
+                state.keys[layer, row, :end].transpose(0, 1)[None],
+                state.values[layer, row, :end].transpose(0, 1)[None],
+                attn_mask=is_seen.tril(end - len(own)),
+                enable_gqa=True,
+            )
+            parts.append(attended[0].transpose(0, 1).flatten(1))
+        return torch.cat(parts)
+
+    def _attend(
+        self,
+        state: TorchRows,
+        layer: int,
         rows: Sequence[int],
         seen: Sequence[Sequence[int]],  # (N,): the slots each entry attends to
-        features: Tensor,  # (N, D)
         queries: Tensor,  # (N, H, d)
-    ) -> tuple[Tensor, Logits]:
-        """Outputs (N, D) and logits (N, Vd) of entries whose keys are stored."""
+    ) -> Tensor:
+        """What entries gather whose keys are kept, (N, H * d)."""
         most = max(map(len, seen))
         slots = np.zeros((len(rows), most), np.int64)
         is_seen = np.zeros((len(rows), most), bool)
@@ -132,12 +186,16 @@ class TorchRunner:
         device = self._like.device
         owners = torch.as_tensor(np.asarray(rows)[:, None], device=device)
         where = owners, torch.as_tensor(slots, device=device)
-        attended = torch.nn.functional.scaled_dot_product_attention(
+        attended: Tensor = torch.nn.functional.scaled_dot_product_attention(
             queries[:, :, None],
-            state.keys[where].transpose(1, 2),
-            state.values[where].transpose(1, 2),
+            state.keys[layer][where].transpose(1, 2),
+            state.values[layer][where].transpose(1, 2),
             attn_mask=torch.as_tensor(is_seen, device=device)[:, None, None],
             enable_gqa=True,
         )
-        outputs = self.network.finish(features, attended.flatten(1))
-        return outputs, self.network.logits(outputs).float().cpu().numpy()
+        return attended.flatten(1)
+
+    def _results(self, outputs: Tensor) -> tuple[Tensor, Logits]:
+        """Features (N, D) of what follows the last layer's outputs (N, D), and logits (N, Vd)."""
+        logits = self.network.logits(outputs).float().cpu().numpy()
+        return self.network.next_features(outputs), logits

@@ -1,0 +1,172 @@
+"""Which kind of drafter a folder holds, and the tensors of those that were published.
+
+Folders are known by their description and the names of their files, before anything large is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from forerun.base.errors import InputError, MissingExtraError, UnsupportedError, explain
+
+OURS = ("heads.json", "heads.safetensors")
+PUBLISHED = "config.json"
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt")
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+KINDS = {
+    "forerun": "a drafter that Forerun trained",
+    "eagle3": "an EAGLE-3 draft model",
+    "eagle": "an EAGLE draft model of the first or second generation",
+    "peagle": "a P-EAGLE draft model, which guesses several tokens in one pass",
+    "dflash": "a DFlash draft model",
+    "dflash2": "a DFlash2 draft model",
+    "dspark": "a DSpark draft model",
+    "xpress": "an XPress draft model",
+    "mtp": "the MTP layers of a model",
+    "medusa": "Medusa heads",
+    "mlp_speculator": "an MLP speculator",
+    "adapter": "an adapter (LoRA)",
+    "gguf": "a GGUF file",
+    "model": "a whole model",
+}
+"""What a folder may hold, in words."""
+
+DRAFTERS = {"forerun": "heads", "eagle3": "eagle3", "medusa": "medusa"}
+"""The kinds that draft here, by the drafter that reads them (`drafters/registry.py`)."""
+
+
+def find(place: str | Path) -> Path:
+    """A drafter's folder: the one that is named, or a copy of what the Hugging Face hub has."""
+    if str(place) != "" and Path(place).is_dir():
+        return Path(place)
+    if not HUB_NAME.fullmatch(str(place)):
+        wrong = "There is no such folder, and a drafter on the hub is called owner/name."
+        cure = "Name a drafter's folder, or none for the shipped drafter."
+        raise InputError(explain(wrong, repr(str(place)), cure))
+    try:
+        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            description, _ = (hf_hub_download(str(place), name) for name in OURS)
+            return Path(description).parent
+        except EntryNotFoundError:
+            return Path(snapshot_download(str(place), allow_patterns=[PUBLISHED, *WEIGHTS]))
+    except Exception as error:  # of whichever HTTP library, or no such name, or no such package
+        wrong = "No drafter was found: it was looked for as a folder and on the Hugging Face hub."
+        cure = "Check the spelling and the connection, or train one with `forerun train`."
+        raise InputError(explain(wrong, repr(str(place)), cure)) from error
+
+
+def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The kind, one of `KINDS`, by a folder's config.json and the names of its files; what
+    `speculators` calls a kind that is newer; "" where nothing is known."""
+    if any((folder / name).exists() for name in OURS):
+        return "forerun"
+    names = f"{config.get('architectures') or ''} {config.get('model_type') or ''}".lower()
+    if "speculators_model_type" in config or "speculators_config" in config:
+        return str(config.get("speculators_model_type") or "speculators")
+    for kind in ("dflash2", "dflash", "dspark", "xpress", "peagle", "mlp_speculator"):
+        if kind.replace("_", "") in names.replace("_", ""):
+            return kind
+    if "dflash_config" in config:
+        return "dflash"
+    if "eagle3" in names or "draft_vocab_size" in config:
+        return "eagle3"
+    if "eagle" in names:
+        return "eagle"
+    is_medusa = {"medusa_num_heads", "medusa_num_layers"} & config.keys()
+    if is_medusa or any(folder.glob("medusa_lm_head.*")):
+        return "medusa"
+    if (folder / "adapter_config.json").is_file():
+        return "adapter"
+    if "vocab_size" in config or "text_config" in config:
+        return "model"
+    return "gguf" if any(folder.glob("*.gguf")) else ""
+
+
+def in_words(kind: str) -> str:
+    """What a folder of this kind holds."""
+    if kind in KINDS or not kind:
+        return KINDS.get(kind, "nothing that is known here")
+    return f"a draft model of `speculators`, of a kind that this version does not know ({kind})"
+
+
+def refuse(folder: Path, kind: str, wanted: str) -> None:
+    """Raise for a folder that holds something other than the wanted kind, in words."""
+    wrong = f"The folder holds {in_words(kind)}, and not {wanted}."
+    name = DRAFTERS.get(kind)
+    cure = (
+        f"Name it {name}:{folder}."
+        if name
+        else "Name it as a model: it drafts if its tokens are the target's."
+        if kind == "model"
+        else "Use a drafter that Forerun reads: its own, or an EAGLE-3 head for this target."
+    )
+    raise UnsupportedError(explain(wrong, repr(str(folder)), cure))
+
+
+def description_of(folder: Path) -> dict[str, Any]:
+    """The object in a folder's config.json; an empty one where there is no file."""
+    file = folder / PUBLISHED
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        reason = f"it holds a {type(found).__name__} and no object"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error)
+    wrong = f"{PUBLISHED} is damaged: {reason}."
+    raise InputError(explain(wrong, repr(str(folder)), "Copy or download the folder again."))
+
+
+def tensors_of(folder: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a published folder: floats as float32, whole numbers and booleans as they
+    are.  A pickle is read as tensors alone, and code in it is never run."""
+    try:
+        import safetensors.torch
+        import torch
+    except ModuleNotFoundError as error:
+        wrong, received = "A published drafter needs torch and safetensors.", f"no {error.name}"
+        cure = 'Install them with: pip install "forerun[hf]"'
+        raise MissingExtraError(explain(wrong, received, cure)) from error
+    files = next((named for kind in WEIGHTS if (named := sorted(folder.glob(kind)))), [])
+    if not files:
+        wrong = f"The folder has no weights: no {', '.join(WEIGHTS)}."
+        raise InputError(explain(wrong, repr(str(folder)), "Copy or download it whole."))
+    found: dict[str, NDArray[Any]] = {}
+    for file in files:
+        try:
+            if file.suffix == ".safetensors":
+                stored = safetensors.torch.load_file(file)
+            else:
+                stored = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch and safetensors raise a dozen kinds for broken files
+            is_code = "weights_only" in str(error) or "Unsupported" in str(error)
+            wrong = (
+                f"{file.name} holds more than tensors, and what a pickle would run is not run."
+                if is_code and file.suffix != ".safetensors"
+                else f"{file.name} cannot be read: it is cut short or broken ({str(error)[:200]})."
+            )
+            cure = "Convert it to safetensors where you trust it, or download the folder again."
+            raise InputError(explain(wrong, repr(str(file)), cure)) from error
+        others = [name for name, value in stored.items() if not isinstance(value, torch.Tensor)]
+        if others:
+            wrong, cure = f"{file.name} holds more than tensors.", "Leave out what is none."
+            raise InputError(explain(wrong, f"{others[0]!r} is none", cure))
+        found |= {name: _array(value) for name, value in stored.items()}
+    return found
+
+
+def _array(value: Any) -> NDArray[Any]:
+    array: NDArray[Any] = (value.float() if value.is_floating_point() else value).numpy()
+    return array

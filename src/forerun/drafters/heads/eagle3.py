@@ -1,0 +1,430 @@
+"""EAGLE-3 heads as others publish them: which tensors are which of our weights, and every switch.
+
+There are two layouts.  A flat one has the settings of its layer in config.json itself; that of
+`speculators` has them in `transformer_layer_config`.  The tensors are the same but for the name of
+the layer.  A head is our network (`network.py`) with other switches; joined inputs lie the other
+way round, so two halves of columns are swapped.
+
+What a file leaves open (which layers are meant, whether a field that is absent is true) gives
+several readings; `readings.py` finds the right one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.base.errors import InputError, UnsupportedError, explain
+from forerun.drafters.folders import description_of, kind_of, refuse, tensors_of
+from forerun.drafters.heads.design import Design
+from forerun.drafters.heads.fingerprint import Fingerprint
+
+KIND = "eagle3"
+NEWEST = 1  # major versions of `speculators` from this one on are unknown
+Rotation = tuple[NDArray[np.float32], float]
+"""Turns per position (d / 2,), and the factor of cosines and sines."""
+
+LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "norm_query": ("self_attn.q_norm",),
+    "norm_key": ("self_attn.k_norm",),
+    "output": ("self_attn.o_proj",),
+    "norm_mlp": ("post_attention_layernorm",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The tensors that each weight of a layer is made of, one below the other."""
+FIRST = {"norm_feature": ("hidden_norm",), "norm_embedding": ("input_layernorm",)}
+LATER = {"norm": ("input_layernorm",)}
+ENDS = {"fuse": ("fc",), "norm_head": ("norm",), "head": ("lm_head",)}
+
+OLD_NAMES = {
+    "midlayer.": "layers.0.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+    "draft_id_to_target_id": "d2t",
+}
+UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+"""Tensors that say nothing about drafting: a mask of the draft tokens, and parts of the target."""
+
+FALSE_ONLY = {
+    "quantization_config": "its tensors are quantised",
+    "use_sliding_window": "its layer sees a sliding window",
+    "mask_token_id": "it guesses several tokens in one pass (P-EAGLE)",
+    "pard_token": "it guesses several tokens in one pass (P-EAGLE)",
+    "parallel_drafting": "it guesses several tokens in one pass (P-EAGLE)",
+}
+"""Settings under which a head is another function than ours, and what they mean."""
+SWITCHES = {
+    "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
+    "norm_topk_prob", "rms_norm_eps", "layer_norm_eps", "norm_eps",
+}  # fmt: skip
+"""Known names with `norm` in them; another one is a switch of a newer layout."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A head as it lies on disk, before its target is known."""
+
+    name: str
+    target: Fingerprint  # as far as the files say
+    design: Design  # what is certain; its layers may be missing
+    weights: Mapping[str, NDArray[np.float32]]  # without a head where the target's is meant
+    tokens: NDArray[np.int64]  # (Vd,): the target's id of each draft token
+    embedding: NDArray[np.float32] | None  # (V, D); None: the target's
+    layers: Sequence[tuple[int, ...]]  # which may be meant; none: the usual ones of any target
+    residuals: Sequence[bool]  # what `norm_before_residual` may be
+    is_turned_like_target: bool | None  # None: as the file says, or like the target
+
+    def designs(self, num_layers: int, rotation: Rotation | None) -> dict[str, Design]:
+        """Every reading for a target of so many layers, by what it says; the likeliest first."""
+        usual = (2, num_layers // 2, num_layers - 3)
+        layers = [ids for ids in self.layers or [usual] if max(ids) <= num_layers and min(ids) >= 0]
+        if not layers or len(set(layers[0])) < len(layers[0]):
+            wrong = f"The head reads layers that its target of {num_layers} layers does not have."
+            cure = "Use it with the target that it was trained for."
+            raise UnsupportedError(explain(wrong, list((self.layers or [usual])[0]), cure))
+        rotations = {"its own rotation": self.design.rotation()}
+        if rotation is not None and len(rotation[0]) == self.design.head_size // 2:
+            if self.is_turned_like_target:
+                rotations = {"the target's rotation": rotation}
+            elif self.is_turned_like_target is None and _differ(rotation, self.design.rotation()):
+                rotations["the target's rotation"] = rotation
+        found = {}
+        for ids, residual, (turn, (frequencies, factor)) in itertools.product(
+            layers, self.residuals, rotations.items()
+        ):
+            words = [f"states after layers {', '.join(map(str, ids))}"] * (len(layers) > 1)
+            words += [f"norm_before_residual {residual}"] * (len(self.residuals) > 1)
+            words += [turn] * (len(rotations) > 1)
+            found[", ".join(words)] = replace(
+                self.design,
+                layers=ids,
+                norms_residual=residual,
+                frequencies=tuple(frequencies.tolist()),
+                rotary_factor=float(factor),
+            )
+        return found
+
+
+def load(folder: Path) -> Published:
+    """The head in a folder; raises for what it cannot be read as."""
+    described = description_of(folder)
+    kind = kind_of(folder, described)
+    if kind != KIND:
+        refuse(folder, kind, "an EAGLE-3 head")
+    head = Files(folder, described, _renamed(tensors_of(folder)))
+    head.check_settings()
+    design = head.design()
+    weights = head.weights(design)
+    verifier = described.get("speculators_config") or {}
+    base = (verifier.get("verifier") or {}).get("name_or_path")
+    target = Fingerprint(
+        str(base or "another model"), design.state_size, None, head.config.vocab_size, ()
+    )
+    tokens, embedding = head.tokens(design.num_tokens), head.embedding(design)
+    if "head.weight" not in weights and head.config.tie_word_embeddings and embedding is not None:
+        weights["head.weight"] = embedding[tokens]
+    return Published(
+        name=str(folder),
+        target=target,
+        design=design,
+        weights=weights,
+        tokens=tokens,
+        embedding=embedding,
+        layers=head.layers(),
+        residuals=head.residuals(),
+        is_turned_like_target=head.is_turned_like_target(),
+    )
+
+
+@dataclass
+class Files:
+    """The two files of a head."""
+
+    folder: Path
+    described: Mapping[str, Any]
+    tensors: dict[str, NDArray[Any]]
+    is_flat: bool = field(init=False)
+    settings: dict[str, Any] = field(init=False)  # of the layer
+    config: Any = field(init=False)  # the same as transformers completes them
+
+    def __post_init__(self) -> None:
+        layer = self.described.get("transformer_layer_config")
+        self.is_flat = "speculators_model_type" not in self.described
+        if not self.is_flat and not isinstance(layer, dict):
+            raise self._broken("It has no transformer_layer_config.", f"{layer!r:.60}")
+        stated = self.described if self.is_flat else layer or {}
+        self.settings = {name: value for name, value in stated.items() if value is not None}
+        self.config = self._completed()
+
+    def _completed(self) -> Any:
+        """The layer's settings with the defaults of its family, which files may leave out."""
+        from transformers import LlamaConfig, Qwen3Config
+
+        family = Qwen3Config if self.settings.get("model_type") == "qwen3" else LlamaConfig
+        known = {name for name in self.settings if name not in ("architectures", "model_type")}
+        try:
+            return family(**{name: self.settings[name] for name in known})
+        except Exception as error:  # its checks raise several kinds
+            raise self._broken("Its settings contradict one another.", str(error)[:200]) from error
+
+    def switch(self, name: str) -> Any:
+        """A setting, where it stands: at the top, in `eagle_config`, or in the layer's."""
+        eagle = self.described.get("eagle_config") or {}
+        for place in (self.described, eagle, self.settings):
+            if place.get(name) is not None:
+                return place[name]
+        return None
+
+    def check_settings(self) -> None:
+        """Refuse a head that computes something other than our network, or a newer layout."""
+        version = str(self.described.get("speculators_version") or "0").split(".")[0]
+        if version.isdigit() and int(version) >= NEWEST:
+            wrong = "The folder was written in a newer layout of `speculators` than is known here."
+            received = f"speculators_version {self.described['speculators_version']}"
+            raise UnsupportedError(explain(wrong, received, "Use a newer version of forerun."))
+        for name, means in FALSE_ONLY.items():
+            if self.switch(name):
+                raise self._unserved(f"{means} ({name})")
+        eagle = self.described.get("eagle_config") or {}
+        for name in (*self.described, *eagle):
+            value = self.described.get(name, eagle.get(name))
+            if "norm" in name and name not in SWITCHES and value not in (None, False):
+                raise self._unserved(f"{name} is {value!r}, a switch that is not known here")
+        if eagle.get("use_aux_hidden_state") is False:
+            raise self._unserved("it reads the last hidden state alone (use_aux_hidden_state)")
+        if self.config.hidden_act != "silu":
+            raise self._unserved(f"its activation is {self.config.hidden_act}")
+        kinds = set(self.settings.get("layer_types") or ())
+        if kinds - {"full_attention"}:
+            raise self._unserved(f"its layers are of other kinds: {', '.join(sorted(kinds))}")
+        if "mask_hidden" in self.tensors:
+            raise self._unserved("it guesses several tokens in one pass (P-EAGLE: mask_hidden)")
+
+    def design(self) -> Design:
+        """Sizes and switches, all but the layers that are read."""
+        config = self.config
+        norms = [bool(self.switch(name)) for name in ("norm_before_fc", "fc_norm", "use_aux_norm")]
+        if norms[0] and any(norms[1:]):
+            wrong = "norm_before_fc and fc_norm exclude one another, and both are set."
+            raise self._broken(wrong, "both")
+        each = any(norms[1:])
+        inner = ("qkv", "output", "gate_up", "down")
+        biases = tuple(name for name in inner if f"layers.0.{LAYER[name][0]}.bias" in self.tensors)
+        if "fc.bias" in self.tensors:
+            biases = ("fuse", *biases)
+        size = config.head_dim or config.hidden_size // config.num_attention_heads
+        frequencies, factor = self._rotation(size)
+        return Design(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_size=size,
+            mlp_size=config.intermediate_size,
+            layers=self.layers()[0] if self.layers() else (0,) * 3,
+            num_tokens=self.switch("draft_vocab_size") or config.vocab_size,
+            rope_theta=0.0,
+            norm_eps=float(config.rms_norm_eps),
+            state_norm="together" if norms[0] else "each" if each else "none",
+            norms_output=bool(self.switch("norm_output")),
+            has_head_norms="layers.0.self_attn.q_norm.weight" in self.tensors,
+            biases=biases,
+            num_layers=config.num_hidden_layers,
+            target_size=self._target_size(),
+            frequencies=frequencies,
+            rotary_factor=factor,
+        )
+
+    def layers(self) -> list[tuple[int, ...]]:
+        """The layers that may be meant, as numbers of layers before the state; none if the file
+        leaves them to the usual ones."""
+        plain = self.described.get("eagle_aux_hidden_state_layer_ids")
+        inside = (self.described.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        ids = plain or inside
+        if ids is None:
+            return []
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise self._broken("Its layer numbers are no list of whole numbers.", f"{ids!r:.80}")
+        if plain:
+            return [tuple(ids)]
+        # vLLM counts layers before the state here, SGLang the layer whose output it is.
+        return [tuple(each + 1 for each in ids), tuple(ids)]
+
+    def residuals(self) -> tuple[bool, ...]:
+        """What `norm_before_residual` may be: where it is absent, `speculators` takes it as false
+        and vLLM as true; in flat files everybody takes it as false."""
+        stated = self.switch("norm_before_residual")
+        if stated is not None:
+            return (bool(stated),)
+        return (False,) if self.is_flat else (False, True)
+
+    def is_turned_like_target(self) -> bool | None:
+        """Whether the rotation is the target's: not known where `speculators` may have dropped
+        that it is scaled, as it did until June 2026."""
+        rope = self.settings.get("rope_parameters") or self.settings.get("rope_scaling")
+        stated = "rope_theta" in self.settings or "rope_theta" in (rope or {})
+        if not stated and self.described.get("rope_theta", "") is None:
+            return True
+        is_scaled = (rope or {}).get("rope_type", (rope or {}).get("type", "default")) != "default"
+        return False if self.is_flat or is_scaled else None
+
+    def tokens(self, count: int) -> NDArray[np.int64]:
+        """The target's id of each draft token."""
+        size, offsets = self.config.vocab_size, self.tensors.get("d2t")
+        if offsets is None and count != size:
+            wrong = f"The tensor d2t is missing: {count} draft tokens of {size} are not named."
+            raise self._broken(wrong, "no d2t")
+        own = np.arange(count)
+        if offsets is None:
+            return own
+        if offsets.shape != own.shape:
+            raise self._broken("d2t has another length than draft_vocab_size.", offsets.shape)
+        ids: NDArray[np.int64] = own + offsets.astype(np.int64)
+        if ids.min() < 0 or ids.max() >= size:
+            looks = " Its numbers look like ids; what belongs there is id minus place." * bool(
+                offsets.min() >= 0 and offsets.max() < size and (np.diff(offsets) > 0).all()
+            )
+            wrong = f"d2t leads outside the vocabulary of {size}.{looks}"
+            raise self._broken(wrong, f"ids from {ids.min()} to {ids.max()}")
+        if len(np.unique(ids)) < len(ids):
+            raise self._broken("d2t names a token twice.", f"{len(np.unique(ids))} of {len(ids)}")
+        return ids
+
+    def embedding(self, design: Design) -> NDArray[np.float32] | None:
+        """The head's own embedding (V, D); None where it reads the target's."""
+        table = self.tensors.get("embed_tokens.weight")
+        if table is None:
+            if design.target_size is not None:
+                wrong = "embed_tokens.weight is missing, and the target's has another width."
+                raise self._broken(wrong, f"{design.hidden_size} and {design.target_size}")
+            return None
+        self._check_shape("embed_tokens.weight", (self.config.vocab_size, design.hidden_size))
+        self._check_finite("embed_tokens.weight")
+        return table
+
+    def weights(self, design: Design) -> dict[str, NDArray[np.float32]]:
+        """The tensors as `Network.state_dict` names them."""
+        expected = pieces(design)
+        if "lm_head.weight" not in self.tensors:
+            del expected["head.weight"]
+        named = {name for parts in expected.values() for name, _ in parts}
+        absent = sorted(named - self.tensors.keys())
+        if absent:
+            some = ", ".join(absent[:3]) + ", ..." * (len(absent) > 3)
+            wrong = "Tensors that config.json promises are not in the files."
+            raise self._broken(wrong, f"{len(absent)} missing: {some}")
+        known = {*named, *UNUSED, "d2t", "embed_tokens.weight"}
+        others = sorted(name for name in self.tensors.keys() - known if "inv_freq" not in name)
+        if others:
+            raise self._unserved(f"config.json says nothing of its tensor {others[0]}")
+        shapes, made = design.shapes, {}
+        for ours, parts in expected.items():
+            for name, rows in parts:
+                self._check_shape(name, (rows, *shapes[ours][1:]))
+                self._check_finite(name)
+            stacked = np.concatenate([self.tensors[name] for name, _ in parts])
+            made[ours] = swapped(stacked) if ours == "qkv.weight" else stacked
+        scale = self.switch("logit_scale")
+        if scale is not None and "head.weight" in made:
+            made["head.weight"] = made["head.weight"] * np.float32(scale)
+        return made
+
+    def _rotation(self, head_size: int) -> tuple[tuple[float, ...], float]:
+        """Turns per position, and their factor, by the head's own settings."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        rope = dict(self.config.rope_parameters or {})
+        kind = rope.get("rope_type", "default")
+        if kind not in ("default", "linear", "llama3", "yarn", "mrope"):
+            raise self._unserved(f"its rotation changes with the text ({kind})")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise self._unserved("it turns only part of each head (partial_rotary_factor)")
+        if "mrope_section" in rope or kind == "mrope":  # for text, the same as the default
+            self.config.rope_parameters = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        self.config.head_dim = head_size
+        rotary = LlamaRotaryEmbedding(self.config)
+        return tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
+
+    def _target_size(self) -> int | None:
+        size = self.switch("target_hidden_size")
+        return None if size in (None, self.config.hidden_size) else int(size)
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        shape = self.tensors[name].shape
+        if shape != expected:
+            wrong = f"{name} is of another shape than config.json says."
+            raise self._broken(wrong, f"{shape} rather than {expected}")
+
+    def _check_finite(self, name: str) -> None:
+        if not np.isfinite(self.tensors[name]).all():
+            raise self._broken(f"{name} holds NaN or infinity.", name)
+
+    def _broken(self, wrong: str, received: Any) -> InputError:
+        cure = f"Copy or download {str(self.folder)!r} again, config.json and weights together."
+        return InputError(explain(f"The EAGLE-3 head cannot be read. {wrong}", received, cure))
+
+    def _unserved(self, reason: str) -> UnsupportedError:
+        wrong = f"This EAGLE-3 head cannot draft here: {reason}."
+        return UnsupportedError(explain(wrong, repr(str(self.folder)), "Use another head."))
+
+
+def pieces(design: Design) -> dict[str, list[tuple[str, int]]]:
+    """For each weight of ours the published tensors that it is made of, and their rows."""
+    inner, shared = design.num_heads * design.head_size, design.num_kv_heads * design.head_size
+    rows = {"qkv": (inner, shared, shared), "gate_up": (design.mlp_size, design.mlp_size)}
+    names: dict[str, tuple[str, ...]] = {f"{ours}.": theirs for ours, theirs in ENDS.items()}
+    names |= {f"{ours}.": _within(0, theirs) for ours, theirs in (LAYER | FIRST).items()}
+    for number in range(1, design.num_layers):
+        below = {ours: _within(number, theirs) for ours, theirs in (LAYER | LATER).items()}
+        names |= {f"deeper.{number - 1}.{ours}.": theirs for ours, theirs in below.items()}
+    if design.state_norm == "each":
+        names["norm_layers."] = tuple(f"fc_norm.{index}" for index in range(len(design.layers)))
+        rows["norm_layers"] = (design.state_size,) * len(design.layers)
+    elif design.state_norm == "together":
+        names["norm_layers."] = ("input_norm",)
+    made = {}
+    for ours, shape in design.shapes.items():
+        stem, _, kind = ours.rpartition(".")
+        counts = rows.get(stem.rpartition(".")[2], shape[:1])
+        theirs = names[f"{stem}."]
+        made[ours] = [(f"{name}.{kind}", n) for name, n in zip(theirs, counts, strict=True)]
+    return made
+
+
+def swapped(columns: NDArray[Any]) -> NDArray[Any]:
+    """The two halves of the columns the other way round: theirs begin with the embedding."""
+    return np.concatenate(np.split(columns, 2, axis=1)[::-1], axis=1)
+
+
+def _within(number: int, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"layers.{number}.{name}" for name in names)
+
+
+def _renamed(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Tensors by their names in the newer layout.
+
+    SGLang's later layers call the norm before them `hidden_norm`.
+    """
+    found = {}
+    for name, values in tensors.items():
+        name = name.removeprefix("model.")
+        for old, new in OLD_NAMES.items():
+            name = name.replace(old, new)
+        found[name] = values
+    for name in [name for name in found if name.endswith(".hidden_norm.weight")]:
+        other = name.replace("hidden_norm", "input_layernorm")
+        if not name.startswith("layers.0.") and other not in found:
+            found[other] = found.pop(name)
+    return found
+
+
+def _differ(one: Rotation, other: Rotation) -> bool:
+    return one[1] != other[1] or not np.allclose(one[0], other[0], rtol=1e-4, atol=0)

@@ -1,0 +1,152 @@
+"""Finds out what a published head was trained with, where its files leave that open.
+
+Every reading of the files is a head of its own.  All of them guess along a few of the target's own
+answers, and the one that agrees most with the target is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forerun.base.arrays import to_numpy
+from forerun.base.errors import notice
+from forerun.drafters.heads.eagle3 import Published, Rotation
+from forerun.drafters.heads.files import Trained
+from forerun.drafters.heads.fitting import fit
+from forerun.models.base import CpuPass
+
+QUESTIONS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Explain in two sentences why the sky is blue.",
+    "List three countries in South America and their capitals.",
+    "If a train travels 60 miles in 90 minutes, how fast is it?",
+    "Translate into German: The weather is nice today.",
+)
+NUM_NEW = 18  # tokens of each answer
+SPREAD = 7919  # between the ids of prompts for a target without a tokenizer
+
+
+class Answer(NamedTuple):
+    """A prompt with the beginning of the target's greedy answer."""
+
+    tokens: list[int]
+    num_prompt: int
+    states: Any  # (N, L * hidden_size): of all tokens but the last
+
+
+def settle(published: Published, target: Any) -> tuple[Trained, str]:
+    """The head for a target, and in words what it was read as; "" if the files leave nothing open.
+
+    Raises if it was made for another target.
+    """
+    table = _head_of(target, published.tokens) if "head.weight" not in published.weights else None
+    weights = (
+        {**published.weights} if table is None else {**published.weights, "head.weight": table}
+    )
+    readings = {
+        words: Trained(design, published.target, published.tokens, weights, published.embedding)
+        for words, design in published.designs(target.num_layers, _rotation_of(target)).items()
+    }
+    if len(readings) == 1:
+        return next(iter(readings.values())), ""
+    layers = sorted({layer for head in readings.values() for layer in head.design.layers})
+    answers = _answers(target, layers)
+    shares = {words: agreement(head, target, answers, layers) for words, head in readings.items()}
+    best = max(shares, key=lambda words: shares[words])
+    rest = "; ".join(
+        f"{share:.0%} with {words}" for words, share in shares.items() if words != best
+    )
+    notice(
+        f"{published.name} leaves open how it was trained.  It is read with {best}: so it agrees "
+        f"with {target.name} on {shares[best]:.0%} of tokens ({rest})"
+    )
+    return readings[best], best
+
+
+def agreement(
+    head: Trained, target: Any, answers: Sequence[Answer], layers: Sequence[int]
+) -> float:
+    """The share of the target's tokens that a head guesses, one and two tokens ahead.
+
+    layers: of the states of the answers.
+    """
+    runner, rows = fit(head, target), range(len(answers))
+    state = runner.start(len(answers), max(len(each.tokens) for each in answers) + 1)
+    places = [layers.index(layer) for layer in head.design.layers]
+    width = head.design.state_size
+    columns = np.concatenate([np.arange(place * width, (place + 1) * width) for place in places])
+    known, hits = [0] * len(answers), 0
+    for new in range(NUM_NEW - 2):
+        features, following = [], []
+        for row, answer in enumerate(answers):
+            end = answer.num_prompt + new
+            features.append(answer.states[known[row] : end][:, columns])
+            following.append(answer.tokens[known[row] + 1 : end + 1])
+            known[row] = end
+        logits = runner.extend(state, rows, features, following)
+        nexts = [answer.tokens[answer.num_prompt + new + 1] for answer in answers]
+        hits += int((head.tokens[logits.argmax(1)] == nexts).sum())
+        logits = runner.step(state, rows, [-1] * len(answers), nexts)
+        nexts = [answer.tokens[answer.num_prompt + new + 2] for answer in answers]
+        hits += int((head.tokens[logits.argmax(1)] == nexts).sum())
+    return hits / (2 * (NUM_NEW - 2) * len(answers))
+
+
+def _answers(target: Any, layers: Sequence[int]) -> list[Answer]:
+    """The target's greedy answers, with its states after these layers."""
+    texts = [_encoded(target, number) for number in range(len(QUESTIONS))]
+    rows, lengths = range(len(texts)), [len(text) for text in texts]
+    state = target.start(len(texts), max(lengths) + NUM_NEW)
+    target.watch(state, layers)
+    fed, seen = [list(text) for text in texts], [[] for _ in texts]  # type: ignore[var-annotated]
+    for _ in range(NUM_NEW):
+        logits = to_numpy(target.score(state, rows, fed, [1] * len(texts)))
+        target.commit(state, rows, [len(tokens) for tokens in fed])
+        for row in rows:
+            seen[row].append(np.asarray(to_numpy(target.watched(state, row)), np.float32))
+        fed = [[int(token)] for token in logits[:, 0].argmax(1)]
+        for text, (token,) in zip(texts, fed, strict=True):
+            text.append(token)
+    for row in rows:
+        target.release(state, row)
+    return [
+        Answer(text, length, np.concatenate(parts))
+        for text, length, parts in zip(texts, lengths, seen, strict=True)
+    ]
+
+
+def _encoded(target: Any, number: int) -> list[int]:
+    """One of the prompts; without a tokenizer, a few ids."""
+    tokenizer = getattr(target, "tokenizer", None)
+    if tokenizer is None:
+        return [(SPREAD * (8 * number + place + 1)) % target.vocab_size for place in range(8)]
+    try:
+        chat = [{"role": "user", "content": QUESTIONS[number]}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    except Exception:  # a model without a chat template, or with one that wants other roles
+        return list(tokenizer.encode(QUESTIONS[number]))
+
+
+def _rotation_of(target: Any) -> Rotation | None:
+    """The rotation of a target's heads; None where it has several, or none of this kind."""
+    if isinstance(target, CpuPass):
+        frequencies, factors = target.packed.rotary
+        return (frequencies[0], float(factors[0])) if len(frequencies) == 1 else None
+    rotary: Any = getattr(getattr(target.model, "model", None), "rotary_emb", None)
+    if not hasattr(rotary, "inv_freq"):
+        return None
+    return rotary.inv_freq.float().cpu().numpy(), float(rotary.attention_scaling)
+
+
+def _head_of(target: Any, tokens: Any) -> Any:
+    """The target's rows of these tokens (Vd, D), which a head without its own reads."""
+    import torch
+
+    table = target.model.get_output_embeddings().weight.detach()
+    rows = table[torch.from_numpy(tokens).to(table.device)]
+    return rows.float().cpu().numpy()

@@ -1,0 +1,130 @@
+"""Medusa heads: their guesses against the plain formula, the texts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_heads import VOCAB_SIZE, tiny_llama
+
+import forerun as fr
+from forerun.base.errors import InputError, UnsupportedError
+from forerun.drafters import Medusa
+from forerun.generation.choosing import make_drafter
+from forerun.testing import Witness, check_drafter
+from forerun.trees.tree import Tree
+
+WIDTH, NUM_HEADS = 32, 3
+PROMPTS = [[5, 9, 3], [7] * 11, [1, 2, 30, 4, 50, 6]]
+GREEDY = fr.Sampling(temperature=0.0)
+
+
+def save(folder: Path, *, num_layers: int = 1, as_pickle: bool = True, **changes: Any) -> Path:
+    """Heads that begin as the target's own, as Medusa's training does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    head, tensors = tiny_llama(seed=3).get_output_embeddings().weight.detach(), {}
+    for number in range(NUM_HEADS):
+        for layer in range(num_layers):
+            tensors[f"{number}.{layer}.linear.weight"] = torch.randn(WIDTH, WIDTH) * 0.1
+            tensors[f"{number}.{layer}.linear.bias"] = torch.randn(WIDTH) * 0.1
+        tensors[f"{number}.{num_layers}.weight"] = head.clone() + 0.1 * number
+    tensors = {name: value for name, value in (tensors | changes).items() if value is not None}
+    about = {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(about))
+    if as_pickle:
+        torch.save(tensors, folder / "medusa_lm_head.pt")
+    else:
+        save_file(tensors, folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+def expected(folder: Path, num_layers: int, text: list[int], head: int) -> Any:
+    """Logits of a head after a text, whose last token the target has not seen."""
+    model = tiny_llama(seed=3)
+    tensors = torch.load(folder / "medusa_lm_head.pt")
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([text[:-1]])).last_hidden_state[0, -1]
+        for layer in range(num_layers):
+            at = f"{head}.{layer}.linear."
+            inner = tensors[f"{at}weight"] @ hidden + tensors[f"{at}bias"]
+            hidden = hidden + inner * torch.sigmoid(inner)
+        return (tensors[f"{head}.{num_layers}.weight"] @ hidden).numpy()
+
+
+@pytest.fixture(params=["plain", "lean"])
+def target(request: pytest.FixtureRequest) -> Any:
+    if request.param == "plain":
+        return fr.wrap(tiny_llama(seed=3))
+    pytest.importorskip("numba")
+    from forerun.lean.model import LeanModel
+
+    return LeanModel(tiny_llama(seed=3))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_guesses_are_the_likeliest_of_each_head(num_layers, target, tmp_path):
+    folder = save(tmp_path, num_layers=num_layers)
+    witness = Witness(Medusa(folder), VOCAB_SIZE)
+    how = {"sampling": GREEDY, "max_new_tokens": 8, "ignore_eos": True, "draft_length": 5}
+    found = fr.generate(target, PROMPTS, drafter=witness, **how)
+    plain = fr.generate(target, PROMPTS, drafter=None, **how | {"draft_length": "auto"})
+    assert [each.tokens for each in found] == [each.tokens for each in plain]
+    drafts = [each for each in witness.seen if each.guess.tokens]
+    assert max(len(each.guess.tokens) for each in drafts) == NUM_HEADS
+    for each in drafts:
+        for head, token in enumerate(each.guess.tokens):
+            assert token == expected(folder, num_layers, list(each.text), head).argmax()
+
+
+@pytest.mark.parametrize("tree", [None, 9])
+@pytest.mark.parametrize("rule", ["match", "ratio"])
+def test_rules_and_trees(rule, tree, tmp_path):
+    target = fr.wrap(tiny_llama(seed=3))
+    sampling = fr.Sampling(temperature=0.8, seed=1)
+    how = {"sampling": sampling, "max_new_tokens": 10, "ignore_eos": True}
+    if rule == "ratio" and tree:  # rules with coins want the shape beforehand
+        rule, tree = "siblings", Tree.of_branching((2, 2))
+    found = fr.generate(
+        target, PROMPTS, drafter=f"medusa:{save(tmp_path)}", rule=rule, tree=tree, draft_length=3,
+        **how,
+    )  # fmt: skip
+    assert not any(each.stats.notes for each in found)
+    if rule == "match":
+        plain = fr.generate(target, PROMPTS, drafter=None, **how)
+        assert [each.tokens for each in found] == [each.tokens for each in plain]
+
+
+def test_the_promises_of_every_drafter(tmp_path):
+    folder = save(tmp_path, as_pickle=False)
+    check_drafter(lambda: Medusa(folder), fr.wrap(tiny_llama(seed=3)), prompts=PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"2.0.linear.bias": None}, r"promises 3 Medusa heads.*2\.0\.linear\.bias is missing"),
+        ({"1.1.weight": torch.ones(VOCAB_SIZE, 9)}, r"1\.1\.weight is of another shape"),
+        ({"1.0.linear.bias": torch.full((WIDTH,), np.nan)}, "holds NaN"),
+    ],
+    ids=["missing", "narrow", "nan"],
+)
+def test_damaged_heads_are_refused(changes, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        Medusa(save(tmp_path, **changes))
+
+
+def test_another_target_or_kind_is_refused(tmp_path):
+    drafter = Medusa(save(tmp_path))
+    for changes in ({"vocab_size": 71}, {"hidden_size": 40}):
+        with pytest.raises(UnsupportedError, match="trained for another target"):
+            fr.generate(fr.wrap(tiny_llama(**changes)), [1, 2], drafter=drafter)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"speculators_model_type": "eagle3"}')
+    with pytest.raises(UnsupportedError, match="EAGLE-3 draft model, and not Medusa heads"):
+        make_drafter(f"medusa:{tmp_path / 'other'}")
