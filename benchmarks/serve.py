@@ -79,7 +79,7 @@ def main() -> None:
             f"slowdown {value:g}": Contender([*ours(args), "--slowdown", f"{value:g}"], NAME)
             for value in args.slowdowns
         },
-        **({"before": before(args)} if args.before else {}),
+        **before(args),
         **{name: Contender(command.split(), fill(model)) for name, model, command in others},
     }
     path = result_file(args.output)
@@ -143,8 +143,13 @@ def ours(args: argparse.Namespace) -> list[str]:
     return [sys.executable, "-m", "forerun.cli", "serve", "--port", "{port}", *batch, *drafter]
 
 
-def before(args: argparse.Namespace) -> Contender:
-    return Contender(["env", f"PYTHONPATH={args.before}", *ours(args)], NAME)
+def before(args: argparse.Namespace) -> dict[str, Contender]:
+    """The other version, with speculation on and off."""
+    if not args.before:
+        return {}
+    command = ["env", f"PYTHONPATH={args.before}", *ours(args)]
+    off = Contender(command, NAME, {"speculation": False})
+    return {"before, on": Contender(command, NAME), "before, off": off}
 
 
 def fill(text: str, port: int = 0) -> str:

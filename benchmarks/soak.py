@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=20.0, help="Ctrl-C ends it sooner")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64, help="that differ")
     parser.add_argument("--longest", type=int, default=3000, help="tokens of a prompt")
@@ -120,11 +120,13 @@ def main() -> None:
         alone = asyncio.run(answer_alone(port, wanted))
     with running(command) as port:
         soak = Soak(port, wanted, alone, random)
-        asyncio.run(soak.run(args.clients, 60 * args.minutes))
+        with suppress(KeyboardInterrupt):  # which ends it early
+            asyncio.run(soak.run(args.clients, 60 * args.minutes))
     results = soak.report()
     print(json.dumps({key: results[key] for key in results if key != "memory_mib"}, indent=1))
     print("✓ it holds" if results["holds"] else "✗ it does not hold")
     settings = {key: value for key, value in vars(args).items() if key != "output"}
+    settings["minutes"] -= soak.seconds_left / 60
     save(args.output, {"load_average": load, "settings": settings, **results})
     sys.exit(not results["holds"])
 
@@ -227,28 +229,31 @@ class Soak:
         self._broken: Counter[str] = Counter()  # answers that ended without an end
         self._memory: list[float] = []  # MiB, every second
         self._restarts = 0.0
-        self._until = 0.0
+        self.seconds_left = 0.0
 
     async def run(self, num_clients: int, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
+        self.seconds_left = seconds
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             for _ in range(num_clients):
                 group.create_task(self._client())
 
     async def _watch(self) -> None:
-        """Note memory and replaced engines every second."""
+        """Note memory and replaced engines every second.  Time in which all of us stood still, as
+        on a machine that was suspended, does not count."""
         async with client_of(self._port) as client:
-            while time.monotonic() < self._until:
+            while self.seconds_left > 0:
+                begin = time.monotonic()
                 text = (await client.get("/metrics")).text
                 self._memory.append(metric(text, "process_resident_memory_bytes") / 2**20)
                 self._restarts = metric(text, "forerun:engine_restarts_total")
                 await asyncio.sleep(1)
+                self.seconds_left -= min(2.0, time.monotonic() - begin)
 
     async def _client(self) -> None:
         kinds, shares = list(SHARES), list(SHARES.values())
         async with client_of(self._port) as client:
-            while time.monotonic() < self._until:
+            while self.seconds_left > 0:
                 (kind,) = self._random.choices(kinds, shares)
                 try:
                     await self._ask(client, kind)

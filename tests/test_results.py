@@ -46,6 +46,12 @@ def test_a_wrong_figure_is_found(results: ModuleType) -> None:
     assert results.page(wrong) == text
 
 
+def test_the_picture_of_slowdowns_is_that_of_the_json_file() -> None:
+    drawing = script("slowdown")
+    drawn = drawing.PICTURE.read_text(encoding="utf-8")
+    assert drawing.picture() == drawn, "run `python scripts/slowdown.py`"
+
+
 def test_every_result_is_named_by_a_page() -> None:
     """A result that no page names is superseded and goes."""
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]

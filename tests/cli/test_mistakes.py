@@ -177,6 +177,18 @@ def test_one_word_is_the_prompt_and_two_are_a_model_and_a_prompt(
     for words in ([], ["hello"], [folder, "hello"], [folder, "--seed", "3", "hello"]):
         assert main(["generate", *words]) == 0
     assert seen == [(None, None), (None, "hello"), (folder, "hello"), (folder, "hello")]
+    seen.clear()
+    for words in ([folder], ["yes/no"], ["A long text. " * 300]):
+        assert main(["generate", *words]) == 0
+    assert seen == [(None, folder), (None, "yes/no"), (None, "A long text. " * 300)]
+    seen.clear()
+    (tmp_path / "config.json").write_text("{}")
+    for words in ([folder], ["Qwen/Qwen3-8B"], ["my.gguf"], [folder, "--prompts", "F"]):
+        assert main(["generate", *words]) == 0  # the prompt comes through a pipe, or from a list
+    assert seen == [(name, None) for name in (folder, "Qwen/Qwen3-8B", "my.gguf", folder)]
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "gpt2", "hello"])
+    assert "if gpt2 is a model: --model gpt2)" in capsys.readouterr().err
     assert main(["generate", folder, "hello", "--model", "m"]) == 2
     assert "The model is named twice." in capsys.readouterr().err
     assert main(["batch", "--out", folder]) == 2

@@ -7,26 +7,28 @@ import socket
 from pathlib import Path
 
 import pytest
+from serving import Babbler
 
 from forerun.base.errors import InputError
 from forerun.cli import main
 from forerun.cli.serve import (
-    address_of,
+    Address,
     check_origins,
-    check_rules,
     is_loopback,
-    limits_for,
     pass_of,
     warnings_for,
     welcome,
 )
+from forerun.cli.serve_models import check_rules, limits_for
+from forerun.serve.admission.admission import Desk
+from forerun.serve.http.models import Model, Models, Served
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.cli.serve.load_target", None)
+    monkeypatch.setattr("forerun.cli.serve_models.load_target", None)
     monkeypatch.setattr("forerun.serve.watching.logs.set_up", lambda **_: None)
 
 
@@ -106,17 +108,23 @@ def test_warnings() -> None:
 def test_the_welcome_says_where_and_how() -> None:
     with socket.socket() as bound:
         bound.bind(("0.0.0.0", 0))
-        address = address_of(bound)
-        assert address == f"http://127.0.0.1:{bound.getsockname()[1]}"
-    text = welcome("some/model", ["ngram", "none"], "match", address, has_keys=False)
-    assert f"page  {address}/" in text
-    assert f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'" in text
+        address = Address.of(bound)
+        port = bound.getsockname()[1]
+        assert address == Address(f"http://127.0.0.1:{port}")
+        assert Address.of(bound, is_tls=True).url == f"https://127.0.0.1:{port}"
+    first = Model(["some/model", "usual"], served=Served(Desk(Babbler(), {"none": None}), {}))
+    models = Models([first, Model(["other"])])
+    text = welcome(models, address, has_keys=False)
+    assert "Serving some/model; drafters none; rule match\n" in text
+    assert "  also called  usual\n" in text
+    assert "  loaded when asked for  other\n" in text
+    assert f"page  {address.url}/" in text
+    assert f"curl {address.url}/v1/chat/completions -H 'Content-Type: application/json'" in text
     assert '"max_tokens": 64' in text
     assert "Bearer" not in text
-    assert "  pass  one; two\n" in welcome(
-        "m", [], "match", address, has_keys=False, passes="one; two"
-    )
-    assert "Bearer $KEY" in welcome("m", ["none"], "match", address, has_keys=True)
+    assert "Bearer $KEY" in welcome(models, address, has_keys=True)
+    socketed = welcome(models, Address("http://localhost", "/run/it.sock"), has_keys=False)
+    assert "curl --unix-socket /run/it.sock http://localhost/v1/" in socketed
 
 
 def test_origins() -> None:
@@ -136,7 +144,7 @@ def test_what_is_loaded_is_logged_first(
     def fail(*_: object) -> None:
         raise InputError("no drafter")
 
-    monkeypatch.setattr("forerun.cli.serve.load_drafter", fail)
+    monkeypatch.setattr("forerun.cli.serve_models.load_drafter", fail)
     with caplog.at_level("INFO", logger="forerun.serve"):
         assert main(["serve", "some/model", "--port", "0"]) == 2
     (record,) = caplog.records

@@ -45,7 +45,7 @@ def test_a_sweep_by_task_group(
     # lengths at batches; in groups; in the advice for batches; in the replay
     assert shown.count("ngram") == 2 * 2 + 2 + 2 + 1
     assert "Not clear: fewer than 12 prompts were measured." in shown
-    assert "x [" not in shown  # of so few prompts an interval would be too narrow
+    assert "x [" not in shown  # the one interval is the verdict's
     assert "\nreplay: tokens per round within " in shown
     assert f"forerun plot {out}" in shown
     assert main([*words, *options, "--out", str(out)]) == 0

@@ -30,8 +30,8 @@ from forerun.loading import folder_digest, folders, packed_files
 from forerun.loading.device_choice import may_have_gpu
 from forerun.loading.light_tokenizer import NONE
 from forerun.loading.packed_files import KeptModel
-from forerun.serve.openai.defaults import defaults_of
 from forerun.serve.openai.fingerprint import model_digest
+from forerun.serve.openai.offer import defaults_of
 
 
 class Inner(NamedTuple):

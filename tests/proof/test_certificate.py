@@ -52,7 +52,7 @@ def test_how_many_samples_would_do() -> None:
     """A bias half as large takes four times as many."""
     found = Certificate("mine", (CHANCE, replace(CHANCE, detectable=0.04)))
     assert found.samples_for(0.02) == 4000
-    assert "To catch 0.02 take about 4,000 samples per case." in str(found)
+    assert "take about 4,000 samples per case: samples=4000, or --samples 4000." in str(found)
     assert "To catch" not in str(Certificate("mine", (replace(CHANCE, detectable=0.02),)))
     assert "To catch" not in str(Certificate("mine", (FINE,)))
 

@@ -95,9 +95,21 @@ def annotated(tokens: torch.Tensor, draft: torch.Tensor, target: torch.Tensor, r
     return judged(*given, rng.random, lambda law: rng.choice(3, p=law), has_bonus=True)
 
 
+def of_three(draft_tokens: torch.Tensor, draft_probs: Any, target_probs: Any) -> Any:  # type: ignore[name-defined]  # noqa: F821
+    """Torch's global generator, as engines have it."""
+    import torch
+
+    for i, token in enumerate(draft_tokens.tolist()):
+        if torch.rand(()) * draft_probs[i, token] >= target_probs[i, token]:
+            rest = (target_probs[i] - draft_probs[i]).clamp(min=0)
+            return [*draft_tokens.tolist()[:i], int(torch.multinomial(rest, 1))]
+    return [*draft_tokens.tolist(), int(torch.multinomial(target_probs[-1], 1))]
+
+
 @pytest.mark.parametrize(
     ("subject", "called"),
     [
+        (of_three, "of_three(draft_tokens, draft_probs, target_probs) with tensors"),
         (with_lists, "with_lists(draft_tokens, draft_probs, target_probs, vocab_size), as in"),
         (with_tensors, "with_tensors(target_probs, draft_probs, draft_tokens), as in"),
         (with_coins, "with_coins(draft_probs, target_probs, draft_tokens, random_coins), as in"),
@@ -112,6 +124,20 @@ def test_a_published_signature_is_recognised(few: list[Case], subject: Any, call
     assert found.bias < 1e-12
     assert found.called.startswith(called)
     assert f"Called as {called}" in str(found)
+
+
+def test_a_constant_beside_a_probability_is_told_from_a_wrong_rule(few: list[Case]) -> None:
+    """The published exercise adds 1e-10 to q, and many copies of it do."""
+
+    def solution(draft_tokens: Any, draft_probs: Any, target_probs: Any, vocab_size: Any) -> Any:
+        close = [row + 1e-10 for row in draft_probs]
+        return with_lists(draft_tokens, close, target_probs, vocab_size)
+
+    found = fr.certify(solution, cases=few)
+    assert not found.lossless
+    assert 1e-12 < found.bias < 1e-9
+    assert "comes from a constant such as 1e-10" in str(found)
+    assert "constant" not in str(fr.certify(with_lists, cases=few))
 
 
 def test_a_class_over_two_models(few: list[Case]) -> None:

@@ -16,8 +16,8 @@ from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.engines import Engines
-from forerun.serve.openai.defaults import defaults_of
-from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.fingerprint import ModelCard
+from forerun.serve.openai.offer import defaults_of
 
 DIGEST = "the same in all replicas"
 SETTINGS = ModelSettings(drafters=("ngram", "suffix"))

@@ -31,7 +31,7 @@ from forerun.scale.messages import (
 )
 from forerun.scale.replica import BEAT_SECONDS
 from forerun.serve.admission.admission import Desk
-from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.fingerprint import ModelCard
 
 KNOWN_AFTER = 10.0
 """Seconds for which a router may go on to choose a replica that hangs: Ray's memory of queues."""

@@ -25,6 +25,7 @@ from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.ask import Ask, Speculation
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http.app import make_app
+from forerun.serve.http.models import one_model
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown"
 TEMPLATE = (
@@ -186,6 +187,7 @@ async def call(
     *,
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
+    query: str = "",
     leave_after: int | None = None,
     before_send: Callable[[Answered], Awaitable[None]] | None = None,
 ) -> Answered:
@@ -235,7 +237,7 @@ async def call(
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "root_path": "",
         "headers": [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in given.items()],
         "client": ("127.0.0.1", 1),
@@ -248,12 +250,18 @@ async def call(
 
 @asynccontextmanager
 async def serving(
-    target: Any = None, *, drafters: Any = None, app: Mapping[str, Any] | None = None, **desk: Any
+    target: Any = None,
+    *,
+    route: Any = None,
+    queries: Sequence[Any] = (),
+    drafters: Any = None,
+    app: Mapping[str, Any] | None = None,
+    **desk: Any,
 ) -> AsyncIterator[tuple[Any, Desk]]:
-    """An app and its desk; app: further arguments of `make_app`."""
+    """An app of one route and its desk; app: further arguments of `make_app`."""
     drafters = drafters or {"ngram": NGram(), "none": None}
     counter = Desk(Babbler() if target is None else target, drafters, **desk)
-    made = make_app(counter, [PlainRoute()], **(app or {}))
+    made = make_app(one_model(counter, [route or PlainRoute()], queries), **(app or {}))
     async with made.router.lifespan_context(made):
         yield made, counter
 

@@ -12,8 +12,8 @@ import uvicorn
 
 from forerun.drafters import NGram
 from forerun.serve.http.assembly import make_server
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.lifecycle import bind
+from forerun.serve.http.requests import Bounds
 
 
 @contextmanager

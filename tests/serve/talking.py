@@ -21,9 +21,11 @@ from forerun.models.function import FunctionModel
 from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http.app import make_app
+from forerun.serve.http.models import one_model
 from forerun.serve.openai.fingerprint import Fingerprint
 from forerun.serve.openai.offer import Limits, Offer
 from forerun.serve.openai.routes import queries, text_routes
+from forerun.serve.openai.routes.queries import card_of
 
 CREATED = 1_700_000_000
 MARK = "<assistant>"
@@ -112,8 +114,9 @@ async def talking(target: Any = None, limits: Limits | None = None) -> AsyncIter
     """Yields a function (path, body) that asks the app."""
     offer = offer_of(target, limits)
     desk = Desk(offer.target, {"ngram": NGram(), "none": None}, rules=offer.rules)
+    fingerprint, card = Fingerprint(offer), card_of(offer, CREATED)
     app = make_app(
-        desk, text_routes(offer), queries(offer, CREATED), fingerprint=Fingerprint(offer)
+        one_model(desk, text_routes(offer), queries(offer), fingerprint, [offer.name], card)
     )
 
     async def ask(path: str, body: Any = None, **how: Any) -> Answered:

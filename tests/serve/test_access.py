@@ -88,8 +88,8 @@ def test_mistakes_and_queries_count_as_requests(mistake: dict[str, Any]) -> None
     keys = Keys.from_lines(["carol:sk-carol-123 requests_per_minute=3"])
     key = bearer("sk-carol-123")
     wrong = {**mistake, "headers": {**key, **mistake.get("headers", {})}}
-    app = {"keys": keys, "queries": [Echo()]}
-    *first, last = ask(*[wrong] * 3, {"body": BODY, "headers": key}, app=app)
+    calls = [*[wrong] * 3, {"body": BODY, "headers": key}]
+    *first, last = ask(*calls, app={"keys": keys}, queries=[Echo()])
     assert 429 not in [response.status for response in first]
     assert (last.status, error_of(last)["code"]) == (429, "rate_limit_exceeded")
 

@@ -13,7 +13,7 @@ from serving import Answered, Babbler, PlainRoute, call, gated, run, serving, un
 
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import Bounds
 from forerun.serve.watching.roles import Watcher
 
 
@@ -99,13 +99,30 @@ def test_unknown_paths_and_methods_have_the_same_shape() -> None:
     )
     assert (path.status, error_of(path)["code"]) == (404, "not_found")
     assert "/openapi.json" in error_of(path)["message"]
-    embeddings = ask({"path": "/v1/embeddings", "body": {"input": "a"}})
-    assert (embeddings.status, error_of(embeddings)["code"]) == (404, "not_found")
-    assert "no embeddings" in error_of(embeddings)["message"]
     assert (method.status, error_of(method)["code"]) == (405, "method_not_allowed")
     assert "Use POST" in error_of(method)["message"]
     assert method.headers["allow"] == "POST"
     assert file.status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/embeddings", "no embeddings"),
+        ("/v1/audio/transcriptions", "no speech and transcriptions"),
+        ("/v1/images/generations", "no images"),
+        ("/v1/moderations", "no moderations"),
+        ("/v1/files", "no files; `forerun batch`"),
+        ("/v1/vector_stores/vs_1/search", "no vector stores"),
+        ("/v1/nothing", "There is nothing at this address."),
+        ("/v1/embeddingsX", "There is nothing at this address."),
+    ],
+)
+def test_routes_that_other_servers_have_are_said_to_be_missing(path: str, told: str) -> None:
+    response = ask({"path": path, "body": {"input": "a"}})
+    assert (response.status, error_of(response)["code"]) == (404, "not_found")
+    assert told in error_of(response)["message"]
 
 
 def test_a_fields_error_is_the_routes_own() -> None:
@@ -147,8 +164,7 @@ def test_nothing_of_our_insides_gets_out() -> None:
             raise KeyError("/etc/secret")
 
     async def main() -> Answered:
-        async with serving() as (app, _):
-            app.router.routes[0].app._route = Buggy()
+        async with serving(route=Buggy()) as (app, _):
             return await call(app, body=BODY)
 
     response = run(main())
@@ -295,8 +311,7 @@ def test_the_time_to_the_first_token_counts_from_the_arrival() -> None:
             return super().read(body)
 
     async def main() -> None:
-        async with serving(watcher=Notes()) as (app, _):
-            app.router.routes[0].app._route = Slow()
+        async with serving(route=Slow(), watcher=Notes()) as (app, _):
             await call(app, body=BODY)
 
     run(main())
@@ -305,17 +320,17 @@ def test_the_time_to_the_first_token_counts_from_the_arrival() -> None:
 
 def test_a_query_is_answered_without_an_engine() -> None:
     class Double:
-        path, method = "/double/{word}", "POST"
+        path, method = "/double", "POST"
 
-        def answer(self, body: Any, word: str) -> dict[str, Any]:
-            if "times" not in body:
-                raise ApiError("times is missing.", param="times")
-            return {"answer": word * body["times"]}
+        def answer(self, body: Any) -> dict[str, Any]:
+            if "word" not in body:
+                raise ApiError("word is missing.", param="word")
+            return {"answer": 2 * body["word"]}
 
     fine, missing = ask(
-        {"path": "/double/ab", "body": {"times": 2}},
-        {"path": "/double/ab", "body": {}},
-        app={"queries": [Double()]},
+        {"path": "/double", "body": {"word": "ab"}},
+        {"path": "/double", "body": {}},
+        queries=[Double()],
     )
     assert fine.json() == {"answer": "abab"}
-    assert (missing.status, error_of(missing)["param"]) == (400, "times")
+    assert (missing.status, error_of(missing)["param"]) == (400, "word")

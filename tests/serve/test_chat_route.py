@@ -24,8 +24,8 @@ from talking import (
 
 import forerun as fr
 from forerun.grammars import guided
+from forerun.serve.openai.replies import Words
 from forerun.serve.openai.routes.chat import Chat
-from forerun.serve.openai.words import Words
 
 BODY: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Chat(offer_of())

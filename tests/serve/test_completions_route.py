@@ -12,8 +12,8 @@ from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talk
 import forerun as fr
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.offer import MOST_TOKENS, Limits
+from forerun.serve.openai.replies import Words
 from forerun.serve.openai.routes.completions import Completions
-from forerun.serve.openai.words import Words
 
 PROMPT = "the quick brown fox"
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "seed": 7}

@@ -14,9 +14,9 @@ from serving import run, until
 
 from forerun.serve.admission.keys import ANYBODY
 from forerun.serve.http import connections
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.connections import Protocol
 from forerun.serve.http.lifecycle import bind
+from forerun.serve.http.requests import Bounds
 
 pytestmark = pytest.mark.serve
 

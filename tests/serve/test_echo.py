@@ -10,7 +10,7 @@ from serving import Babbler
 from talking import COMPLETIONS, answer_to, generations, talker
 
 from forerun.serve.admission.scoring import LeftError, prompt_logprobs
-from forerun.serve.openai.words import Words
+from forerun.serve.openai.replies import Words
 
 BODY: dict[str, Any] = {"max_tokens": 3, "temperature": 0.8, "seed": 7, "echo": True, "n": 2}
 

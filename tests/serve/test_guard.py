@@ -10,10 +10,11 @@ import uvicorn
 from asking import BODY, ask, error_of
 from serving import Babbler, run
 
-from forerun.cli.serve import hosts_for, public_name
-from forerun.serve.http.bounds import Bounds
+from forerun.cli.serve import hosts_for
+from forerun.cli.serve_models import public_name
 from forerun.serve.http.connections import Protocol
 from forerun.serve.http.lifecycle import bind
+from forerun.serve.http.requests import Bounds
 from forerun.serve.watching.roles import Watcher
 
 

@@ -18,14 +18,13 @@ from talking import offer_of, refusal, talker
 
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http import requests
-from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.requests import parse_object
-from forerun.serve.http.turns import Turns
+from forerun.serve.http.requests import Bounds, parse_object
+from forerun.serve.http.worker import Turns
 from forerun.serve.openai.fields import Whole
 from forerun.serve.openai.routes.chat import Chat
 from forerun.serve.openai.routes.completions import Completions
+from forerun.serve.openai.routes.queries import Detokenize, Tokenize
 from forerun.serve.openai.routes.responses import Responses
-from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
 
 MIB = 2**20
 
@@ -223,9 +222,8 @@ def test_reading_is_fair_between_keys() -> None:
             return super().read(body)
 
     async def main() -> None:
-        async with serving(app={"keys": KEYS}) as (app, _):
+        async with serving(route=Noting(), app={"keys": KEYS}) as (app, _):
             path = app.router.routes[0].app
-            path._route = Noting()
 
             def come(prompt: str, key: str) -> Any:
                 headers = {"authorization": f"Bearer {key}"}

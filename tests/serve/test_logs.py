@@ -19,8 +19,8 @@ from forerun.engine.results import Fate, Generation, Piece, Stats
 from forerun.serve.watching import logs
 from forerun.serve.watching.logs import AnswerLog, Lines, ResponseLog, say
 from forerun.serve.watching.metrics import Metrics
+from forerun.serve.watching.roles import Watching
 from forerun.serve.watching.tracing import Tracing, make_tracing
-from forerun.serve.watching.watchers import Watching
 
 SECRET = "sk-very-secret"
 PROMPT = "what the user wrote"
@@ -303,7 +303,7 @@ def test_everybody_is_told(lines: io.StringIO) -> None:
     text = watching.exposition()[0].decode()
     for name in ("request_success", "request_refused", "request_failure"):
         assert f"forerun:{name}_total{{" in text
-    assert "forerun:engine_restarts_total 1.0" in text
+    assert 'forerun:engine_restarts_total{model_name=""} 1.0' in text
     assert metrics.num_open == 0
     assert len(tracer.spans) == 3
     assert ANSWER not in lines.getvalue() + text

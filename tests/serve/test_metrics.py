@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from clocks import StillClock
 from forerun.engine.results import Fate, Generation, Piece, Stats
-from forerun.serve.watching.metrics import LAST_POSITION, MAX_LABELS, Metrics
+from forerun.serve.watching.metrics import LAST_POSITION, MAX_LABELS, MODEL, Metrics
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,*/*;q=0.1"
 
@@ -43,13 +43,13 @@ def answer_of(stats: Stats, reason: str = "stop") -> Generation:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    """Samples by name and labels, without the prefix."""
+    """Samples by name and labels, without the prefix and the model."""
     text = metrics.exposition()[0].decode()
     return {
-        sample.name.removeprefix("forerun:")
-        + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
+        "".join([sample.name.removeprefix("forerun:"), *labels]): sample.value
         for family in read_text(text)
         for sample in family.samples
+        for labels in [[f"[{value}]" for name, value in sample.labels.items() if name != MODEL]]
     }
 
 
@@ -209,7 +209,7 @@ def test_labels_are_bounded(metrics: Metrics) -> None:
 def test_stats_of_the_last_seconds(metrics: Metrics, clock: StillClock) -> None:
     metrics.watch(Desk())
     idle = {"tokens_per_second": 0, "acceptance_rate": None, "mean_draft_length": None}
-    busy = {"running": 3, "waiting": 2, "batch_rows": 4}
+    busy = {"running": 3, "waiting": 2, "batch_rows": 4, "acceptance_alarm": None}
     assert metrics.summary() == idle | busy
     metrics.received("a", "/v1/completions")
     stats = stats_of((0, 0))
@@ -252,3 +252,27 @@ def test_both_formats_can_be_read(metrics: Metrics, accept: str) -> None:
 def test_servers_in_one_process_do_not_share_counts(metrics: Metrics) -> None:
     metrics.refused("key")
     assert "request_refused_total[key]" not in values(Metrics())
+
+
+def test_acceptance_far_from_the_usual_is_told_everywhere(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual, garbled = [stats_of(*pairs) for pairs in ([(4, 2)] * 20, [(4, 0)] * 60)]
+    caplog.set_level("INFO", logger="forerun.serve")
+    for number in range(80):
+        metrics.judged(f"usual-{number}", "suffix, match, sampled", [answer_of(usual)])
+    assert metrics.summary()["acceptance_alarm"] is None
+    assert caplog.records == []
+    for number in range(3):
+        metrics.judged(f"odd-{number}", "suffix, match, sampled", [answer_of(garbled)])
+    assert metrics.summary()["acceptance_alarm"] == "low"
+    told = values(metrics)
+    assert told["acceptance_unusual_total[low]"] == 3
+    assert (told["acceptance_alarm[low]"], told["acceptance_alarm[high]"]) == (1, 0)
+    events = [record.getMessage() for record in caplog.records]
+    assert events == ["unusual acceptance"] * 3 + ["acceptance alarm"]
+    for number in range(20):
+        metrics.judged(f"usual-{number}", "suffix, match, sampled", [answer_of(usual)])
+    assert metrics.summary()["acceptance_alarm"] is None
+    assert values(metrics)["acceptance_alarm[low]"] == 0
+    assert caplog.records[-1].getMessage() == "acceptance is usual again"

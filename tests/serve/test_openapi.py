@@ -9,15 +9,15 @@ import pytest
 from serving import run
 from talking import MESSAGES, offer_of, talker, talking
 
+from forerun.serve.http.app import page_routes
 from forerun.serve.http.assembly import make_server
-from forerun.serve.http.static import page_routes
 from forerun.serve.openai.openapi import document
 from forerun.serve.openai.routes import queries, text_routes
 
 OFFER = offer_of()
 ROUTES: list[Any] = [
     *text_routes(OFFER),
-    *(query for query in queries(OFFER, 0) if hasattr(query, "body")),
+    *(query for query in queries(OFFER) if hasattr(query, "body")),
 ]
 PATHS = document(ROUTES, has_keys=False)["paths"]
 

@@ -6,12 +6,26 @@ import json
 from typing import Any
 
 import pytest
-from talking import MESSAGES, RESPONSES, Sayer, answer_to, generations, offer_of, refusal, talker
+from talking import (
+    HERMES,
+    MESSAGES,
+    PLAIN,
+    RESPONSES,
+    Sayer,
+    answer_to,
+    generations,
+    offer_of,
+    refusal,
+    talker,
+    with_end,
+)
+from test_tools import TOOLS, F, G
 
 import forerun as fr
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.routes.responses import LOGPROBS, Responses
 
+THINKING = "{# </think> enable_thinking #}" + PLAIN
 PROMPT = MESSAGES[0]["content"]
 BODY: dict[str, Any] = {"input": PROMPT, "max_output_tokens": 12, "temperature": 0.8, "seed": 7}
 ROUTE = Responses(offer_of())
@@ -75,7 +89,7 @@ def test_a_failure_on_the_way_is_an_event() -> None:
     reply.opening()
     (event,) = reply.failure(ApiError("The model failed.", status=500))
     assert event["type"] == "response.failed"
-    assert event["sequence_number"] == 4
+    assert event["sequence_number"] == 2
     assert event["response"]["status"] == "failed"
     assert event["response"]["error"]["message"] == "The model failed."
 
@@ -134,6 +148,89 @@ def test_logprobs_and_fates_where_asked_for() -> None:
     assert sum(len(event["fates"]) for event in deltas) == len(item["fates"])
 
 
+FLAT: list[dict[str, Any]] = [
+    {"type": tool["type"], **tool["function"], "strict": False} for tool in TOOLS
+]
+
+
+def test_the_loop_of_an_agent_goes_through_calls_and_their_results() -> None:
+    """A text, two calls, their results, and an answer; whole and streamed."""
+    body = {"input": PROMPT, "temperature": 0, "tools": FLAT}
+    streamed = {**body, "stream": True}
+    whole, events = answer_to(RESPONSES, body, streamed, target=Sayer(f"sure\n{F}\n{G}", HERMES))
+    kinds = [item["type"] for item in whole["output"]]
+    assert kinds == ["message", "function_call", "function_call"]
+    text, first, second = whole["output"]
+    assert text["content"][0]["text"] == "sure"
+    assert (first["name"], json.loads(first["arguments"])) == ("f", {"x": 3})
+    assert (second["name"], second["arguments"]) == ("g", "{}")
+    assert len({item["id"] for item in whole["output"]}) == 3
+    assert first["call_id"] != second["call_id"]
+    assert (whole["status"], whole["tools"]) == ("completed", FLAT)
+
+    last = events[-1]["response"]["output"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    told = ("type", "name", "arguments", "content", "status")
+    for items in (last, done):
+        assert [[item.get(name) for name in told] for item in items] == [
+            [item.get(name) for name in told] for item in whole["output"]
+        ]
+    places = [event["output_index"] for event in events if "output_index" in event]
+    assert places == sorted(places)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+    assert [json.loads(event["delta"]) for event in deltas] == [{"x": 3}, {}]
+
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": output}
+        for item, output in ((first, "nine"), (second, [{"type": "input_text", "text": "ten"}]))
+    ]
+    conversation = [{"role": "user", "content": PROMPT}, *whole["output"], *results]
+    ask = Responses(offer_of(talker(HERMES))).read({**body, "input": conversation})
+    worded = talker().tokenizer.decode(ask.prompts[0])
+    assert "<assistant>sure\n<tool>nine\n<tool>ten\n<assistant>" in worded
+    assert 'f {"x": 3}' in worded
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+def test_a_call_can_be_forced(choice: Any) -> None:
+    body = {**BODY, "tools": FLAT[:1], "tool_choice": choice, "max_output_tokens": 200}
+    whole = answer_to(RESPONSES, body, target=with_end(talker(HERMES)))
+    assert {item["type"] for item in whole["output"]} == {"function_call"}
+    assert whole["output"][0]["name"] == "f"
+    assert 0 <= json.loads(whole["output"][0]["arguments"])["x"] <= 9 or whole["output"][0]
+    assert whole["tool_choice"] == choice
+
+
+def test_calls_without_end_are_cut_off() -> None:
+    """A model that calls on and on: the answer ends as any other that is too long."""
+    body = {**BODY, "temperature": 0, "tools": FLAT, "max_output_tokens": 200}
+    whole = answer_to(RESPONSES, body, target=Sayer(f"{G}\n" * 99, HERMES))
+    assert whole["status"] == "incomplete"
+    assert 2 <= sum(item["type"] == "function_call" for item in whole["output"]) < 99
+
+
+def test_thoughts_are_items_of_their_own() -> None:
+    body = {"input": PROMPT, "temperature": 0, "reasoning": {"effort": "high"}}
+    said = "<think>\nhm, so\n</think>\n\nyes"
+    whole, events = answer_to(
+        RESPONSES, body, {**body, "stream": True}, target=Sayer(said, THINKING)
+    )
+    thoughts, message = whole["output"]
+    assert (thoughts["type"], thoughts["summary"]) == ("reasoning", [])
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": "hm, so"}]
+    assert message["content"][0]["text"] == "yes"
+    deltas = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
+    assert "".join(deltas) == "hm, so"
+    again = [{"role": "user", "content": PROMPT}, *whole["output"], *MESSAGES]
+    ask = Responses(offer_of(talker(THINKING))).read({**body, "input": again})
+    worded = talker().tokenizer.decode(ask.prompts[0])
+    assert "hm, so" not in worded  # this template leaves earlier thoughts out
+    assert "<assistant>yes" in worded
+    never = answer_to(RESPONSES, body, target=Sayer("<think>on and on", THINKING))
+    assert [item["type"] for item in never["output"]] == ["reasoning"]
+
+
 def test_what_was_asked_is_told_back() -> None:
     body = {**BODY, "metadata": {"a": "b"}, "user": "u", "instructions": "x", "top_p": 0.5}
     whole = answer_to(RESPONSES, body)
@@ -145,19 +242,34 @@ def test_what_was_asked_is_told_back() -> None:
 REFUSED = [
     ("unsupported_parameter", "previous_response_id", {"previous_response_id": "resp_1"}),
     ("unsupported_parameter", "conversation", {"conversation": "conv_1"}),
-    ("unsupported_parameter", "reasoning", {"reasoning": {"effort": "low"}}),
+    ("unsupported_parameter", "reasoning.effort", {"reasoning": {"effort": "low"}}),
+    ("unsupported_parameter", "reasoning.summary", {"reasoning": {"summary": "auto"}}),
+    ("unsupported_parameter", "max_tool_calls", {"max_tool_calls": 3}),
     ("unsupported_value", "store", {"store": True}),
     ("unsupported_value", "background", {"background": True}),
     ("unsupported_value", "truncation", {"truncation": "auto"}),
-    ("array_above_max_length", "tools", {"tools": [{"type": "function", "name": "f"}]}),
-    ("unsupported_value", "tool_choice", {"tool_choice": "required"}),
+    ("unsupported_parameter", "tools", {"tools": [{"type": "function", "name": "f"}]}),
+    ("unsupported_value", "tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("missing_required_parameter", "tools[0].name", {"tools": [{"type": "function"}]}),
+    ("array_above_max_length", "tools", {"tools": [{"type": "function", "name": "f"}] * 200}),
+    ("invalid_value", "tool_choice", {"tool_choice": "required"}),
     ("unknown_parameter", "n", {"n": 2}),
     ("invalid_value", "top_logprobs", {"top_logprobs": 2}),
     ("unsupported_value", "include[0]", {"include": ["file_search_call.results"]}),
     ("missing_required_parameter", "input", {"input": None}),
     ("string_below_min_length", "input", {"input": ""}),
     ("invalid_type", "input", {"input": 3}),
-    ("unsupported_value", "input[0].type", {"input": [{"type": "reasoning"}]}),
+    ("unsupported_value", "input[0].type", {"input": [{"type": "item_reference"}]}),
+    (
+        "invalid_value",
+        "input[0].tool_call_id",
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": "4"}]},
+    ),
+    (
+        "missing_required_parameter",
+        "input[0].output",
+        {"input": [{"type": "function_call_output", "call_id": "c"}]},
+    ),
     (
         "unsupported_value",
         "input[0].content[0].type",

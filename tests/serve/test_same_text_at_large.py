@@ -17,8 +17,8 @@ import forerun as fr
 from forerun.cli.loading import load_drafter
 from forerun.loading.default import default_model
 from forerun.serve.http.assembly import make_server
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.lifecycle import Server, bind
+from forerun.serve.http.requests import Bounds
 
 pytestmark = pytest.mark.serve
 
@@ -47,8 +47,8 @@ def served(target: Any) -> Iterator[str]:
     is_ready, loops = threading.Event(), []
 
     def work() -> None:
-        app, desk = make_server(target, drafters)
-        server = Server(app, desk, drain_seconds=5, announce=is_ready.set)
+        app, _ = make_server(target, drafters)
+        server = Server(app, drain_seconds=5, announce=is_ready.set)
         loops.append(server)
         server.run(sockets=[bound])
 

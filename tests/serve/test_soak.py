@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,16 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 def test_nobody_dies_nothing_fails_and_no_text_changes(tmp_path: Path) -> None:
     options = ["--minutes", "0.4", "--requests", "24", "--longest", "700", "--seed", "1"]
     source = str(Path(forerun.__file__).parents[1])
-    subprocess.run(
+    soak = subprocess.Popen(
         [sys.executable, SOAK, *options, "--output", tmp_path / "soak"],
         env={**os.environ, "PYTHONPATH": source},
-        check=False,  # whether memory has settled by then is left to longer runs
-        timeout=600,
+        start_new_session=True,
     )
+    try:
+        soak.wait(600)  # whether memory has settled by then is left to longer runs
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(soak.pid, signal.SIGKILL)  # and its servers
     told = json.loads((tmp_path / "soak.json").read_text())
     assert told["different"] == told["engines_replaced"] == 0
     assert told["broken"] == {}

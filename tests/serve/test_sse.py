@@ -10,7 +10,7 @@ from serving import Answered, PlainReply, gated
 
 from forerun.serve.admission.client_request import Ticket
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import Bounds
 
 
 def test_a_stream_that_waits_says_so() -> None:

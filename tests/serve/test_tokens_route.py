@@ -13,9 +13,9 @@ from talking import CREATED, HERMES, MESSAGES, offer_of, talker, talking
 
 from forerun.engine.results import TokenLogprob
 from forerun.serve.admission.errors import ApiError
+from forerun.serve.openai.replies import Words
 from forerun.serve.openai.routes.chat import Chat
-from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
-from forerun.serve.openai.words import Words
+from forerun.serve.openai.routes.queries import Detokenize, Tokenize
 
 TOKENIZE, DETOKENIZE = Tokenize(offer_of()), Detokenize(offer_of())
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from serving import run
 
-from forerun.serve.http import turns
-from forerun.serve.http.turns import Turns
+from forerun.serve.http import worker
+from forerun.serve.http.worker import Turns
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(turns, "time", made)
+    monkeypatch.setattr(worker, "time", made)
     return made
 
 

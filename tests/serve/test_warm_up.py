@@ -14,10 +14,11 @@ from serving import Babbler, PlainRoute, run, tiny_llama
 
 from forerun.loading.light_tokenizer import LightTokenizer, of
 from forerun.serve.admission.admission import Desk
+from forerun.serve.http import lifecycle
 from forerun.serve.http.assembly import make_server
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.lifecycle import Server, bind
-from forerun.serve.http.warm_up import rehearse
+from forerun.serve.http.models import Served
+from forerun.serve.http.requests import Bounds
 from forerun.serve.watching.logs import LOG
 
 pytestmark = pytest.mark.serve
@@ -32,7 +33,7 @@ def told_when_ready(target: Any) -> dict[str, Any]:
         told.update(desk.watcher.summary(), num_open=desk.num_open)
         server.should_exit = True
 
-    server = Server(app, desk, drain_seconds=1, announce=announce)
+    server = Server(app, drain_seconds=1, announce=announce)
     with bind("127.0.0.1", 0, Bounds()) as bound:
         server.run(sockets=[bound])
     return told
@@ -56,10 +57,8 @@ def test_a_server_says_that_it_warms_up_and_that_it_stops(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Both may take half a minute."""
-    app, desk = make_server(tiny_llama(), {"none": None})
-    server = Server(
-        app, desk, drain_seconds=7, announce=lambda: server.handle_exit(signal.SIGINT, None)
-    )
+    app, _ = make_server(tiny_llama(), {"none": None})
+    server = Server(app, drain_seconds=7, announce=lambda: server.handle_exit(signal.SIGINT, None))
     with caplog.at_level(logging.INFO), bind("127.0.0.1", 0, Bounds()) as bound:
         server.run(sockets=[bound])
     told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
@@ -68,7 +67,7 @@ def test_a_server_says_that_it_warms_up_and_that_it_stops(
 
 
 def test_a_server_that_is_stopped_while_it_warms_up_never_announces_itself(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_warming, gate = threading.Event(), threading.Event()
 
@@ -76,14 +75,16 @@ def test_a_server_that_is_stopped_while_it_warms_up_never_announces_itself(
         is_warming.set()
         gate.wait(60)
 
-    app, desk = make_server(Babbler(wait), {"none": None})
+    app, _ = make_server(Babbler(wait), {"none": None})
     announced: list[str] = []
-    server = Server(app, desk, drain_seconds=30, announce=lambda: announced.append("ready"))
+    server = Server(app, drain_seconds=30, announce=lambda: announced.append("ready"))
 
     def stop() -> None:
         is_warming.wait(30)
+        time.sleep(0.3)
         server.handle_exit(signal.SIGINT, None)
 
+    monkeypatch.setattr(lifecycle, "STILL_WARMING", 0.05)
     threading.Thread(target=stop, daemon=True).start()
     began = time.monotonic()
     with caplog.at_level(logging.INFO), bind("127.0.0.1", 0, Bounds()) as bound:
@@ -92,7 +93,7 @@ def test_a_server_that_is_stopped_while_it_warms_up_never_announces_itself(
     assert time.monotonic() - began < 20  # and not until the pass returns
     assert announced == []
     told = [record.getMessage() for record in caplog.records if record.name == LOG.name]
-    assert told == ["warming up", "stopping"]
+    assert [told[0], told[-1], {*told[1:-1]}] == ["warming up", "stopping", {"still warming up"}]
 
 
 def test_a_server_without_a_chat_template_becomes_ready() -> None:
@@ -117,7 +118,7 @@ def test_a_request_is_read_answered_and_worded_on_every_route() -> None:
 
     async def main() -> None:
         async with Desk(Babbler(), {"none": None}) as desk:
-            await rehearse(desk, [Noting()], lambda ask: "")
+            await Served(desk, {Noting.path: Noting()}).warm_up()
 
     run(main())
     assert steps == ["read", "worded"]

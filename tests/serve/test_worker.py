@@ -12,8 +12,7 @@ from talking import offer_of
 
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http import answering
-from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.requests import parse_object
+from forerun.serve.http.requests import Bounds, parse_object
 from forerun.serve.http.worker import MOST_STUCK, Worker
 from forerun.serve.openai.formats import compiled
 from forerun.serve.openai.options import check_length, tokens_of
@@ -62,10 +61,9 @@ class Echo:
 
 def test_a_request_that_is_not_read_in_time_stops_nobody() -> None:
     async def main() -> None:
-        options = {"bounds": Bounds(read_seconds=1.0), "queries": [Echo()]}
-        async with serving(app=options) as (app, _):
+        route, options = Stuck(), {"bounds": Bounds(read_seconds=1.0)}
+        async with serving(route=route, queries=[Echo()], app=options) as (app, _):
             path = app.router.routes[0].app
-            route = path._route = Stuck()
             try:
                 given_up = await call(app, body={"prompt": "stuck"})
                 path._reading._seconds = 60  # a slow machine may take its time

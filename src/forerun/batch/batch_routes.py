@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.batch.lines import Request
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.fingerprint import ModelCard
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.routes import text_routes
 

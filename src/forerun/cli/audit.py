@@ -14,6 +14,7 @@ EVERY = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
+    """Audit the endpoint, and print and keep what was found; status 1 if anything is wrong."""
     from forerun.audit.auditing import Settings, audit
 
     if args.dry_run:
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _key(variable: str | None) -> str | None:
+    """The API key that an environment variable holds; None if no variable is named."""
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -55,6 +57,7 @@ class Shown:
         self._check, self._next = "", 0.0
 
     def __call__(self, check: str, spent: int, budget: int) -> None:
+        """Print a line if a check begins, or if the last line is `EVERY` seconds old."""
         moment = now()
         if check == self._check and moment < self._next:
             return

@@ -21,6 +21,7 @@ MOST_TOLD = 20  # failures that are printed one by one
 
 
 def run(args: argparse.Namespace) -> int:
+    """Answer the file into the folder; status 1 if a line failed, 130 if Ctrl-C stopped it."""
     if args.input is None:
         cure = "Name a file of JSON lines: forerun batch questions.jsonl --out answers."
         raise InputError(explain("There is nothing to answer.", "no file", cure))
@@ -68,6 +69,7 @@ class _Teller:
         self._count = 0
 
     def __call__(self, number: int, reason: str) -> None:
+        """Print the failure of a line, if it is among the first `MOST_TOLD`."""
         from tqdm import tqdm
 
         self._count += 1
@@ -76,11 +78,13 @@ class _Teller:
             tqdm.write(f"failed: {told}", file=sys.stderr)  # above the bar, not within its line
 
     def end(self) -> None:
+        """Print how many failures were not printed."""
         if self._count > MOST_TOLD:
             print(f"failed: {self._count - MOST_TOLD} more; see the output", file=sys.stderr)
 
 
 def _settings(args: argparse.Namespace) -> Any:
+    """What each worker loads, as `forerun.batch` takes it."""
     from forerun.batch.answerer import Settings
 
     name = args.name
@@ -125,6 +129,7 @@ def _check_counts(args: argparse.Namespace) -> None:
 
 
 def _dry_run(source: Input, settings: Any) -> int:
+    """Print the bad lines of the file without a model; status 1 if there are any."""
     from forerun.batch.batch_routes import Judge
 
     source.digest()  # an unreadable file is told here
@@ -148,10 +153,12 @@ def _model_id(settings: Any) -> str:
 
 
 def _counted(count: int, word: str) -> str:
+    """`1 line`, `2 lines`, `3,000 lines`."""
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _in_words(summary: Any, seconds: float) -> str:
+    """How many lines were answered and failed, and how fast."""
     counts = summary.counts
     num_answered = summary.num_lines - summary.num_failed
     lines = (

@@ -35,6 +35,7 @@ GREEN, RED, RESET = "\033[32m", "\033[31m", "\033[0m"
 
 
 def run(args: argparse.Namespace) -> int:
+    """Certify one subject, or everything; status 1 if a verdict is not as it should be."""
     if args.trees and not args.function:
         cure = "Add --function FILE:NAME; rules that judge trees are tried on them anyway."
         raise InputError(explain("--trees is for a function of your own.", "no function", cure))
@@ -94,6 +95,7 @@ def _subjects(bugs: Sequence[Mutant], seed: int) -> Iterator[tuple[str, Certific
 
 
 def _line(kind: str, certificate: Certificate, right: bool, story: str) -> str:
+    """One subject's verdict, bias and story as a line, coloured on a terminal."""
     verdict = {
         "rule": certificate.verdict if certificate.lossless else "NOT LOSSLESS",
         "lossy": "lossy, as labelled",

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from forerun.base.errors import ForerunError, meant
 from forerun.base.version import __version__
 from forerun.cli.flags import answering, checking, measuring
+from forerun.cli.flags.config import LayeredParser
 from forerun.cli.flags.shared import settle
 
 COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
@@ -71,7 +72,7 @@ EXAMPLES = """examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(LayeredParser):
     """An `ArgumentParser` that does not take `--prompt` for `--prompts`."""
 
     def __init__(self, **options: Any) -> None:
@@ -89,6 +90,7 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _no_such_command(self, word: str, known: Sequence[str]) -> NoReturn:
+        """End with the commands that may have been meant, or with all of them."""
         begun = [name for name in known if name.startswith(word)]
         question = f" Did you mean {' or '.join(begun)}?" if begun else meant(word, known)
         question = question or f" There are {', '.join(known)}."
@@ -135,6 +137,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Import the module of the command, and run it."""
     command = import_module(f"forerun.cli.{args.command}")
     from forerun.engine.drafting import HARMLESS
 
@@ -163,7 +166,9 @@ def hint(parser: argparse.ArgumentParser, args: argparse.Namespace, extra: Seque
     if args.command == "generate" and flag == "--prompt":
         return ' (the prompt stands alone: forerun generate "..."; --prompts F is a file of them)'
     if args.command == "generate" and not is_flag:
-        return " (put the prompt in quotes; several go into a file, one a line: --prompts F)"
+        first = args.words[0] if len(args.words) + len(extra) > 1 else ""
+        model = f"; if {first} is a model: --model {first}" if first and " " not in first else ""
+        return f" (put the prompt in quotes; several go into a file: --prompts F{model})"
     flags = [name for option in options_of(parser) for name in option.option_strings]
     alike = [name for name in flags if is_flag and name.startswith(flag)]
     alike = alike or get_close_matches(flag, flags, 1)

@@ -17,6 +17,7 @@ MAY_BE_FOLDERS = {"--target", "--model", "--drafter"}
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the script for the shell that was named."""
     scripts = {"bash": bash, "zsh": zsh, "fish": fish}
     print(scripts[args.shell](make_parser()))
     return 0
@@ -65,6 +66,7 @@ complete -o default -F _forerun forerun"""
 
 
 def _bash_case(name: str, command: argparse.ArgumentParser) -> str:
+    """The branch of the shell's `case` for one command: its options, and values after them."""
     lines = [f"    {name})", f"        options={shlex.quote(' '.join(_flags(command)))}"]
     known = [(option.option_strings, values_of(option)) for option in options_of(command)]
     lines += [
@@ -116,10 +118,12 @@ def fish(parser: argparse.ArgumentParser) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """All flags of a parser."""
     return [flag for option in options_of(parser) for flag in option.option_strings]
 
 
 def _positional_choices(command: argparse.ArgumentParser) -> list[str]:
+    """The choices of each argument without a flag, as words for the shell."""
     actions = [action for action in command._actions if not action.option_strings]
     return [" ".join(map(str, action.choices)) for action in actions if action.choices]
 
@@ -133,9 +137,11 @@ def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _plain(text: str | None) -> str:
+    """A help text as argparse would print it."""
     return (text or "").replace("%%", "%")
 
 
 def _fish_quoted(text: str) -> str:
+    """A text in fish's single quotes."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -46,6 +46,7 @@ class Timed:
     seconds: float
 
     def __str__(self) -> str:
+        """Rounds, tokens per round, seconds and tokens per second."""
         stats = self.generation.stats
         return (
             f"{stats.rounds:>3} rounds, {stats.tokens_per_round:.2f} tokens per round, "
@@ -54,6 +55,7 @@ class Timed:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Answer the prompts both ways; status 1 if two texts differ and no near-tie explains it."""
     target = load_target(None)
     drafter = Mixed(Heads(), Suffix())
     compiling = "; code is compiled for this machine first, which takes about a minute"

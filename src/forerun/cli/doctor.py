@@ -16,6 +16,7 @@ SHOWN = 32  # characters of a prompt
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print a finding for each prompt, and the summary; status 1 if there is a bug."""
     sampling = Sampling(temperature=args.temperature, top_p=args.top_p, seed=args.seed)
     rule, shape = checked_rule(args.rule, sampling), tree("--tree", args.tree)
     prompts = (read_list(args.prompts) if args.prompts else list(SAMPLES))[: args.limit]
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(number: int, prompt: str, finding: Finding, *, as_json: bool) -> str:
+    """A finding as a line of the table, or as JSON."""
     stats = finding.drafted.stats
     if not as_json:
         shown = shorten(prompt, SHOWN, placeholder=" ...")

@@ -77,6 +77,7 @@ def as_dict(generation: Generation, index: int = 0, sample: int = 0) -> dict[str
 
 
 def run(args: argparse.Namespace) -> int:
+    """Answer the prompts; status 1 if one failed, 130 if Ctrl-C stopped it."""
     if is_follower(args.tensor_parallel):
         return follow()
     args.prompt, args.system = (

@@ -54,6 +54,7 @@ def clear_cache(*, is_agreed: bool) -> int:
 
 
 def _agrees() -> bool:
+    """Whether somebody at a terminal agrees; raises where there is none."""
     if not sys.stdin.isatty():
         wrong, cure = "Nobody can be asked whether to remove this.", "Add --yes to remove it."
         raise InputError(explain(wrong, "no terminal", cure))
@@ -74,6 +75,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 
 def _bytes(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.lstat().st_size for file in files if not file.is_dir())
 
@@ -90,6 +92,7 @@ EXTRAS = {
 
 
 def run(args: argparse.Namespace) -> int:
+    """Print the report, or clear the cache."""
     if args.clear_cache:
         return clear_cache(is_agreed=args.yes)
     told = report()
@@ -128,10 +131,12 @@ def render(told: dict[str, Any]) -> str:
 
 
 def _has(module: str) -> bool:
+    """Whether a module is installed; it is not imported."""
     return find_spec(module) is not None
 
 
 def _extra(name: str) -> str:
+    """Whether an extra is installed, or how to install it."""
     missing = [module for module in EXTRAS[name] if not _has(module)]
     install = f'missing {", ".join(missing)}: pip install "forerun[{name}]"'
     return install if missing else "installed"
@@ -164,6 +169,7 @@ def _passes(*, has_gpu: bool) -> dict[str, str]:
 
 
 def _default_model() -> str:
+    """Whether the default model is installed, and its size."""
     source = packaged_weights()
     if source is not None:
         return f"installed, {source.stat().st_size / 1e6:.0f} MB"
@@ -179,6 +185,7 @@ class Cache(NamedTuple):
 
 
 def _caches() -> dict[str, Cache]:
+    """The caches by what they hold."""
     triton = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     packed = cache_folder() / "packed"
     caches = {
@@ -201,6 +208,7 @@ def _trouble() -> dict[str, str]:
 
 
 def _size(cache: Cache) -> str:
+    """How much a cache holds, in how many files, and where."""
     files = [
         file
         for file in cache.folder.rglob(cache.pattern)

@@ -9,6 +9,7 @@ from forerun.trees.tree import Tree
 
 
 def numbers(flag: str, text: str) -> list[float]:
+    """`0,0.8` -> [0.0, 0.8]"""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

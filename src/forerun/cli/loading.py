@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InputError, explain
 from forerun.cli.screen import waiting_for
 from forerun.drafters import Drafter
 from forerun.generation.choosing import drafter_for, make_drafter
-from forerun.loading.bundled import NAME
+from forerun.gguf.magic import is_gguf
+from forerun.loading.bundled import NAME, PACKAGES, packaged_parts
 from forerun.loading.default import default_model
+from forerun.loading.folders import at_home
 from forerun.loading.lean_pass import Lean, Quantize
 from forerun.loading.load import load
 from forerun.models.adapter import huggingface_model
@@ -48,6 +52,7 @@ def load_target(
 def _spread(
     name: str, num_ranks: int, device: str | None, dtype: str | None, quantize: Quantize | None
 ) -> Any:
+    """The model over several processes, one a GPU."""
     huggingface_model()  # a missing extra is told before anything is imported from it
     from forerun import ranks
 
@@ -73,6 +78,32 @@ def follow() -> int:
     from forerun import ranks
 
     return ranks.follow()
+
+
+def weights_size(name: str | None) -> int | None:
+    """The bytes of a model's weights by their files, about what it takes in memory; None if they
+    are not on this machine yet.  Few-bit weights of a GGUF file count twice: so do their scales
+    and the tables that are kept beside them."""
+    path = at_home(name or NAME)
+    if is_gguf(path):
+        return 2 * path.stat().st_size
+    if (name or NAME) in PACKAGES and (parts := packaged_parts(name or NAME)):
+        return 2 * sum(part.stat().st_size for part in parts)
+    folder = path if path.is_dir() else cached_folder(name or NAME)
+    if folder is None:
+        return None
+    files = [file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind)]
+    return sum(file.stat().st_size for file in files) or None
+
+
+def cached_folder(name: str) -> Path | None:
+    """Where a model of the hub lies that was loaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = None
+    with suppress(ValueError):  # it cannot be the name of one
+        found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def usual_drafters(target: str | None) -> list[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Draw the sweep, and print its verdict and summary."""
     records = read_records(args.folder, skip_corrupt=args.skip_corrupt)
     for number, reason in records.skipped.items():
         print(f"note: line {number} is corrupt and left out: {reason}", file=sys.stderr)
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _formats(text: str) -> list[str]:
+    """The formats of `--format`, checked and each once."""
     from forerun.base.drawing import FORMATS
 
     formats = list(dict.fromkeys(text.split(",")))

@@ -66,6 +66,7 @@ def read_subject(args: argparse.Namespace) -> tuple[list[str], list[prompts.Prom
 
 
 def _drafters(names: Sequence[str]) -> list[str]:
+    """The drafters that were named, each once; plain decoding is not among them."""
     if "none" in names:
         cure = "Leave it out: plain decoding is always measured."
         raise InputError(explain("`none` drafts nothing.", list(names), cure))

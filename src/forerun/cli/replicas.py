@@ -23,6 +23,7 @@ def given(args: argparse.Namespace) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Simulate a fleet of each size, and print a table or JSON."""
     values = {name: default for name, (_, default, _) in FLEET.items()}
     values |= {name: getattr(args, name) for name in given(args)}
     scale = _autoscale(values)
@@ -58,6 +59,7 @@ def token_seconds(text: str) -> list[float]:
 
 
 def _autoscale(values: dict[str, Any]) -> Autoscale | None:
+    """The range of `--autoscale`; None where the number of replicas is fixed."""
     text, target = values["autoscale"], values["target_ongoing"]
     if text is None:
         if target is not None:
@@ -77,6 +79,7 @@ def _autoscale(values: dict[str, Any]) -> Autoscale | None:
 def _size(
     replicas: int, values: dict[str, Any], scale: Autoscale | None, shared: Shared, seed: int
 ) -> Size:
+    """A fleet of this many replicas, and what a simulation of it found."""
     if values["failover"] not in ("exact", "again"):
         cure = "Use exact or again."
         raise InputError(explain("There is no such failover.", repr(values["failover"]), cure))

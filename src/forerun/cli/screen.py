@@ -56,6 +56,7 @@ def painted(text: str, fate: Fate) -> str:
 
 
 def legend() -> str:
+    """What each colour means, in that colour."""
     return " · ".join(painted(meaning, fate) for fate, meaning in MEANINGS.items())
 
 
@@ -74,6 +75,7 @@ class Screen:
             sys.stdout.reconfigure(errors="replace")
 
     def show(self, pieces: Iterable[Piece]) -> None:
+        """Show the pieces as they come, until all answers have ended."""
         self._announce()
         for piece in pieces:
             self._texts[piece.index] += self._render(piece)
@@ -85,11 +87,13 @@ class Screen:
         print(RESET if self.colour else "", flush=True)
 
     def _render(self, piece: Piece) -> str:
+        """The text of a piece, coloured by the fates of its tokens."""
         if not self.colour:
             return piece.text
         return "".join(painted(part, fate) for part, fate in piece.parts)
 
     def _write(self) -> None:
+        """Print what is new of the current answer, and of those after it once it has ended."""
         while self._current < len(self._texts):
             print(self._texts[self._current], end="", flush=True)
             self._texts[self._current] = ""

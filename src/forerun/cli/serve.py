@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import json
+import math
 import os
 import re
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,111 +24,121 @@ from forerun.cli.flags.shared import flag_of
 from forerun.cli.loading import (
     follow,
     is_follower,
-    load_drafter,
-    load_target,
-    settled,
 )
-from forerun.cli.serve_ray import Loaded
 from forerun.loading.bundled import NAME
-from forerun.serve.openai.offer import Limits
 
 if TYPE_CHECKING:
-    from forerun.serve.admission.keys import Keys
+    from forerun.serve.http.models import Models
+
+MEMORY_SHARE = 0.8
+"""Of the machine's memory, for models, where several are served."""
+
+GIB = 2**30
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Load a model and serve it until a signal; a rank other than 0 follows."""
     check_extra()
     if is_follower(args.tensor_parallel):
         return follow()
-    chosen = check_rules(args.rule, args.rules)
-    _check_counts(args)
+    from forerun.cli import serve_models
+    from forerun.serve.admission.keys import Keys
+    from forerun.serve.http.app import make_app
+    from forerun.serve.http.lifecycle import Renewal, Server, bind, bind_path
+    from forerun.serve.http.requests import Bounds
+    from forerun.serve.http.tls import check_certificate
+    from forerun.serve.watching.logs import RequestLog, say, set_up
+    from forerun.serve.watching.metrics import Families
+
+    sections = sections_of(args)
+    chosen = [serve_models.check_rules(one.rule, one.rules) for one in sections.values()]
+    for section in sections.values():
+        _check_counts(section)
     serve_ray.check(args)
     check_origins(args.cors_origin)
-    from forerun.serve.admission.keys import Keys
-    from forerun.serve.http.bounds import Bounds
-    from forerun.serve.http.lifecycle import bind
-    from forerun.serve.watching.logs import say, set_up
-
     set_up(is_json=args.log_json)
+    if (tls := tls_files(args.tls_cert, args.tls_key)) is not None:
+        check_certificate(*tls)
     keys = None if args.api_key_file is None else Keys.from_file(args.api_key_file)
+    log = None if args.request_log is None else RequestLog(args.request_log)
+    renewals = [] if keys is None else [Renewal("keys", partial(keys.renew, args.api_key_file))]
+    renewals += [] if log is None else [Renewal("request log", log.reopen)]
     bounds = Bounds(args.max_body_mib * 2**20, reader_seconds=args.reader_seconds)
-    bound = bind(args.host, args.port, bounds)  # before a model is loaded for nothing
+    # before a model is loaded for nothing
+    bound = bind(args.host, args.port, bounds) if args.uds is None else bind_path(args.uds)
     with bound, ExitStack() as stack:
-        names = args.drafter or ["auto"]
-        say("loading", model=args.model or NAME, drafters=",".join(names))
-        loaded = _load(args, names) if not args.ray else serve_ray.start(args, stack)
-        _serve(args, bound, loaded, chosen, keys, bounds)
+        if args.uds is not None:
+            stack.callback(Path(args.uds).unlink, missing_ok=True)
+        id_, section = next(iter(sections.items()))
+        drafters = ",".join(section.drafter or ["auto"])
+        say("loading", model=id_ or section.model or NAME, drafters=drafters)
+        shared = serve_models.Shared(Families(), log, keys is not None)
+        access: dict[str, Any] = {
+            "keys": keys,
+            "bounds": bounds,
+            "cors_origins": args.cors_origin,
+            "hosts": hosts_for(args.host, args.allowed_host, has_keys=keys is not None)
+            if args.uds is None
+            else args.allowed_host,
+        }
+        if args.ray:
+            app = serve_ray.make_app(args, stack, shared, access)
+        else:
+            models = serve_models.make_models(sections, most_bytes(args.memory_gib), shared)
+            app = make_app(models, **access)
+        host = args.host if args.uds is None else "localhost"  # its file has an owner and a mode
+        allowed = list(dict.fromkeys(rule for rules_here in chosen for rule in rules_here))
+        for note in warnings_for(host, allowed, has_keys=keys is not None):
+            print(f"warning: {note}", file=sys.stderr)
+        where = Address.of(bound, is_tls=tls is not None)
+        text = welcome(app.state.models, where, has_keys=keys is not None)
+        Server(
+            app,
+            drain_seconds=args.drain_seconds,
+            announce=lambda: print(text, flush=True),
+            tls=tls,
+            renewals=renewals,
+        ).run(sockets=[bound])
     return 0
 
 
-def _load(args: argparse.Namespace, names: Sequence[str]) -> Loaded:
-    from forerun.serve.http.assembly import make_server
-
-    drafters = {name: load_drafter(name, args.device, args.dtype) for name in names}
-    drafters.setdefault("none", None)
-    lean: Any = False if args.no_lean else "auto"
-    target = load_target(
-        args.model, args.device, args.dtype, lean, args.quantize, args.tensor_parallel
-    )
-    if args.tensor_parallel is not None:
-        target.ranks.on_failure = end_at_once
-    by_name = settled(drafters, target)
-    make = partial(
-        make_server,
-        target,
-        by_name,
-        draft_length=args.draft_length,
-        max_batch=args.max_batch,
-        slowdown=args.slowdown,
-    )
-    return Loaded(target.name, list(by_name), args.max_batch, make, pass_of(target))
-
-
-def _serve(
-    args: argparse.Namespace,
-    bound: socket.socket,
-    loaded: Loaded,
-    chosen: Sequence[str],
-    keys: Keys | None,
-    bounds: Any,
-) -> None:
-    from forerun.serve.http.lifecycle import Server
-
-    name = args.name or public_name(args.model, loaded.name)
-    app, desk = loaded.make(
-        rule=args.rule,
-        rules=chosen,
-        max_queue=args.max_queue,
-        keys=keys,
-        limits=limits_for(args.max_tokens, loaded.max_batch + args.max_queue),
-        bounds=bounds,
-        cors_origins=args.cors_origin,
-        hosts=hosts_for(args.host, args.allowed_host, has_keys=keys is not None),
-        name=name,
-    )
-    for note in warnings_for(args.host, chosen, has_keys=keys is not None):
-        print(f"warning: {note}", file=sys.stderr)
-    where, passes = address_of(bound), loaded.passes
-    text = welcome(
-        name, loaded.drafters, desk.rule, where, has_keys=keys is not None, passes=passes
-    )
-    Server(
-        app, desk, drain_seconds=args.drain_seconds, announce=lambda: print(text, flush=True)
-    ).run(sockets=[bound])
+def sections_of(args: argparse.Namespace) -> dict[str | None, argparse.Namespace]:
+    """The options of each model by its id, the default model first; those of a single one, whose
+    id is that of what is loaded, under None."""
+    if not args.models:
+        return {None: args}
+    for value, flag in ((args.model, "MODEL"), (args.name, "--name")):
+        if value is not None:
+            cure = "Say it in the section of the model that it is about."
+            received = f"{flag} beside {len(args.models)} sections of models"
+            raise InputError(explain(f"{flag} is about one model.", received, cure))
+    if args.ray or args.tensor_parallel is not None:
+        cure = "Start a server for each, or leave --ray and --tensor-parallel out."
+        received = f"{len(args.models)} sections of models"
+        raise InputError(explain("Replicas and ranks serve one model.", received, cure))
+    names = [name for id_, one in args.models.items() for name in (id_, *(one.name or ()))]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        cure = "Give every model names of its own."
+        raise InputError(explain("Two models have one name.", twice, cure))
+    return dict(args.models)
 
 
-def end_at_once(reason: str) -> None:
-    """A rank is lost, and with it every engine: end, so that whoever watches starts it again."""
-    print(f"forerun serve: {reason}", file=sys.stderr, flush=True)
-    os._exit(1)
+def most_bytes(gib: float | None) -> int:
+    """What models may take together; by default a share of this machine's memory."""
+    if gib is not None:
+        return int(gib * GIB)
+    return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def limits_for(max_tokens: int | None, num_places: int) -> Limits:
-    """What a request may ask for; one with more answers than there are places never gets in."""
-    max_choices = min(Limits.max_choices, num_places)
-    return Limits(max_tokens=max_tokens, max_choices=max_choices)
+def tls_files(certificate: str | None, key: str | None) -> tuple[str, str] | None:
+    """The files of a certificate and of its key, which may be one."""
+    if certificate is None and key is not None:
+        cure = "Add --tls-cert, or leave it out."
+        raise InputError(explain("--tls-key is about a certificate.", "no --tls-cert", cure))
+    return None if certificate is None else (certificate, key or certificate)
 
 
 def check_extra() -> None:
@@ -140,18 +152,8 @@ def check_extra() -> None:
         raise MissingExtraError(explain("The server is an extra.", received, cure))
 
 
-def check_rules(rule: str, listed: str | None) -> list[str]:
-    """The rules a request may name, the default one first."""
-    named = [] if listed is None else [name.strip() for name in listed.split(",")]
-    for name in (rule, *named):
-        rules.get(name)
-    if not rules.get(rule).lossless and rule not in named:
-        cure = f"Allow it with --rules {rule}, or use match."
-        raise InputError(explain("The rule is lossy, so texts would change.", rule, cure))
-    return list(dict.fromkeys([rule, *(named or rules.names(lossless=True))]))
-
-
 def _check_counts(args: argparse.Namespace) -> None:
+    """Refuse counts that are too small, and ports that do not exist."""
     for name, least in (
         ("max_batch", 1),
         ("max_queue", 0),
@@ -169,6 +171,10 @@ def _check_counts(args: argparse.Namespace) -> None:
     if not args.slowdown >= 1:
         cure = "Use 1 or more; 1 reads a prompt a token at a time beside answers."
         raise InputError(explain("--slowdown is too small.", args.slowdown, cure))
+    for name in ("needs_gib", "memory_gib"):
+        if (gib := getattr(args, name)) is not None and not 0 < gib < math.inf:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(explain(f"{flag} is no amount of memory.", gib, "Use 0.5 or 8."))
     if not 0 <= args.port < 2**16:
         cure = "Use a number from 0 to 65535."
         raise InputError(explain("There is no such port.", args.port, cure))
@@ -196,6 +202,7 @@ def warnings_for(host: str, chosen: Sequence[str], *, has_keys: bool) -> list[st
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -213,22 +220,23 @@ def hosts_for(host: str, allowed: Sequence[str], *, has_keys: bool) -> list[str]
     return ["localhost", "127.0.0.1", "::1", host, *allowed]
 
 
-def public_name(model: str | None, name: str) -> str:
-    """A model's id for clients: of a folder only its last part, since paths are nobody's business.
+@dataclass(frozen=True)
+class Address:
+    """Where to reach a server on this machine; path: of its unix socket, if it has one."""
 
-    model: as it was named on the command line.  name: the loaded model's.
-    """
-    if model is None or not Path(model).is_dir():
-        return name
-    return Path(model).resolve().name + (name.removeprefix(model) if model in name else "")
+    url: str
+    path: str = ""
 
-
-def address_of(bound: socket.socket) -> str:
-    """Where to reach a server on this machine."""
-    host, port = bound.getsockname()[:2]
-    if ipaddress.ip_address(host).is_unspecified:
-        host = "127.0.0.1" if bound.family == socket.AF_INET else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    @classmethod
+    def of(cls, bound: socket.socket, *, is_tls: bool = False) -> Address:
+        scheme = "https" if is_tls else "http"
+        name = bound.getsockname()
+        if isinstance(name, str):
+            return cls(f"{scheme}://localhost", name)
+        host, port = name[:2]
+        if ipaddress.ip_address(host).is_unspecified:
+            host = "127.0.0.1" if bound.family == socket.AF_INET else "::1"
+        return cls(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
 
 
 def pass_of(target: Any) -> str:
@@ -241,24 +249,28 @@ def pass_of(target: Any) -> str:
     return "; ".join(filter(None, parts))
 
 
-def welcome(
-    model: str,
-    drafters: Sequence[str],
-    rule: str,
-    address: str,
-    *,
-    has_keys: bool,
-    passes: str = "",
-) -> str:
+def welcome(models: Models, where: Address, *, has_keys: bool) -> str:
     """The text that a server prints when it is ready."""
+    served = models.default.served
+    assert served is not None
+    desk, (name, *others) = served.desk, models.default.names
+    lines = [f"Serving {name}; drafters {', '.join(desk.drafters)}; rule {desk.rule}"]
+    waiting = [card["id"] for card in models.cards() if not card["loaded"]]
+    for title, told in (
+        ("pass ", pass_of(desk.target)),
+        ("also called ", ", ".join(others)),
+        ("loaded when asked for ", ", ".join(waiting)),
+        ("socket ", where.path),
+    ):
+        lines += [f"  {title} {told}"] if told else []
     messages = [{"role": "user", "content": "Hello!"}]
-    body = {"model": model, "messages": messages, "max_tokens": 64}
+    body = json.dumps({"model": name, "messages": messages, "max_tokens": 64})
+    how = f" --unix-socket {where.path}" if where.path else ""
     key = ' -H "Authorization: Bearer $KEY"' if has_keys else ""
-    return (
-        f"Serving {model}; drafters {', '.join(drafters)}; rule {rule}\n"
-        f"{f'  pass  {passes}' + chr(10) if passes else ''}"
-        f"  page  {address}/\n"
-        f"  API   {address}/v1\n"
-        f"  try   curl {address}/v1/chat/completions{key} "
-        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
-    )
+    lines += [
+        f"  page  {where.url}/",
+        f"  API   {where.url}/v1",
+        f"  try   curl{how} {where.url}/v1/chat/completions{key} "
+        f"-H 'Content-Type: application/json' -d '{body}'",
+    ]
+    return "\n".join(lines)

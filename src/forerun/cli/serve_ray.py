@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.base.errors import InputError, explain
 from forerun.cli.flags.shared import flag_of
 
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from forerun.cli.serve_models import Shared
+
 FLAGS = ("replicas", "autoscale", "replica_cpus", "replica_gpus", "ready_seconds")
 READY_SECONDS = 600
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that is ready to be served, here or elsewhere.
-
-    make: the application and its desk, from the rest of `make_server`'s options.
-    """
-
-    name: str
-    drafters: Sequence[str]
-    max_batch: int  # of all replicas
-    make: Callable[..., Any]
-    passes: str = ""  # which pass runs, for people to read
 
 
 def check(args: argparse.Namespace) -> None:
@@ -76,8 +65,14 @@ def numbers_of(args: argparse.Namespace) -> tuple[int, int]:
     return least, most
 
 
-def start(args: argparse.Namespace, stack: ExitStack) -> Loaded:
-    """Replicas on Ray, which end with the stack."""
+def make_app(
+    args: argparse.Namespace, stack: ExitStack, shared: Shared, access: Mapping[str, Any]
+) -> Starlette:
+    """An application over replicas on Ray, which end with the stack.
+
+    access: who may ask it; see `make_app`.
+    """
+    from forerun.cli.serve_models import desk_options, public_name
     from forerun.scale.ingress import make_ingress
     from forerun.scale.ray_session import Session
     from forerun.scale.settings import ModelSettings, Scale
@@ -98,5 +93,15 @@ def start(args: argparse.Namespace, stack: ExitStack) -> Loaded:
         slowdown=args.slowdown,
     )
     replicas, card = session.start(settings, scale, args.ready_seconds or READY_SECONDS)
-    make = partial(make_ingress, replicas, card, settings, scale)
-    return Loaded(card.name, settings.drafter_names, most * args.max_batch, make)
+    names = args.name or [public_name(args.model, card.name)]
+    app, _ = make_ingress(
+        replicas,
+        card,
+        settings,
+        scale,
+        names=names,
+        watcher=shared.watcher(names[0], args.rule, settings.drafter_names[0]),
+        **desk_options(args, most * args.max_batch),
+        **access,
+    )
+    return app

@@ -22,6 +22,7 @@ from forerun.theory.arguments import as_cost
 
 
 def run(args: argparse.Namespace) -> int:
+    """Scan draft lengths and batches, and print tables, JSON or a picture; or simulate a fleet."""
     _check_kind(args)
     if args.replicas is not None:
         return replicas.run(args)
@@ -95,10 +96,12 @@ def _costs(args: argparse.Namespace) -> tuple[CostModel, int]:
 
 
 def _given(args: argparse.Namespace) -> dict[str, float]:
+    """The machine's numbers that were given."""
     return {name: getattr(args, name) for name in MACHINE if getattr(args, name) is not None}
 
 
 def _headline(args: argparse.Namespace) -> str:
+    """What was assumed, in three lines."""
     spread = f" (spread {args.spread:g})" if args.spread else ""
     machine = "target costs as given"
     if args.target_cost is None:

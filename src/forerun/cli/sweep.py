@@ -19,7 +19,6 @@ from forerun.drafters import Drafter
 from forerun.generation.choosing import drafters_for
 from forerun.measure.figures import Figures, figures, groups
 from forerun.measure.grid import check_batches, repeats_of
-from forerun.measure.held_out import FEWEST_PROMPTS
 from forerun.measure.log import Log
 from forerun.measure.records import Records, Run
 from forerun.measure.results import Results
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run every cell that is missing, and print the table, the verdict and the summary."""
     names, prompts = read_subject(args)
     lengths = draft_lengths(args.draft_length)
     trees = counts("--tree", args.tree) if args.tree else []
@@ -94,6 +94,7 @@ def load_all(
 
 
 def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
+    """The runs over a Ray cluster, which is started here if it is not."""
     from forerun.scale.ray_cluster import start_ray
     from forerun.scale.ray_sweep import SpreadOnRay
 
@@ -152,16 +153,14 @@ def _order(entry: Figures) -> tuple[Any, ...]:
 
 
 def _line(entry: Figures) -> str:
+    """One cell of the table."""
     cell = entry.cell
     name = (cell.drafter or "plain").rstrip("/").split("/")[-1]
     name += f" tree {cell.tree}" if cell.tree else ""
     name += f" ({cell.peer})" if cell.peer else ""
     is_counted = any(entry.acceptance_by_position)
     accepted = f"{entry.acceptance_rate.mean:.0%}" if is_counted else "-"
-    gain, is_many = entry.speedup, entry.num_prompts >= FEWEST_PROMPTS
-    speed = "-" if gain is None else f"{gain.mean:.2f}x"
-    if gain is not None and is_many:  # intervals of few prompts are too narrow to be shown
-        speed += f" [{gain.low:.2f}, {gain.high:.2f}]"
+    speed = "-" if entry.speedup is None else f"{entry.speedup.mean:.2f}x"  # the verdict's has ends
     return (
         f"{name[:28]:<28} {cell.draft_length!s:>4} {cell.batch:>5} {cell.temperature:>5g}  "
         f"{entry.tokens_per_second.mean:>8.1f}  {entry.tokens_per_round.mean:>16.2f}  "
@@ -170,6 +169,7 @@ def _line(entry: Figures) -> str:
 
 
 def _best_of_group(runs: Sequence[Run], task: str) -> str:
+    """The speed-up of each drafter's fastest cell in a task group."""
     best: dict[str, Figures] = {}
     for entry in figures(runs, group=task):
         name = entry.cell.drafter

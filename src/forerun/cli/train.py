@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Check the arguments, load the target, collect and train."""
     if args.model is None:
         cure = "Name it first: forerun train MODEL --prompts F --out DIR."
         raise InputError(explain("A drafter is trained for a model.", "none", cure))
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_workers(args: argparse.Namespace) -> None:
+    """Refuse flags of a Ray cluster that mean nothing here."""
     if args.workers is not None and not args.ray:
         cure = "Add --ray, or leave it out."
         raise InputError(explain("--workers are those of a Ray cluster.", args.workers, cure))
@@ -86,6 +88,7 @@ def _check_workers(args: argparse.Namespace) -> None:
 
 
 def _load(name: str, device: str) -> Any:
+    """The target on transformers' pass, which can be trained through."""
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return load_target(name, device, dtype, lean=False)
 
@@ -104,4 +107,5 @@ def _spread(args: argparse.Namespace) -> SpreadOnRay:
 
 
 def _tell(note: str) -> None:
+    """Print a note beside a progress bar's output."""
     print(note, file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import exp
 
+UNSTATED = 0.6  # the chance that is assumed of a guess whose drafter states none
 STEP = 0.05  # by which one verified guess moves the shift
 
 

@@ -30,13 +30,11 @@ from forerun.drafters.base import (
     close,
     layers_of,
 )
-from forerun.drafters.calibration import calibrated, worth_of
+from forerun.drafters.calibration import UNSTATED, calibrated, worth_of
 from forerun.drafters.growing import GrowingTree
 from forerun.drafters.registry import make_one
 from forerun.models.base import LanguageModel
 from forerun.trees.tree import ROOT
-
-UNSTATED = 0.6  # the chance that is assumed of a guess whose drafter states none
 
 
 @dataclass
@@ -156,12 +154,12 @@ class Mixed:
         shared_noise: bool,
     ) -> tuple[list[Guess], float]:
         """One drafter's guesses for some rows, and the seconds that they took."""
-        own = [
+        told = [
             replace(turn, worth=parts[turn.row].worth, goes_on=parts[turn.row].goes_on)
             for turn in turns
         ]
         begin = self.clock()
-        guesses = self.drafters[who].propose(state.states[who], own, shared_noise=shared_noise)
+        guesses = self.drafters[who].propose(state.states[who], told, shared_noise=shared_noise)
         return guesses, self.clock() - begin
 
     def _joined(

@@ -9,6 +9,8 @@ from typing import Any
 
 FINE_BIAS = 0.02
 """A certificate that would not catch a bias this small says how many samples would."""
+CONSTANT_BIAS = 1e-8
+"""Below it a bias is no rule's, but that of a constant that keeps a denominator above 0."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Certificate:
             lines.append(f"  Beyond them ({self.scope}) nothing was tried.")
         if self.called:
             lines.append(f"  Called as {self.called}.")
+        if not self.lossless and self.bias < CONSTANT_BIAS:
+            lines.append(
+                "  So small a bias comes from a constant such as 1e-10 beside a probability; leave "
+                "it out where that is above 0."
+            )
         if self.rounding:
             lines.append(
                 f"  Its numbers have the precision of {self.rounding}; a smaller bias than that "
@@ -159,7 +166,10 @@ class Certificate:
             lines.append(f"  Sampled, since its outcomes cannot be listed: {self.reason}.")
         if self.lossless and not self.proven and self.detectable > FINE_BIAS:
             needed = float(f"{self.samples_for(FINE_BIAS):.1e}")
-            lines.append(f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case.")
+            lines.append(
+                f"  To catch {FINE_BIAS} take about {needed:,.0f} samples per case: "
+                f"samples={needed:.0f}, or --samples {needed:.0f}."
+            )
         return "\n".join(lines)
 
 

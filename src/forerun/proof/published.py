@@ -19,6 +19,7 @@ from forerun.proof.cases import Case
 from forerun.proof.law import Model, Prefix, Shape
 from forerun.proof.rounds import Drafted, InvalidEmission, Verifier, checked
 
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PROMPT = 0
 """The one id before the text, for loops that need a prompt."""
 
@@ -26,15 +27,20 @@ PROMPT = 0
 def as_verifier(function: Callable[..., Any]) -> tuple[Verifier, str]:
     """The function with the usual arguments, and how it is called; as it is if it is no exercise.
 
-    Parameters annotated as tensors are given tensors.
+    Parameters annotated as tensors are given tensors; without a fourth one no `rng` is given, and
+    the code draws from a global generator.
     """
     names = _parameters(function)
     adapt = _EXERCISES.get(tuple(names))
     if adapt is not None:
         return adapt(function), f"{_name(function)}({', '.join(names)}), as in the exercise"
+    called, how = function, ""
+    if len(names) == 3 and all(kind.kind in POSITIONAL for kind in names.values()):
+        called, how = _without_rng(function), f"{_name(function)}({', '.join(names)})"
     if any("Tensor" in str(kind.annotation) for kind in list(names.values())[:3]):
-        return _with_tensors(function), f"{_name(function)} with tensors, as its annotations say"
-    return function, ""
+        how = f"{how or _name(function)} with tensors, as its annotations say"
+        return _with_tensors(called), how
+    return called, how
 
 
 def as_loop(subject: Any) -> tuple[Loop | None, str]:
@@ -124,6 +130,16 @@ def _with_coins(function: Callable[..., Any]) -> Verifier:
         answer = function(list(draft), list(target), tokens.tolist(), coins)
         emitted: Sequence[int] = answer["accepted_tokens"]
         return emitted
+
+    return verify
+
+
+def _without_rng(function: Callable[..., Any]) -> Verifier:
+    """The function, which draws from a global generator."""
+
+    def verify(tokens: Any, draft: Any, target: Any, rng: Any, *tree: Any) -> Sequence[int]:
+        answer: Sequence[int] = function(tokens, draft, target)
+        return answer
 
     return verify
 

@@ -12,7 +12,7 @@ from forerun.scale.fleet import Fleet
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.admission import Desk
 from forerun.serve.http.assembly import make_server
-from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.fingerprint import ModelCard
 
 
 def make_ingress(

@@ -16,11 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forerun.base.errors import InputError, MissingExtraError, explain
+from forerun.engine.pacing import SLOWDOWN
 from forerun.rules.types import DraftLength
 from forerun.scale.ray_data import map_batches as map_batches
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.keys import Keys
-from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.requests import Bounds
 from forerun.serve.openai.offer import Limits
 
 OLDEST = (2, 60)
@@ -36,6 +37,7 @@ def deployment(
     draft_length: DraftLength = "auto",
     max_batch: int = 8,
     max_queue: int = 64,
+    slowdown: float = SLOWDOWN,
     replicas: int = 1,
     autoscale: tuple[int, int] | None = None,
     num_cpus: float = 1.0,
@@ -54,15 +56,23 @@ def deployment(
     model, drafters: by the names that `forerun serve` takes; every machine must find them.
     replicas: how many; or autoscale=(least, most), by the answers that wait or are written.
     num_cpus, num_gpus: what a replica takes of its machine.  max_queue: answers that may wait; a
-    request beyond that gets 429.  allowed_hosts: names that the server answers to; without any, to
-    all.  num_ingresses: each has its own queue, keys' limits and metrics.
+    request beyond that gets 429.  slowdown: as of `AsyncEngine`.  allowed_hosts: names that the
+    server answers to; without any, to all.  num_ingresses: each has its own queue, keys' limits and
+    metrics.
     """
     check_ray()
     from forerun.scale.ray_parts import ingress_over, model_replicas
 
     least, most = (replicas, replicas) if autoscale is None else autoscale
     settings = ModelSettings(
-        model, tuple(drafters), draft_length, max_batch, device, dtype, quantize=quantize
+        model,
+        tuple(drafters),
+        draft_length,
+        max_batch,
+        device,
+        dtype,
+        quantize=quantize,
+        slowdown=slowdown,
     )
     scale = Scale(least, most, num_cpus, num_gpus)
     options = {
@@ -74,7 +84,7 @@ def deployment(
         "bounds": Bounds(),
         "cors_origins": tuple(cors_origins),
         "hosts": tuple(allowed_hosts),
-        "name": name,
+        "names": () if name is None else (name,),
     }
     return ingress_over(model_replicas(settings, scale), settings, scale, num_ingresses, options)
 

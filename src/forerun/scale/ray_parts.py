@@ -15,7 +15,7 @@ from forerun.scale.replica import Replica
 from forerun.scale.settings import ModelSettings, Scale
 from forerun.serve.admission.admission import warm_up_prompt
 from forerun.serve.admission.engines import Engines
-from forerun.serve.openai.model_facts import ModelCard, card_of
+from forerun.serve.openai.fingerprint import ModelCard, card_of
 from forerun.serve.watching.logs import set_up
 
 HEALTH_SECONDS = 1.0

@@ -18,7 +18,7 @@ from ray.serve import RunTarget
 from forerun.base.errors import InputError, explain
 from forerun.scale.ray_parts import RayReplicas, model_replicas
 from forerun.scale.settings import ModelSettings, Scale
-from forerun.serve.openai.model_facts import ModelCard
+from forerun.serve.openai.fingerprint import ModelCard
 from forerun.serve.watching.logs import say
 
 POLL_SECONDS = 0.25

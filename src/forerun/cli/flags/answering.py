@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from forerun.cli.flags.config import add_config
 from forerun.cli.flags.shared import (
     DRAFTER,
     add_draft_length,
@@ -35,6 +36,7 @@ On a terminal tokens are coloured by their fate; set NO_COLOR to leave that out.
 
 
 def generate(parser: argparse.ArgumentParser) -> None:
+    """Prompts, models, drafting and sampling of one call."""
     parser.description = (
         "Answer a prompt: the text of the target, faster, by drafting and verifying."
     )
@@ -76,6 +78,8 @@ SERVE_EXAMPLES = """examples:
   forerun serve Qwen/Qwen3-8B --drafter Qwen/Qwen3-0.6B --drafter suffix
   forerun serve --host 0.0.0.0 --api-key-file keys.txt --max-batch 16
   forerun serve --rules match,ratio,typical
+  forerun serve --config forerun.toml
+  forerun serve --tls-cert cert.pem --tls-key key.pem --uds /run/forerun.sock
   forerun serve --ray --replicas 2
 
 Any OpenAI client can talk to it.  A request's field "speculation" chooses among the drafters and
@@ -85,6 +89,7 @@ SIGTERM and Ctrl-C let running requests finish; a second one stops at once.
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
+    """Models, rules, replicas, the address, and bounds for clients."""
     parser.description = "Serve a model over HTTP: OpenAI's routes, and a page at /."
     parser.epilog = SERVE_EXAMPLES
     add_model(parser)
@@ -106,13 +111,26 @@ def serve(parser: argparse.ArgumentParser) -> None:
     add_pass(models)
     add_ranks(models)
     models.add_argument(
-        "--name", help="the model's id for clients (default: MODEL, of a folder its last part)"
+        "--name",
+        action="append",
+        help="the model's id for clients (default: MODEL, of a folder its last part); repeatable: "
+        "the others are other names for it",
+    )
+    models.add_argument(
+        "--needs-gib",
+        metavar="X",
+        type=float,
+        help="memory that the model takes, where a configuration has several (default: the size of "
+        "its weights' files)",
     )
 
     _add_replicas(parser)
     place = parser.add_argument_group("address and access")
     place.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
     place.add_argument("--port", type=int, default=8000, help="0: any (default: 8000)")
+    place.add_argument("--uds", metavar="PATH", help="a unix socket instead of --host and --port")
+    place.add_argument("--tls-cert", metavar="F", help="a certificate in PEM: answer over TLS")
+    place.add_argument("--tls-key", metavar="F", help="its key (default: in --tls-cert)")
     place.add_argument(
         "--api-key-file", metavar="F", help="one key per line, or name:key, with limits after it"
     )
@@ -151,10 +169,25 @@ def serve(parser: argparse.ArgumentParser) -> None:
         help="times as long as usual that a round may take in order to read prompts: more gives "
         "sooner first tokens and longer pauses in answers (default: 4)",
     )
+    bounds.add_argument(
+        "--memory-gib",
+        metavar="X",
+        type=float,
+        help="of all loaded models together, where a configuration has several "
+        "(default: 80%% of this machine's)",
+    )
     parser.add_argument("--log-json", action="store_true", help="log lines as JSON")
+    parser.add_argument(
+        "--request-log",
+        metavar="F",
+        help="a line of JSON for each request that ends, never with its texts; - is stdout",
+    )
+    own = [action.dest for action in models._group_actions]
+    add_config(parser, ("model", *own, "max_batch", "max_queue", "max_tokens", "slowdown"))
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    """Replicas on Ray: how many, and what each takes."""
     group = parser.add_argument_group("replicas on Ray (extra `ray`)")
     group.add_argument(
         "--ray", action="store_true", help="replicas on Ray: this machine, or the cluster it is in"
@@ -192,6 +225,7 @@ the seed and each line alone, not on drafters, workers or interruptions.
 
 
 def batch(parser: argparse.ArgumentParser) -> None:
+    """The job's files, its workers, and defaults of bare lines."""
     parser.description = "Answer every line of a file of requests into a folder."
     parser.epilog = BATCH_EXAMPLES
     add_model(parser, then="input", about="JSON lines, or a file ending in .parquet")
@@ -240,4 +274,5 @@ def batch(parser: argparse.ArgumentParser) -> None:
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
+    """There is nothing to choose."""
     parser.description = "Answer two prompts plainly and speculatively: the same text twice."

@@ -27,6 +27,7 @@ PLAN_EXAMPLES = """examples:
 
 
 def plan(parser: argparse.ArgumentParser) -> None:
+    """What is probed, and what may be chosen."""
     parser.description = (
         "Time the passes of target and drafters, compute how often drafts would be "
         "accepted, and price every draft length from that."
@@ -69,6 +70,7 @@ Kill it when you like: started again with the same words it goes on where it was
 
 
 def sweep(parser: argparse.ArgumentParser) -> None:
+    """The cells of the grid, how often they run, and where their records go."""
     parser.description = (
         "Run every setting on the same prompts, in turns, and append each run to "
         "DIR/sweep.jsonl.  Plain decoding is always among them."
@@ -132,6 +134,7 @@ PLOT_EXAMPLES = """examples:
 
 
 def plot(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, for which paper."""
     parser.description = "Draw what `forerun sweep` measured, finished or not."
     parser.epilog = PLOT_EXAMPLES
     parser.add_argument("folder", metavar="DIR", help="the folder that the sweep wrote (its --out)")
@@ -190,6 +193,7 @@ SIMULATE_EXAMPLES = """examples:
 
 
 def simulate(parser: argparse.ArgumentParser) -> None:
+    """Acceptance, costs and batches; or a fleet."""
     parser.description = "Simulate rounds from an acceptance rate and costs.  No model is run."
     parser.epilog = SIMULATE_EXAMPLES
     draft = parser.add_argument_group("drafter")
@@ -299,6 +303,7 @@ SIZES = "1,10,100,1000"
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    """A fleet behind one queue instead of one machine."""
     group = parser.add_argument_group(
         "replicas", "Instead of one machine, a fleet behind one queue; times are measured ones."
     )
@@ -324,6 +329,7 @@ it was.  Out of memory: lower --rows while answers are collected, --batch-tokens
 
 
 def train(parser: argparse.ArgumentParser) -> None:
+    """Answers to collect, and the drafter to train on them."""
     parser.description = "Collect a target's answers and train a small drafter on them."
     parser.epilog = TRAIN_EXAMPLES
     add_model(parser)

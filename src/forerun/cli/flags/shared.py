@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.base.errors import InputError, explain
@@ -67,9 +68,10 @@ def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
         return list(extra)
     if args.then:
         words, extra = [*words, *extra], []
-        last = words.pop() if words else None
+        is_model_alone = args.then == "prompt" and len(words) == 1 and _is_model(words[0], args)
+        last = words.pop() if words and not is_model_alone else None
         setattr(args, args.then, last)
-        if len(words) > 1 or (words and not _may_be_model(words[0])):
+        if len(words) > 1 or (last is not None and words and not _may_be_model(words[0])):
             return [*words[1:], str(last)]
     if words:
         if args.model is not None:
@@ -79,17 +81,31 @@ def settle(args: argparse.Namespace, extra: Sequence[str]) -> list[str]:
     return list(extra)
 
 
+def _is_model(word: str, args: argparse.Namespace) -> bool:
+    """Whether the only word of `generate` names a model, and the prompt comes from elsewhere."""
+    is_here = os.path.exists(os.path.join(word, "config.json"))
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]*[\d-][\w.-]*", word) is not None
+    is_asked_elsewhere = args.prompts is not None and _may_be_model(word)
+    return is_asked_elsewhere or is_here or is_hub_name or _is_known(word)
+
+
 def _may_be_model(word: str) -> bool:
     """Whether the first of two words names a model, and is not the beginning of a prompt."""
-    is_name = "/" in word and not any(letter.isspace() for letter in word)
-    return is_name or word in installed_names() or Path(word).exists()
+    is_path = "/" in word and not any(letter.isspace() for letter in word)
+    return is_path or os.path.exists(word) or _is_known(word)
+
+
+def _is_known(word: str) -> bool:
+    return word.endswith(".gguf") or word in installed_names()
 
 
 def add_drafter(group: Group) -> None:
+    """One drafter by its name."""
     group.add_argument("--drafter", metavar="D", help=DRAFTER)
 
 
 def add_draft_length(group: Group) -> None:
+    """A number of guesses, or `auto`."""
     group.add_argument(
         "--draft-length",
         metavar="K",
@@ -107,10 +123,12 @@ def draft_length(text: str) -> DraftLength:
 
 
 def add_rule(group: Group) -> None:
+    """An acceptance rule by its name."""
     group.add_argument("--rule", default="match", help=f"{', '.join(RULES)} (default: match)")
 
 
 def add_max_tokens(group: Group, default: int) -> None:
+    """The length of an answer, under both of its names."""
     group.add_argument(
         "--max-tokens",
         "--max-new-tokens",

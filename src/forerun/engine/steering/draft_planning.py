@@ -70,16 +70,12 @@ class DraftPlanner:
         is_tree, has_coins = self._tree is not None, self._rule.needs_draft_probs
         rule = self._rule.name if has_coins else None
         self._policy_key = policy_key(self._drafting.drafter, num_rows, is_tree, rule)
-        if ladder is None:
-            self._policy = POLICIES.take(self._target, self._policy_key) or PayingPolicy(
-                has_coins=has_coins
-            )
-            return
-        self._policy_key = self._policy_key, "ladder"
-        policy = POLICIES.take(self._target, self._policy_key)
-        policy = policy if isinstance(policy, LadderPolicy) else LadderPolicy(has_coins=has_coins)
-        policy.ladder = ladder
-        self._policy = policy
+        made = PayingPolicy
+        if ladder is not None:
+            made, self._policy_key = LadderPolicy, (self._policy_key, "ladder")
+        self._policy = POLICIES.take(self._target, self._policy_key) or made(has_coins=has_coins)
+        if isinstance(self._policy, LadderPolicy):
+            self._policy.ladder = ladder
 
     def enter(self, row: int, request: Request) -> None:
         """A request enters a row; its notes say why it is drafted for differently, if it is."""

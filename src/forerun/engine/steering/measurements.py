@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from math import exp, inf, log
 
 NUM_TIMED = 3  # timings before a price is relied on
-SHARED_STEP = 0.064  # share of its difference by which a timing moves the prices of all sizes: a
-# slow minute slows all of them
-OWN_STEP = 0.016  # by which it moves that of its own size besides, once many timings count
+STEP = 0.06  # share of its difference by which a timing moves the prices of all sizes, as a slow
+# minute slows all of them; its own size moves by a mean of the timings besides
 MOST_SLOWER = 0.3  # logarithm by which one slow timing counts at most: it may have been interrupted
 FADE = 0.5 ** (1 / 200)  # what an observation counts one observation later, of all requests
 OWN_FADE = 0.5 ** (1 / 32)  # and of one request
@@ -67,9 +66,9 @@ class Seconds:
             self.logs[size], self._drawn = min(new, self.logs.get(size, new)), None
             return 0.0
         slower = min(new - self.logs[size], MOST_SLOWER)
-        self.logs[size] += max(OWN_STEP, 1 / (count + 1)) * slower
-        self.drift(SHARED_STEP * slower)
-        return SHARED_STEP * slower
+        self.logs[size] += max(STEP / 4, 1 / (count + 1)) * slower
+        self.drift(STEP * slower)
+        return STEP * slower
 
     def drift(self, step: float) -> None:
         """Everything has become slower by so much, as a logarithm."""

@@ -4,7 +4,7 @@ A round with a draft emits one token per request and those of its guesses that a
 the draft and a longer pass.  What both cost on this machine and how often guesses are kept is
 learned from rounds that are over.  A drafter is asked where that is expected to make more tokens
 per second.  Where it is not, it is asked all the same now and then, to learn whether it still is
-so: what such rounds are expected to lose is paid from one budget.
+so: what such trials are expected to lose is paid from one budget, so nothing is ever switched off.
 
 The policy reads no clock: the engine passes the seconds of each stage.
 """
@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from forerun.drafters.base import Asked, Part, Prices
-from forerun.drafters.calibration import calibrated, correction, worth_of
+from forerun.drafters.calibration import UNSTATED, calibrated, correction, worth_of
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.steering.measurements import NUM_TIMED, OWN_FADE, Ratio, Seconds
@@ -27,21 +27,14 @@ from forerun.engine.steering.why_few import Price
 
 LONGEST = 8  # tokens in the longest draft that is considered
 FIRST_LENGTH = 3  # tokens in a draft before anything is known, and for a seed that was met before
-OWN_TRUST = 16  # slots of its own after which a request's acceptance counts half
-FIRST_RATE = 0.6  # acceptance that is assumed before anything was seen
 FIRST_GAIN = 0.1  # tokens that an ask is expected to gain before anything was seen, greedy
-FIRST_TRUST = 64  # asks that this counts like
-UNTIMED = 0.01  # plain rounds an ask that choosing and learning take, which nobody times
-TRUST = 32  # asks of all requests that count like those of the one at hand
-BUDGET = 3.0  # plain rounds that rounds may be expected to lose,
+ENOUGH = 32  # observations of a request that count as much as what all requests have shown; rounds
+# without a guess after which there is one; tokens that a drafter reads without a check that it pays
+BUDGET = 3.0  # plain rounds that trials may be expected to lose,
 ALLOWANCE = 0.005  # of which so many come back with every round
 NEAR = 0.8  # share of its slot that a guess pays for, to be wanted
-FOLLOWS = 0.75  # chance that a guess is kept if the one before it is
-SILENT = 32  # rounds without a guess, after which the bar for guesses is lifted once
-LONG = 32  # unread tokens; a drafter reads fewer without a check that reading pays
 NUM_DISTURBED = 8  # rounds after one with an ask that are not yet as if there had been none
-NUM_UNASKED = 14  # rounds without an ask that are timed together, those included
-FIRST_WAIT, NUM_DOUBLED = 32, 4  # rounds until such a run is timed, then twice as many, ...
+WAIT = 512  # rounds between two runs of rounds without an ask, at most
 MOST_SEEDS = 100_000  # seeds to remember; then everything learned is forgotten with them
 
 
@@ -64,12 +57,10 @@ class Earnings:
     shift: float = 0.0  # of the log-odds of stated chances
     num_verified: int = 0  # guesses that moved it
 
-    def reading_seconds(self, num_unread: int) -> float:
-        """Seconds of reading so many tokens; none before that was timed a few times."""
-        return self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
-
-    def certain(self, rounds: float) -> float:
+    def cost(self, height: int, num_unread: int, plain: float) -> float:
         """Plain rounds that an ask takes; not too many before it was timed a few times."""
+        reading = self.reading.curve(1) * num_unread if self.reading.is_known(1) else 0.0
+        rounds = (self.asking.curve(height + 1) + reading) / plain
         is_known = sum(self.asking.counts.values()) >= NUM_TIMED
         return rounds if is_known else min(rounds, BUDGET / 2)
 
@@ -94,32 +85,63 @@ class Ledger:
     # by the requests they have room for: by draft length
     drafters: defaultdict[int, Earnings] = field(default_factory=lambda: defaultdict(Earnings))
     rate: Ratio = field(default_factory=Ratio)  # of guesses without a stated chance, if reached
-    pace: Ratio = field(default_factory=Ratio)  # tokens per row over plain rounds, of all rounds
-    drafted: Ratio = field(default_factory=Ratio)  # of rounds with drafts
+    drafted: Ratio = field(default_factory=Ratio)  # tokens per row over plain rounds, with drafts
     is_stated: bool = False  # drafters say how likely their guesses are
-    has_drafted: bool = False  # the first draft compiles and allocates
     rounds: int = 0
-    num_plain: int = 0
+    num_plain: int = 0  # rounds without a guess that were timed
+    num_scored: int = 0  # rounds with guesses that were timed
+    num_silent: int = 0  # latest rounds in which somebody was asked and no guess was scored
     num_unasked: int = 0  # latest rounds in which nobody was asked
     last_run: int = 0  # the latest round at the end of a run of such
-    num_runs: int = 0
-    num_silent: int = 0  # latest rounds in which somebody was asked and no guess was scored
-    is_trying: bool = True  # rounds may be expected to lose
     debt: float = 0.0  # plain rounds that were expected to be lost and have not come back
+    is_trying: bool = True  # until the budget is spent, and again when all has come back
 
     def plain_seconds(self, num_rows: int) -> float:
         """Seconds of a round if nobody were asked, nor had been of late."""
-        seconds = self.passes.curve(num_rows)
-        return (
-            min(seconds, self.plain.usual(num_rows)) if self.plain.is_known(num_rows) else seconds
-        )
+        seconds, is_known = self.passes.curve(num_rows), self.plain.is_known(num_rows)
+        return min(seconds, self.plain.usual(num_rows)) if is_known else seconds
 
-    def learn_pass(self, num_rows: int, num_drafted: int, seconds: float) -> None:
+    def learn_pass(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         """The seconds of a round without those of the drafters."""
         if self.num_unasked > NUM_DISTURBED and self.passes.is_known(num_rows):
             self.passes.drift(self.plain.learn(num_rows, seconds))
         else:
-            self.plain.drift(self.passes.learn(num_rows + num_drafted, seconds))
+            self.plain.drift(self.passes.learn(num_rows + num_guesses, seconds))
+        self.num_scored += num_guesses > 0
+        self.num_plain += num_guesses == 0
+
+    def learn_drafted(self, tokens: float, took: float, is_trial: bool) -> None:
+        """The tokens per row of a round with drafts, and the plain rounds that it took."""
+        self.drafted.learn(tokens, took)
+        self.debt += max(0.0, took - tokens) * is_trial
+
+    def pay_back(self) -> None:
+        """A round has begun, and a part of what was lost comes back."""
+        self.debt = max(0.0, self.debt - ALLOWANCE)
+        self.is_trying = self.debt < BUDGET * self.is_trying or self.debt == 0
+
+    @property
+    def is_run_due(self) -> bool:
+        """Whether nobody is asked, to time what drafts are compared with."""
+        return self.rounds - self.last_run > min(WAIT, ENOUGH + self.last_run)
+
+    def end_run(self, plain: float) -> None:
+        """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
+        time disturb nothing, so that the run can be short."""
+        longest = max((own.asking.curve(2) for own in self.drafters.values()), default=plain)
+        is_disturbed = longest > ALLOWANCE * plain
+        if self.num_unasked >= 2 * NUM_TIMED + NUM_DISTURBED * is_disturbed:
+            self.last_run = self.rounds
+
+    @property
+    def pays(self) -> bool:
+        """Whether rounds with drafts have been faster than those without."""
+        return (self.speed or 0.0) > 1
+
+    @property
+    def speed(self) -> float | None:
+        """Of rounds with drafts against those without; None if too few were timed."""
+        return self.drafted.within(1.0, 0.0) if self.drafted.below >= NUM_TIMED else None
 
 
 class PayingPolicy:
@@ -186,10 +208,8 @@ class PayingPolicy:
         if self._repeated:
             return Choice([min(FIRST_LENGTH, limit) for limit in most])
         self.is_sampled = any(request.sampling.temperature > 0 for request in requests)
-        ledger = self.ledger
-        ledger.rounds += 1
-        ledger.debt = max(0.0, ledger.debt - ALLOWANCE)
-        ledger.is_trying = ledger.debt < BUDGET * ledger.is_trying or ledger.debt == 0
+        self.ledger.rounds += 1
+        self.ledger.pay_back()
         if not any(most):
             return Choice([0] * len(rows))
         return self._choice(rows, requests, rooms, most, is_timed)
@@ -204,69 +224,29 @@ class PayingPolicy:
     ) -> None:
         """A round is over: the accepted nodes of each draft; seconds of draft, score and others,
         None where they say nothing because the pass also read part of a prompt."""
-        if self._repeated:
-            return
-        ledger, num_rows = self.ledger, len(rows)
-        was_asked, is_first = drafted.height is not None, any(r.stats.rounds == 1 for r in requests)
-        for row, draft, path in zip(rows, drafted.proposals, paths, strict=True):
-            self._learn_row(row, draft, path)
-        if spent is None:
-            ledger.last_run += 1  # a round that cannot be timed brings no timing nearer
-            return
-        if was_asked and not ledger.has_drafted:
-            ledger.has_drafted = True
-            return
-        asks = self._asks(rows, drafted, spent[0])
-        texts = {row: len(request.tokens) for row, request in zip(rows, requests, strict=True)}
-        num_unread = self._learn_asking(texts, asks, is_first)
-        if is_first:
-            return  # a pass that reads a prompt says nothing about rounds to come
-        num_drafted = sum(len(draft.tokens) for draft in drafted.proposals)
-        ledger.num_unasked = 0 if was_asked else ledger.num_unasked + 1
-        ledger.learn_pass(num_rows, num_drafted, sum(spent[1:]))
-        ledger.num_plain += not num_drafted
-        plain, took = ledger.plain_seconds(num_rows), 0.0
-        if not was_asked:
-            self._end_run(plain)
-            ledger.pace.learn(1.0)
-            return
-        ledger.num_silent = 0 if num_drafted else ledger.num_silent + 1
-        slower = ledger.passes.curve(num_rows) / plain - 1  # as the drafters leave the cache
-        dearest = max(asks, key=lambda who: ledger.drafters[who].asking.curve(2), default=0)
-        for who, own in asks.items():
-            earned, height = ledger.drafters[who], max(ask.height for ask in own.values())
-            cost = earned.asking.curve(height + 1)
-            for row, ask in own.items():
-                gain = ask.worth - earned.certain(cost / plain) - UNTIMED
-                gain -= slower * (who == dearest)
-                earned.gain.learn(gain)
-                self._requests[row][who].gain.learn(gain)
-            took += earned.certain((cost + earned.reading_seconds(num_unread[who])) / plain)
-        took += ledger.passes.curve(num_rows + num_drafted) / plain
-        expected = 1 + sum(map(sum, self._chances(rows, drafted.proposals))) / num_rows
-        ledger.pace.learn(expected, took)
-        ledger.drafted.learn(expected, took)
-        if drafted.is_trial:
-            ledger.debt = max(0.0, ledger.debt + took - expected)
+        if not self._repeated:
+            for row, draft, path in zip(rows, drafted.proposals, paths, strict=True):
+                self._learn_row(row, draft, path)
+            self._learn_round(rows, requests, drafted, paths, spent)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a round without drafts takes; None if not known."""
-        ledger = self.ledger
-        return ledger.plain_seconds(num_rows) if ledger.num_plain >= NUM_TIMED else None
+        is_known = self.ledger.num_plain >= NUM_TIMED
+        return self.ledger.plain_seconds(num_rows) if is_known else None
 
     def price(self, num_rows: int) -> Price | None:
         """What guesses cost and bring in rounds of so many requests; None if not known."""
-        ledger, plain = self.ledger, self.plain_seconds(num_rows)
-        sizes = [size for size in ledger.passes.logs if size > num_rows]
+        (seconds, base, step), plain = self._timed(num_rows), self.plain_seconds(num_rows)
+        sizes = [size for size in seconds.logs if size > base]
         if plain is None or not sizes:
             return None
-        size = min(sizes, key=lambda size: abs(size - 4 * num_rows))
-        return Price(size - num_rows, ledger.passes.curve(size) / plain, self._speed())
+        size = min(sizes, key=lambda size: abs(size - base - 3 * step))
+        return Price(size - base, seconds.curve(size) / plain, self.ledger.speed)
 
-    def _speed(self) -> float | None:
-        """Of rounds with drafts against those without."""
-        drafted = self.ledger.drafted
-        return drafted.within(1.0, 0.0) if drafted.below >= NUM_TIMED else None
+    def _timed(self, num_rows: int) -> tuple[Seconds, int, int]:
+        """What rounds are priced by, its size without guesses, and what one more for each request
+        adds to that size."""
+        return self.ledger.passes, num_rows, num_rows
 
     def _choice(
         self,
@@ -276,39 +256,43 @@ class PayingPolicy:
         most: Sequence[int],
         is_timed: bool,
     ) -> Choice:
-        ledger, num_rows, nothing = self.ledger, len(rows), Choice([0] * len(rows))
+        ledger, num_rows, passes = self.ledger, len(rows), self.ledger.passes.curve
         if not ledger.drafters:
             return Choice([min(FIRST_LENGTH * is_timed, limit) for limit in most])
-        if not is_timed and (self._speed() or 0.0) <= 1:
-            return nothing
-        if ledger.num_plain < NUM_TIMED or (is_timed and self._is_run_due()):
-            return nothing
-        passes, plain = ledger.passes.curve, ledger.plain_seconds(num_rows)
-        token = plain / num_rows / max(1.0, ledger.pace.within(1.0, TRUST))
-        base = passes(num_rows)
+        is_resting = ledger.is_run_due if is_timed else not ledger.pays
+        if is_resting or ledger.num_plain < NUM_TIMED:
+            return Choice([0] * num_rows)
+        plain, base = ledger.plain_seconds(num_rows), passes(num_rows)
+        token = plain / num_rows / max(1.0, ledger.drafted.within(1.0, ENOUGH))
         scoring = [(passes(num_rows + count) - base) / token for count in range(1, LONGEST + 1)]
-        self._scoring = scoring
-        order = self._order()
-        prices: list[Prices] = []
         may_lose = is_timed and ledger.is_trying
-        is_new = max(ledger.passes.logs) <= num_rows  # what guesses add to a pass is not known
-        is_lifted = may_lose and (is_new or ledger.num_silent % SILENT == SILENT - 1)
-        is_trial = is_lifted
+        is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
+        is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
+        order, prices, is_trial = self._order(), [], is_lifted
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
-                gain = self._gain(row, who)
-                reading = self._reading_loss(row, who, request, room, gain, plain) / num_rows
-                is_losing = gain <= 0 or reading > 0
-                is_affordable = may_lose and ledger.debt + reading <= BUDGET
+                gain, shift = self._gain(row, who), ledger.drafters[who].shift
+                loss = self._reading_loss(row, who, request, room, gain, plain) / num_rows
+                is_losing = gain <= 0 or loss > 0
+                is_affordable = may_lose and ledger.debt + loss <= BUDGET
                 is_asked = limit > 0 and (is_affordable or not is_losing)
                 is_trial |= is_asked and is_losing
-                enough = -inf if not is_asked else inf if is_losing else gain
-                parts.append(self._part(who, scoring, enough, is_lifted))
+                parts.append(
+                    Part(
+                        who,
+                        shift,
+                        0.0 if is_lifted else calibrated(min(0.99, NEAR * scoring[0]), -shift),
+                        calibrated(min(0.99, scoring[3] / 4 / NEAR), -shift),
+                        -inf if not is_asked else inf if is_losing else gain,
+                    )
+                )
             prices.append(Prices(tuple(scoring), tuple(parts)))
         survivals = [self._survivals(*pair) for pair in zip(rows, most, strict=True)]
-        lengths = list(most)
-        if not ledger.is_stated:
+        lengths, shift = list(most), ledger.drafters[order[0]].shift
+        if is_lifted:
+            lengths = [min(FIRST_LENGTH, limit) for limit in most]
+        elif not ledger.is_stated:
             drafting = ledger.drafters[order[0]].asking.curve
             bar = lowest_paying(survivals, num_rows, token, passes, drafting)
             lengths = [
@@ -319,11 +303,8 @@ class PayingPolicy:
             length * any(part.enough > 0 for part in price.parts)
             for length, price in zip(lengths, prices, strict=True)
         ]
-        tariff = None
-        if not self._has_coins:
-            shift = ledger.drafters[order[0]].shift
-            tries = 0.0 if is_lifted else NEAR if may_lose else inf
-            tariff = Tariff(token, passes, shift, survivals, tries)
+        self._scoring, tries = scoring, 0.0 if is_lifted else NEAR if may_lose else inf
+        tariff = None if self._has_coins else Tariff(token, passes, shift, survivals, tries)
         return Choice(lengths, prices, tariff, is_trial)
 
     def _order(self) -> list[int]:
@@ -337,8 +318,8 @@ class PayingPolicy:
     def _gain(self, row: int, who: int) -> float:
         """Tokens that asking gains, less those that could be made in its time."""
         hope = 0.0 if self.is_sampled else FIRST_GAIN
-        usual = self.ledger.drafters[who].gain.within(hope, FIRST_TRUST)
-        return self._requests[row][who].gain.within(usual, TRUST)
+        usual = self.ledger.drafters[who].gain.within(hope, 2 * ENOUGH)
+        return self._requests[row][who].gain.within(usual, ENOUGH)
 
     def _reading_loss(
         self, row: int, who: int, request: Request, room: int, gain: float, plain: float
@@ -346,32 +327,51 @@ class PayingPolicy:
         """Tokens that reading the text first costs, less what asking saves in the rest of the
         answer, which is half of the room on average."""
         num_unread = len(request.tokens) - self._requests[row][who].num_read
-        if num_unread <= LONG:
+        if num_unread <= ENOUGH:
             return 0.0
-        cost = self.ledger.drafters[who].reading_seconds(num_unread) / plain
+        earned = self.ledger.drafters[who]
+        cost = earned.cost(0, num_unread, plain) - earned.cost(0, 0, plain)
         return max(0.0, cost - max(0.0, gain) * room / 2)
 
-    def _part(self, who: int, scoring: Sequence[float], enough: float, is_lifted: bool) -> Part:
-        """What one drafter is told.  Where the bar is lifted, every guess is wanted."""
-        shift = self.ledger.drafters[who].shift
-        worth = calibrated(min(0.99, NEAR * scoring[0]), -shift) if not is_lifted else 0.0
-        goes_on = calibrated(min(0.99, scoring[3] / 4 / FOLLOWS), -shift)
-        return Part(who, shift, worth, goes_on, enough)
-
-    def _is_run_due(self) -> bool:
-        """Whether nobody is asked, to time what drafts are compared with."""
-        wait = FIRST_WAIT * 2 ** min(NUM_DOUBLED, self.ledger.num_runs)
-        return bool(self.ledger.rounds - self.ledger.last_run > wait)
-
-    def _end_run(self, plain: float) -> None:
-        """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
-        time disturb nothing, so that the run can be short."""
-        ledger = self.ledger
-        longest = max((own.asking.curve(2) for own in ledger.drafters.values()), default=plain)
-        length = NUM_UNASKED - NUM_DISTURBED * (longest <= ALLOWANCE * plain)
-        if ledger.num_unasked >= length:
-            ledger.last_run = ledger.rounds
-            ledger.num_runs += ledger.num_unasked == length
+    def _learn_round(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[Request],
+        drafted: Drafted,
+        paths: Sequence[Sequence[int]],
+        spent: Sequence[float] | None,
+    ) -> None:
+        """Learn what a round took and was expected to bring."""
+        ledger, num_rows = self.ledger, len(rows)
+        if spent is None:
+            ledger.last_run += 1  # a round that cannot be timed brings no timing nearer
+            return
+        is_first = any(request.stats.rounds == 1 for request in requests)
+        asks = self._asks(rows, drafted, spent[0])
+        texts = {row: len(request.tokens) for row, request in zip(rows, requests, strict=True)}
+        num_unread = self._learn_asking(texts, asks, is_first)
+        if is_first:
+            return  # a pass that reads a prompt says nothing about rounds to come
+        num_drafted = sum(len(draft.tokens) for draft in drafted.proposals)
+        ledger.num_unasked = 0 if asks else ledger.num_unasked + 1
+        ledger.learn_pass(num_rows, num_drafted, sum(spent[1:]))
+        plain, took = ledger.plain_seconds(num_rows), 0.0
+        if not asks:
+            ledger.end_run(plain)
+            return
+        ledger.num_silent = 0 if num_drafted else ledger.num_silent + 1
+        slower = ledger.passes.curve(num_rows) / plain - 1  # as the drafters leave the cache
+        dearest = max(asks, key=lambda who: ledger.drafters[who].asking.curve(2))
+        for who, own in asks.items():
+            earned, height = ledger.drafters[who], max(ask.height for ask in own.values())
+            cost = earned.cost(height, 0, plain) + slower * (who == dearest)
+            for row, ask in own.items():
+                earned.gain.learn(ask.worth - cost)
+                self._requests[row][who].gain.learn(ask.worth - cost)
+            took += earned.cost(height, num_unread[who], plain)
+        took += ledger.passes.curve(num_rows + num_drafted) / plain
+        expected = 1 + sum(map(sum, self._chances(rows, drafted.proposals))) / num_rows
+        ledger.learn_drafted(expected, took, drafted.is_trial)
 
     def _asks(
         self, rows: Sequence[int], drafted: Drafted, seconds: float
@@ -405,7 +405,7 @@ class PayingPolicy:
             for row in own:
                 known = self._requests[row][who]
                 unread = texts[row] - known.num_read
-                num_unread[who] += unread * (unread > LONG)
+                num_unread[who] += unread * (unread > ENOUGH)
                 if height or not is_first:  # some read nothing in the first round
                     known.num_read = texts[row]
             seconds = max(ask.seconds for ask in own.values())
@@ -442,6 +442,6 @@ class PayingPolicy:
 
     def _survivals(self, row: int, length: int) -> list[float]:
         """The chance that each slot of a chain is accepted with all before it."""
-        usual = self.ledger.rate.within(FIRST_RATE, 1.0)
-        rate = self._requests[row][0].rate.within(usual, OWN_TRUST)
+        usual = self.ledger.rate.within(UNSTATED, 1.0)
+        rate = self._requests[row][0].rate.within(usual, ENOUGH)
         return [rate**depth for depth in range(1, length + 1)]

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from forerun.engine.results import Stats
 
-FEW = 1.0  # drafted tokens per round, below which the reason is told
 SHORT = 4  # rounds; of fewer there is nothing to tell
 
 
@@ -23,7 +22,7 @@ def why_few(stats: Stats, price: Price | None) -> str | None:
 
     price: None where passes with guesses, or passes without, were not timed often enough.
     """
-    if stats.rounds < SHORT or stats.drafted >= FEW * stats.rounds:
+    if stats.rounds < SHORT or stats.drafted >= stats.rounds:
         return None
     num_scored = sum(count > 0 for count in stats.drafted_by_round)
     asked = f"the drafter was asked in {stats.num_asked} of {stats.rounds} rounds"

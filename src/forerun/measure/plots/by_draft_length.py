@@ -74,7 +74,7 @@ def by_draft_length(results: Results, setting: Setting) -> Plot | None:
         bottom = every[-1, 0]
         _ticks(bottom, results, setting)
         if count == 2:
-            bottom.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+            bottom.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0))
         bottom.set_xlabel("draft length K")
         figure.align_ylabels()
     return plot

@@ -133,6 +133,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
 
     def _finish(self, answers: list[Generation]) -> None:
         if self._error is None:
+            self._watcher.judged(self.request_id, self._kind, answers)
             self._watcher.ended(self.request_id, answers)
         else:
             self._watcher.failed(self.request_id, self._error.code or str(self._error.status))
@@ -146,6 +147,13 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         self._on_end(self)
         for listener in self._listeners:
             listener(answers)
+
+    @property
+    def _kind(self) -> str:
+        """Requests whose acceptance can be compared."""
+        sampling = self.ask.sampling
+        way = "greedy" if sampling.temperature == 0 else "sampled"
+        return ", ".join([*self._pair, "guided" if sampling.grammar is not None else way])
 
     def _told(self, failure: BaseException) -> ApiError:
         """What the client is told; what happened is for the log."""

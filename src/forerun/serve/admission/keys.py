@@ -19,7 +19,7 @@ import hmac
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from forerun.base.errors import InputError, explain
@@ -74,6 +74,17 @@ class Keys:
                 cure = "Give every client a key and a name of its own."
                 raise InputError(explain("A key or a name occurs twice.", "the key file", cure))
         return cls(keys)
+
+    def renew(self, path: str | Path) -> None:
+        """Read a file anew: a key that stays keeps its counts, within the limits it now has."""
+        counts = {key.digest: key.quota for key in self._keys}
+        fresh = Keys.from_file(path)._keys
+        self._keys = [
+            replace(key, quota=counts[key.digest].within(key.quota.limits))
+            if key.digest in counts
+            else key
+            for key in fresh
+        ]
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -54,9 +54,19 @@ class Quota:
         self, limits: KeyLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = limits = limits or KeyLimits()
+        self._clock = clock
         self._num_running = 0
         self._requests = _bucket(limits.requests_per_minute, clock)
         self._tokens = _bucket(limits.tokens_per_minute, clock)
+
+    def within(self, limits: KeyLimits) -> Quota:
+        """The same counts under other limits; a count per minute that changes starts anew."""
+        before, self.limits = self.limits, limits
+        if limits.requests_per_minute != before.requests_per_minute:
+            self._requests = _bucket(limits.requests_per_minute, self._clock)
+        if limits.tokens_per_minute != before.tokens_per_minute:
+            self._tokens = _bucket(limits.tokens_per_minute, self._clock)
+        return self
 
     def enter(self) -> None:
         """Count a request, or refuse it.  Needs its key alone, so its body need not be read."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -14,91 +14,121 @@ from starlette.types import Receive, Scope, Send
 from forerun.base.errors import LOG
 from forerun.engine.results import Generation, Piece
 from forerun.serve.admission.admission import Desk
-from forerun.serve.admission.ask import Ask, Reply, Route, ScoredReply
+from forerun.serve.admission.ask import Ask, Reply, ScoredReply
 from forerun.serve.admission.client_request import Ticket
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.admission.keys import Key
 from forerun.serve.admission.scoring import LeftError, prompt_logprobs
-from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.requests import Bodies, parse_object
-from forerun.serve.http.responses import json_response
-from forerun.serve.http.sse import (
+from forerun.serve.http.models import Models, Served
+from forerun.serve.http.requests import Bodies, Bounds, parse_object
+from forerun.serve.http.responses import (
     DONE,
     PING,
     EventStream,
     ReaderGoneError,
     disconnected,
     events,
+    json_response,
     with_pauses,
 )
-from forerun.serve.http.turns import owner_of
-from forerun.serve.http.worker import Worker
+from forerun.serve.http.worker import Worker, owner_of
 
 
 class Answering:
-    """An ASGI application for one route."""
+    """An ASGI application for one route, over whichever model a request names."""
 
     def __init__(
         self,
-        route: Route,
-        desk: Desk,
+        path: str,
+        models: Models,
         bounds: Bounds,
         bodies: Bodies,
-        fingerprint: Callable[[Ask], str],
         reading: Worker,
         wording: Worker,
         scoring: Worker,
     ) -> None:
-        self._route = route
-        self._desk = desk
+        self._path = path
+        self._models = models
         self._bounds = bounds
         self._bodies = bodies
-        self._fingerprint = fingerprint
         self._reading = reading
         self._wording = wording
         self._scoring = scoring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key: Key = scope["state"]["key"]
-        self._desk.check_room(owner=key.owner)  # before anything is spent on one that has to go
-        with key.quota.entering():
-            ticket, reply = await self._take_in(scope, receive, key)
+        self._models.check_room(key.owner)  # before anything is spent on one that has to go
+        async with AsyncExitStack() as stack:
+            with key.quota.entering():
+                name, read = await self._read(scope, receive)
+                served = await stack.enter_async_context(self._models.using(name))
+                ticket, reply = self._take_in(served, await read(served), scope)
+            ask = ticket.ask
+            ticket.when_ended(lambda answers: key.quota.leave(_num_tokens(ask, answers)))
+            await self._answer(served, ticket, reply, (scope, receive, send))
+
+    async def _answer(
+        self, served: Served, ticket: Ticket, reply: Reply, client: tuple[Scope, Receive, Send]
+    ) -> None:
+        scope, receive, send = client
         ask, owner = ticket.ask, owner_of(scope)
-        ticket.when_ended(lambda answers: key.quota.leave(_num_tokens(ask, answers)))
         async with _aborted_when_gone(ticket, receive) as gone:
             await ticket.submitted()
-            await self._score(ask, reply, gone, owner)
+            await self._score(served.desk, ask, reply, gone, owner)
             if ask.is_streamed:
-                await self._stream(ticket, reply, send, gone)
+                ends_with_done = getattr(served.routes[self._path], "ends_with_done", True)
+                await self._stream(ticket, reply, send, gone, ends_with_done)
                 return
             answers = await ticket.results()
             if not gone.is_set():
                 whole = await self._wording.run(lambda: json_response(reply.whole(answers)), owner)
                 await whole(scope, receive, send)
 
-    async def _take_in(self, scope: Scope, receive: Receive, key: Key) -> tuple[Ticket, Reply]:
-        """Read a request and give it a place at the desk."""
-        owner = owner_of(scope)
+    async def _read(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[Any, Callable[[Served], Awaitable[Ask]]]:
+        """The name of a request's model, and what reads the request once that is loaded; if it is
+        loaded already, the request is read in the same turn as its body."""
+        owner, most = owner_of(scope), self._bounds.max_values
         body = await self._bodies.read(Request(scope, receive), owner)
-        read, most = self._route.read, self._bounds.max_values
-        ask = await self._reading.run(lambda: read(parse_object(body, most)), owner)
+
+        def work() -> tuple[dict[str, Any], Ask | None]:
+            parsed = parse_object(body, most)
+            served = self._models.find(parsed.get("model")).served
+            return parsed, None if served is None else served.routes[self._path].read(parsed)
+
+        parsed, ask = await self._reading.run(work, owner)
+
+        async def read(served: Served) -> Ask:
+            if ask is not None:
+                return ask
+            route = served.routes[self._path]
+            return await self._reading.run(lambda: route.read(parsed), owner)
+
+        return parsed.get("model"), read
+
+    def _take_in(self, served: Served, ask: Ask, scope: Scope) -> tuple[Ticket, Reply]:
+        """Give a request a place at the desk."""
+        route, state = served.routes[self._path], scope["state"]
+        key: Key = state["key"]
         key.quota.check_priority(ask.priority)
         _check_alternatives(ask, self._bounds.max_alternatives)
-        state = scope["state"]
         request_id: str = state["request_id"]
-        reply = self._route.reply(ask, request_id, int(time.time()), self._fingerprint(ask))
-        ticket = self._desk.enter(ask, key.owner, request_id=request_id)
+        reply = route.reply(ask, request_id, int(time.time()), served.fingerprint(ask))
+        ticket = served.desk.enter(ask, key.owner, request_id=request_id)
         seconds = time.perf_counter() - state["arrival"]
-        self._desk.watcher.received(request_id, self._route.path, key.label, seconds)
+        served.desk.watcher.received(request_id, self._path, key.label, seconds)
         state["is_received"] = True  # from here on its ticket tells the watcher
         return ticket, reply
 
-    async def _score(self, ask: Ask, reply: Reply, gone: asyncio.Event, owner: str) -> None:
+    async def _score(
+        self, desk: Desk, ask: Ask, reply: Reply, gone: asyncio.Event, owner: str
+    ) -> None:
         """Compute log-probabilities of the prompts where they are asked for."""
         if not ask.scores_prompts:
             return
         assert isinstance(reply, ScoredReply)
-        desk, num_top = self._desk, ask.logprobs or 0
+        num_top = ask.logprobs or 0
 
         def work() -> None:
             how = {"is_busy": lambda: desk.num_running > 0, "has_left": gone.is_set}
@@ -107,7 +137,14 @@ class Answering:
         with suppress(LeftError):
             await self._scoring.run(work, owner)
 
-    async def _stream(self, ticket: Ticket, reply: Reply, send: Send, gone: asyncio.Event) -> None:
+    async def _stream(
+        self,
+        ticket: Ticket,
+        reply: Reply,
+        send: Send,
+        gone: asyncio.Event,
+        ends_with_done: bool,
+    ) -> None:
         stream = EventStream(send, self._bounds.reader_seconds)
         try:
             await stream.start()
@@ -120,7 +157,7 @@ class Answering:
                 await stream.send(events(reply.closing(await ticket.results())))
             except ApiError as error:
                 await stream.send(events(_failure(reply, error)))
-            if getattr(self._route, "ends_with_done", True):
+            if ends_with_done:
                 await stream.send(DONE)
             await stream.end()
         except ReaderGoneError:

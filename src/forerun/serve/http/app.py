@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePath
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,20 +20,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
-from forerun.serve.admission.admission import Desk
-from forerun.serve.admission.ask import Ask, Route
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.admission.keys import Key, Keys
 from forerun.serve.http.answering import Answering
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.guard import Guard
-from forerun.serve.http.requests import Bodies, parse_object
+from forerun.serve.http.models import Models
+from forerun.serve.http.requests import Bodies, Bounds, parse_object
 from forerun.serve.http.responses import error_response, json_response
-from forerun.serve.http.static import page_routes
-from forerun.serve.http.turns import owner_of
-from forerun.serve.http.warm_up import rehearse
-from forerun.serve.http.worker import Worker
-from forerun.serve.openai.query import Query
+from forerun.serve.http.worker import Worker, owner_of
+from forerun.serve.openai.routes import Query
 from forerun.serve.watching.logs import ResponseLog
 from forerun.serve.watching.roles import Watcher
 
@@ -38,24 +37,25 @@ OPEN = ("/health", "/ready", "/")
 
 
 def make_app(
-    desk: Desk,
-    routes: Sequence[Route],
-    queries: Sequence[Query] = (),
+    models: Models,
     *,
     keys: Keys | None = None,
     bounds: Bounds | None = None,
-    fingerprint: Callable[[Ask], str] = lambda ask: "",
+    watcher: Watcher | None = None,
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """An application that answers by the desk, and closes it in the end.
+    """An application that answers by its models, and closes them in the end.
 
-    keys: who may ask; None for everybody.  cors_origins: whose pages may ask from a browser; by
-    default only the server's own.  hosts: names the server answers to; without any, to all.
+    Its routes and queries are those of the default model, which has to be loaded.
+    keys: who may ask; None for everybody.  watcher: counts for all models; the default model's if
+    None.  cors_origins: whose pages may ask from a browser; by default only the server's own.
+    hosts: names the server answers to; without any, to all.
     """
-    bounds = bounds or Bounds()
-    watcher = desk.watcher
-    bodies = Bodies(bounds)
+    served = models.default.served
+    assert served is not None
+    bounds, bodies = bounds or Bounds(), Bodies(bounds or Bounds())
+    watcher = watcher or models.default.watcher
     reading = Worker("forerun-reading", bounds.read_seconds)
     wording = Worker("forerun-wording", bounds.word_seconds)
     scoring = Worker("forerun-scoring", bounds.score_seconds)
@@ -66,7 +66,7 @@ def make_app(
         keys=keys,
         is_open=frozenset((*OPEN, *(page.path for page in pages))).__contains__,
         hosts=frozenset(host.lower() for host in hosts),
-        ids=desk.tickets,
+        ids=models,
         watcher=watcher,
     )
     cors = Middleware(
@@ -79,81 +79,131 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watcher.watch(desk)
+        models.watch()
         try:
             yield
         finally:
-            await desk.close()
+            await models.close()
 
     answering = [
         Path(
-            route.path,
-            Answering(route, desk, bounds, bodies, fingerprint, reading, wording, scoring),
+            path,
+            Answering(path, models, bounds, bodies, reading, wording, scoring),
             methods=["POST"],
         )
-        for route in routes
+        for path in served.routes
     ]
     query_paths = [
-        Path(query.path, partial(_ask, query, bounds, bodies, asking), methods=[query.method])
-        for query in queries
+        Path(
+            path,
+            partial(_tell, query)
+            if query.method == "GET"
+            else partial(_ask, path, models, bounds, bodies, asking),
+            methods=[query.method],
+        )
+        for path, query in served.queries.items()
     ]
     app = Starlette(
-        routes=[*answering, *query_paths, *_about(desk, watcher), *pages],
+        routes=[*answering, *query_paths, *_about(models, watcher), *pages],
         middleware=[Middleware(ResponseLog), *([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _unknown},
         lifespan=lifespan,
     )
-    app.state.rehearse = partial(rehearse, desk, routes, fingerprint)  # before it is ready
+    app.state.models = models
     app.router.redirect_slashes = False  # to an address made from the Host header
     return app
 
 
+async def _tell(query: Query, request: Request) -> Response:
+    return json_response(query.answer({}))
+
+
 async def _ask(
-    query: Query, bounds: Bounds, bodies: Bodies, asking: Worker, request: Request
+    path: str, models: Models, bounds: Bounds, bodies: Bodies, asking: Worker, request: Request
 ) -> Response:
-    """The answer to a query; one with a body counts as a request of its key."""
+    """The answer to a query with a body, which counts as a request of its key."""
     key: Key = request.scope["state"]["key"]
     owner, most = owner_of(request.scope), bounds.max_values
-    if query.method == "GET":
-        return await asking.run(partial(_answer, query, {}, request), owner)
     with key.quota.entering():
-        body = await bodies.read(request, owner)
-        response = await asking.run(
-            lambda: _answer(query, parse_object(body, most), request), owner
-        )
+        encoded = await bodies.read(request, owner)
+        body = await asking.run(lambda: parse_object(encoded, most), owner)
+        async with models.using(body.get("model")) as served:
+            response = await asking.run(partial(_answer, served.queries[path], body), owner)
     key.quota.leave()
     return response
 
 
-def _answer(query: Query, body: Mapping[str, Any], request: Request) -> Response:
-    return json_response(query.answer(body, **request.path_params))
+def _answer(query: Query, body: Mapping[str, Any]) -> Response:
+    return json_response(query.answer(body))
 
 
-def _about(desk: Desk, watcher: Watcher) -> list[BaseRoute]:
-    """How the server is."""
+def _about(models: Models, watcher: Watcher) -> list[BaseRoute]:
+    """How the server is, and its models."""
 
     async def health(request: Request) -> Response:
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        if desk.is_ready:
+        if models.is_ready:
             return json_response({"status": "ready"})
-        status = "draining" if desk.is_draining else "restarting"
+        status = "draining" if models.is_draining else "restarting"
         return json_response({"status": status}, 503)
 
     async def metrics(request: Request) -> Response:
-        body, kind = watcher.exposition(request.headers.get("accept", ""))
+        prefix = request.query_params.get("prefix", "")
+        if not re.fullmatch("[a-z_]{0,32}", prefix):
+            message = "'prefix' must be at most 32 small letters, such as vllm."
+            raise ApiError(message, param="prefix", code="invalid_value")
+        body, kind = watcher.exposition(request.headers.get("accept", ""), prefix)
         return Response(body, headers={"content-type": kind})
 
     async def stats(request: Request) -> Response:
-        return json_response(watcher.summary())
+        return json_response(models.summary())
+
+    async def list_models(request: Request) -> Response:
+        return json_response({"object": "list", "data": models.cards()})
+
+    async def one_model(request: Request) -> Response:
+        return json_response(models.card(request.path_params["name"]))
 
     return [
         Path("/health", health),
         Path("/ready", ready),
         Path("/metrics", metrics),
         Path("/v1/stats", stats),
+        Path("/v1/models", list_models),
+        Path("/v1/models/{name:path}", one_model),
     ]
+
+
+ABSENT = {
+    "embeddings": "embeddings",
+    "audio": "speech and transcriptions",
+    "images": "images",
+    "videos": "videos",
+    "moderations": "moderations",
+    "realtime": "realtime sessions",
+    "rerank": "ranks of documents",
+    "score": "scores of pairs",
+    "files": "files; `forerun batch` answers a file of requests",
+    "uploads": "uploads",
+    "batches": "batches; `forerun batch` answers a file of requests",
+    "fine_tuning": "fine-tuning",
+    "assistants": "assistants",
+    "threads": "threads",
+    "conversations": "conversations: answers are not kept",
+    "vector_stores": "vector stores",
+    "containers": "containers",
+    "evals": "evaluations",
+    "complete": "older completions; use /v1/messages",
+}
+"""Routes that other servers have after `/v1/`, or without it, and what they would be."""
+
+
+def _absent(path: str) -> str | None:
+    """What a path would give on another server that knows it."""
+    first = path.strip("/").removeprefix("v1/").partition("/")[0]
+    return ABSENT.get(first)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
@@ -163,8 +213,9 @@ async def _unknown(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.method} is not possible here. Use {allowed}."
         code = "method_not_allowed"
-    elif request.url.path == "/v1/embeddings":
-        message = "This server has no embeddings: it serves one model, which writes text."
+    elif (absent := _absent(request.url.path)) is not None:
+        message = f"This server has no {absent}: its models read and write text. "
+        message += "GET /openapi.json lists what there is."
         code = "not_found"
     else:
         message = "There is nothing at this address. GET /openapi.json lists what there is."
@@ -172,3 +223,40 @@ async def _unknown(request: Request, error: Exception) -> Response:
     response = error_response(ApiError(message, status=error.status_code, code=code))
     response.headers.update(error.headers or {})
     return response
+
+
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+}
+"""The page runs its own scripts and styles and speaks to its own server, and that is all."""
+
+
+def page_routes() -> list[Path]:
+    """index.html at /, the others at /page/NAME."""
+    folder = files("forerun.serve.http") / "page"
+    found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
+    return [
+        _page_file("/" if file.name == "index.html" else f"/page/{file.name}", file, kind)
+        for file in found
+        if (kind := KINDS.get(PurePath(file.name).suffix)) is not None
+    ]
+
+
+def _page_file(path: str, file: Traversable, kind: str) -> Path:
+    body = file.read_bytes()
+
+    def send(request: Request) -> Response:
+        return Response(body, headers={"content-type": kind, **PAGE_HEADERS})
+
+    return Path(path, send, methods=["GET"])

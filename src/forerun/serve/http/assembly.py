@@ -9,74 +9,99 @@ from typing import Any
 from starlette.applications import Starlette
 
 from forerun.drafters.base import Drafter
-from forerun.engine.pacing import SLOWDOWN
 from forerun.rules.types import DraftLength
 from forerun.serve.admission.admission import Desk
-from forerun.serve.admission.engine_deaths import Trial
-from forerun.serve.admission.engine_roles import Pool
 from forerun.serve.admission.keys import Keys
 from forerun.serve.http.app import make_app
-from forerun.serve.http.bounds import Bounds
+from forerun.serve.http.models import Model, Models, Served
+from forerun.serve.http.requests import Bounds
 from forerun.serve.openai.fingerprint import Fingerprint
 from forerun.serve.openai.offer import Limits, Offer
 from forerun.serve.openai.routes import queries, text_routes
-from forerun.serve.watching.watchers import make_watching
+from forerun.serve.openai.routes.queries import card_of
+from forerun.serve.watching.logs import AnswerLog, RequestLog
+from forerun.serve.watching.metrics import Families, Metrics
+from forerun.serve.watching.roles import Watcher, Watching
+from forerun.serve.watching.tracing import make_tracing
+
+
+def make_served(
+    target: Any,
+    drafters: Mapping[str, Drafter | None],
+    *,
+    names: Sequence[str] = (),
+    watcher: Watcher | None = None,
+    rule: str = "match",
+    draft_length: DraftLength = "auto",
+    limits: Limits | None = None,
+    has_keys: bool = False,
+    model_digest: str | None = None,
+    created: int | None = None,
+    **desk: Any,
+) -> Served:
+    """A model that is loaded, with its desk and routes; desk: further options of `Desk`.
+
+    names: the model's id for clients, and other names for it; its own if there are none.
+    has_keys: whether clients need one.
+    model_digest: see `Fingerprint`.  created: when the server started, in seconds since 1970.
+    """
+    name, *others = names or [target.name]
+    if watcher is None:
+        watcher = make_watching(model=name, drafter=next(iter(drafters)), rule=rule)
+    counter = Desk(target, drafters, rule=rule, draft_length=draft_length, watcher=watcher, **desk)
+    offer = Offer(
+        counter.target,
+        name,
+        tuple(counter.drafters),
+        tuple(counter.rules),
+        limits or Limits(),
+        tuple(others),
+    )
+    return Served(
+        counter,
+        {route.path: route for route in text_routes(offer)},
+        {query.path: query for query in queries(offer, has_keys=has_keys)},
+        Fingerprint(offer, draft_length, model_digest),
+        card_of(offer, int(time.time()) if created is None else created),
+    )
 
 
 def make_server(
     target: Any,
     drafters: Mapping[str, Drafter | None],
     *,
-    rule: str = "match",
-    rules: Sequence[str] | None = None,
-    draft_length: DraftLength = "auto",
-    max_batch: int = 8,
-    max_queue: int = 64,
-    slowdown: float = SLOWDOWN,
+    names: Sequence[str] = (),
     keys: Keys | None = None,
-    limits: Limits | None = None,
     bounds: Bounds | None = None,
     cors_origins: Sequence[str] = (),
     hosts: Sequence[str] = (),
-    name: str | None = None,
-    engines: Pool | None = None,
-    trial: Trial | None = None,
-    model_digest: str | None = None,
+    **options: Any,
 ) -> tuple[Starlette, Desk]:
-    """The application and its desk; options as for `Desk` and `make_app`.
-
-    name: the model's id for clients; its own if None.  model_digest: see `Fingerprint`.
-    """
-    name = target.name if name is None else name
-    watcher = make_watching(model=name, drafter=next(iter(drafters)), rule=rule)
-    desk = Desk(
-        target,
-        drafters,
-        rule=rule,
-        rules=rules,
-        draft_length=draft_length,
-        max_batch=max_batch,
-        max_queue=max_queue,
-        slowdown=slowdown,
-        watcher=watcher,
-        engines=engines,
-        trial=trial,
-    )
-    offer = Offer(
-        desk.target,
-        name,
-        tuple(desk.drafters),
-        tuple(desk.rules),
-        limits or Limits(),
-    )
+    """The application of one model, and its desk; options as for `make_served` and `make_app`."""
+    names = names or [target.name]
+    served = make_served(target, drafters, names=names, has_keys=keys is not None, **options)
+    model = Model(names, watcher=served.desk.watcher, served=served)
     app = make_app(
-        desk,
-        text_routes(offer),
-        queries(offer, int(time.time()), has_keys=keys is not None),
-        keys=keys,
-        bounds=bounds,
-        fingerprint=Fingerprint(offer, draft_length, model_digest),
-        cors_origins=cors_origins,
-        hosts=hosts,
+        Models([model]), keys=keys, bounds=bounds, cors_origins=cors_origins, hosts=hosts
     )
-    return app, desk
+    return app, served.desk
+
+
+def make_watching(
+    *,
+    model: str,
+    drafter: str,
+    rule: str,
+    families: Families | None = None,
+    request_log: RequestLog | None = None,
+) -> Watching:
+    """Metrics, log lines, and spans if OpenTelemetry is installed.
+
+    families: the metrics of a server with several models.
+    """
+    others: list[Watcher] = [AnswerLog(model=model)]
+    if request_log is not None:
+        others.append(AnswerLog(model=model, tell=request_log))
+    if (tracing := make_tracing(model)) is not None:
+        others.append(tracing)
+    return Watching(Metrics(model=model, drafter=drafter, rule=rule, families=families), *others)

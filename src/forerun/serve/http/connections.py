@@ -72,6 +72,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]
         cycle = self.cycle
         if self.transport.is_closing() or cycle is None or cycle.response_complete:
             return False
+        if self.scheme == "https":  # TLS has no half-closed connections
+            return False
         if not self._is_half_closed:
             is_asked = self.conn.their_state is h11.DONE and not cycle.response_started
             self._is_half_closed = is_asked and cycle.scope["http_version"] == "1.1"

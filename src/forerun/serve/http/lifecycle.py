@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from forerun.base import clock
 from forerun.base.errors import InputError, explain
-from forerun.serve.admission.admission import Desk
-from forerun.serve.http.bounds import Bounds
 from forerun.serve.http.connections import MOST_AT_A_TIME, Protocol
+from forerun.serve.http.models import Models
+from forerun.serve.http.requests import Bounds
+from forerun.serve.http.tls import check_certificate, load_certificate
 from forerun.serve.watching.logs import say
 
 FAREWELL = 5
 """Seconds for the last responses to leave, after the desk is empty."""
+STILL_WARMING = 10.0
+"""Seconds between two lines that tell of a long warm-up."""
 
 
 def bind(host: str, port: int, bounds: Bounds) -> socket.socket:
@@ -53,19 +63,61 @@ def _bind_error(error: OSError, host: str, port: int) -> InputError:
     return InputError(explain("The address cannot be taken.", received, cure))
 
 
+def bind_path(path: str) -> socket.socket:
+    """A socket at a path of the file system; one that a server has left behind is replaced."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket():
+            if bound.connect_ex(path) == 0:
+                raise OSError(errno.EADDRINUSE, "a server answers there")
+            os.unlink(path)
+            bound.close()
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound.bind(path)
+    except OSError as error:
+        bound.close()
+        received = f"{path} ({os.strerror(error.errno or 0) if error.errno else error})"
+        cure = "Choose a path of at most 100 characters in a folder that this process may write to."
+        if error.errno == errno.EADDRINUSE:
+            cure = "Choose another path, or stop what has this one."
+        raise InputError(explain("The socket cannot be made.", received, cure)) from error
+    return bound
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Something that is read anew on SIGHUP: keys, a certificate, a log file.
+
+    read: an `InputError` says what is wrong with the file, and what was read before stays.
+    """
+
+    what: str
+    read: Callable[[], None]
+
+
 class Server(uvicorn.Server):  # type: ignore[misc]
     """Answers until told to stop; then it finishes what it has, and refuses the rest.
 
     Told before it is ready, it has nothing to finish.  A second signal ends it at once.
-    announce: called when it is ready.
+    announce: called when it is ready.  tls: the files of a certificate and its key.
+    renewals: what SIGHUP reads anew; without any, the signal keeps its usual meaning.
     """
 
     def __init__(
-        self, app: Any, desk: Desk, *, drain_seconds: float, announce: Callable[[], None]
+        self,
+        app: Any,
+        *,
+        drain_seconds: float,
+        announce: Callable[[], None],
+        tls: tuple[str, str] | None = None,
+        renewals: Sequence[Renewal] = (),
     ) -> None:
+        certificate, key = tls or (None, None)
         super().__init__(
             uvicorn.Config(
                 app,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
                 http=Protocol,
                 backlog=MOST_AT_A_TIME,
                 lifespan="on",
@@ -76,7 +128,10 @@ class Server(uvicorn.Server):  # type: ignore[misc]
                 timeout_graceful_shutdown=FAREWELL,
             )
         )
-        self._desk = desk
+        self._models: Models = app.state.models
+        self._renewals = list(renewals)
+        if tls is not None:
+            self._renewals.append(Renewal("certificate", partial(self._renew_certificate, *tls)))
         self._drain_seconds = drain_seconds
         self._announce = announce
         self._draining: asyncio.Task[None] | None = None
@@ -86,8 +141,13 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._renewals and threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self._renew)
         self._warming = asyncio.create_task(self._warm_up())
-        await asyncio.wait([self._warming])
+        began = clock.now()
+        while not (await asyncio.wait([self._warming], timeout=STILL_WARMING))[0]:
+            compiling = round(clock.compiled()) or None
+            say("still warming up", seconds=round(clock.now() - began), compiling=compiling)
         if self._warming.cancelled():
             self.should_exit = True
             return
@@ -98,8 +158,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def _warm_up(self) -> None:
         say("warming up")
-        await self._desk.warm_up()
-        await self.config.app.state.rehearse()
+        await self._models.warm_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal, between two steps of the main thread."""
@@ -107,6 +166,20 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             os._exit(128 + sig)
         self._was_told = True
         self._loop.call_soon_threadsafe(self._stop)
+
+    def _renew(self) -> None:
+        """Read anew what may have changed; a bad file leaves everything as it was."""
+        for renewal in self._renewals:
+            try:
+                renewal.read()
+            except InputError as error:
+                say("not renewed", logging.WARNING, what=renewal.what, reason=str(error))
+            else:
+                say("renewed", what=renewal.what)
+
+    def _renew_certificate(self, certificate: str, key: str) -> None:
+        check_certificate(certificate, key)
+        load_certificate(self.config.ssl, certificate, key)
 
     def _stop(self) -> None:
         if self._warming is not None and not self._warming.done():
@@ -116,11 +189,11 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._drain()
 
     def _drain(self) -> None:
-        waiting = len(self._desk.tickets)
+        waiting = self._models.num_requests
         say("stopping", requests=waiting, at_most_seconds=self._drain_seconds if waiting else 0)
 
         async def drain() -> None:
-            await self._desk.drain(self._drain_seconds)
+            await self._models.drain(self._drain_seconds)
             self.should_exit = True
 
         self._draining = asyncio.create_task(drain())

@@ -10,11 +10,29 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forerun.serve.admission.errors import ApiError, overloaded
-from forerun.serve.http.bounds import Bounds
-from forerun.serve.http.turns import Turns
+from forerun.serve.http.worker import Turns
 
 if TYPE_CHECKING:  # batch jobs parse lines with this file, and need no server
     from starlette.requests import Request
+
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a connection may cost; what a request may ask for is for its route to say."""
+
+    max_body_bytes: int = 4 * 2**20
+    max_values: int = 2**18  # numbers in a body; others cost more: see `parse_object`
+    body_seconds: float = 30.0  # for a body to arrive
+    read_seconds: float = 10.0  # for a request to be read: parsed, tokenised, its grammar compiled
+    score_seconds: float = 120.0  # for the log-probabilities of prompts
+    word_seconds: float = 60.0  # for a whole answer to be put into words
+    max_alternatives: int = 1_000_000  # choices x tokens x likeliest tokens beside each
+    ping_seconds: float = 15.0  # of silence, after which a stream says that it is there
+    reader_seconds: float = 30.0  # for a client to take in what it was sent
+
 
 MOST_DISCARDED = 128 * 2**20
 """Bytes of a body that is too large which are read before the answer: a client that is still

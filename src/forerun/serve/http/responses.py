@@ -1,13 +1,15 @@
-"""JSON answers and errors as HTTP responses."""
+"""Answers on their way out: JSON, errors, and events for readers that may be slow or go away."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, TypeVar
 
 from starlette.responses import Response
+from starlette.types import Receive, Send
 
 from forerun.serve.admission.errors import ApiError
 
@@ -29,3 +31,80 @@ def error_response(error: ApiError) -> Response:
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response
+
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"  # a comment, which readers skip
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # or nginx collects events before it passes them on
+]
+
+
+Item = TypeVar("Item")
+
+
+class ReaderGoneError(Exception):
+    """The client has not taken in what it was sent for too long."""
+
+
+def events(contents: Iterable[Mapping[str, Any]]) -> bytes:
+    """Events in the form they are sent in; one with a type is named after it."""
+    lines = []
+    for content in contents:
+        if isinstance(name := content.get("type"), str):
+            lines.append(b"event: " + name.encode() + b"\n")
+        lines.append(b"data: " + encoded(content) + b"\n\n")
+    return b"".join(lines)
+
+
+class EventStream:
+    """Sends events; a reader that takes nothing in for `patience` seconds is given up."""
+
+    def __init__(self, send: Send, patience: float) -> None:
+        self._send = send
+        self._patience = patience
+
+    async def start(self) -> None:
+        await self._pass({"type": "http.response.start", "status": 200, "headers": HEADERS})
+
+    async def send(self, body: bytes) -> None:
+        if body:
+            await self._pass({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass(self, message: dict[str, Any]) -> None:
+        """The server waits here when its buffer for the connection is full."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._send(message)
+        except TimeoutError as error:
+            raise ReaderGoneError from error
+
+
+async def with_pauses(items: AsyncIterator[Item], seconds: float) -> AsyncIterator[Item | None]:
+    """The same items, and None whenever there was none for so many seconds."""
+
+    async def step() -> Item:
+        return await anext(items)
+
+    while True:
+        task = asyncio.create_task(step())
+        try:
+            while not (await asyncio.wait({task}, timeout=seconds))[0]:
+                yield None
+            item = task.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            task.cancel()
+        yield item
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

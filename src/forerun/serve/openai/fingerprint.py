@@ -14,6 +14,7 @@ import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import metadata
 from typing import Any
@@ -25,7 +26,7 @@ from forerun.generation.intake import ending_tokens
 from forerun.models.base import LanguageModel
 from forerun.rules.types import DraftLength
 from forerun.serve.admission.ask import Ask
-from forerun.serve.openai.offer import Offer
+from forerun.serve.openai.offer import Offer, defaults_of
 
 NOISE = 1
 """Raise this when a seed gives other noise than before: a test knows what number 1 gives."""
@@ -181,3 +182,26 @@ def _digest(parts: Any) -> str:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Stands for the model where requests are read and answers are worded."""
+
+    name: str
+    vocab_size: int
+    max_context: int | None
+    tokenizer: Any
+    generation_defaults: dict[str, float]
+    digest: str  # equal where the same seed gives the same text
+
+
+def card_of(target: LanguageModel) -> ModelCard:
+    return ModelCard(
+        target.name,
+        target.vocab_size,
+        target.max_context,
+        getattr(target, "tokenizer", None),
+        defaults_of(target),
+        model_digest(target),
+    )

@@ -7,8 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from forerun.base.errors import InputError, explain
-from forerun.models.base import LanguageModel
-from forerun.serve.openai.defaults import defaults_of
+from forerun.models.base import LanguageModel, generation_defaults
+
+
+def defaults_of(target: Any) -> dict[str, float]:
+    """The values of the model's `generation_config`, as far as it has any."""
+    stated = getattr(target, "generation_defaults", None)
+    return generation_defaults(getattr(target, "model", None)) if stated is None else stated
+
 
 MOST_TOKENS = 32_768
 """New tokens of an answer, where the context holds more and nothing else is said."""
@@ -38,6 +44,7 @@ class Offer:
 
     drafters: names that `speculation.drafter` may have, the usual one first; "none" drafts nothing.
     rules: names that `speculation.rule` may have, the usual one first.
+    other_names: names of the model beside its id.
     """
 
     target: LanguageModel
@@ -45,11 +52,16 @@ class Offer:
     drafters: tuple[str, ...] = ("none",)
     rules: tuple[str, ...] = ("match",)
     limits: Limits = field(default_factory=Limits)
+    other_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if getattr(self.target, "tokenizer", None) is None:
             cure = "Use one that has it; in Python, forerun.wrap(model, tokenizer) adds one."
             raise InputError(explain("Requests need a model with a tokenizer.", self.name, cure))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.other_names)
 
     @property
     def tokenizer(self) -> Any:

@@ -41,7 +41,7 @@ ERROR: Schema = {
 REFUSALS = {
     "400": "A field cannot be honoured; `param` names it.",
     "401": "The key is missing or wrong.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or nothing at this address.",
     "405": "There is no such method here.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
@@ -49,7 +49,7 @@ REFUSALS = {
     "421": "The server does not answer to this name.",
     "429": "Too much is asked for at once; Retry-After says when to come again.",
     "500": "The request failed.",
-    "503": "The server is shutting down, or not ready.",
+    "503": "The server or the model is busy, not ready, or shutting down.",
 }
 OBJECTS: dict[str, Schema] = {
     "/v1/completions": {
@@ -93,8 +93,14 @@ OBJECTS: dict[str, Schema] = {
 }
 MODEL: Schema = {
     "type": "object",
-    "required": ["id", "object", "created", "owned_by", "max_model_len"],
-    "properties": {"id": {"type": "string"}, "object": {"const": "model"}},
+    "required": ["id", "object", "owned_by", "root", "loaded"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "model"},
+        "root": {"type": "string", "description": "The model's id, of which `id` is a name."},
+        "loaded": {"type": "boolean"},
+        "max_model_len": {"type": ["integer", "null"]},
+    },
 }
 
 MODELS: Schema = {
@@ -103,8 +109,21 @@ MODELS: Schema = {
     "properties": {"data": {"type": "array", "items": MODEL}},
 }
 STATUS: Schema = {"type": "object", "required": ["status"]}
-STATS: Schema = {"type": "object", "additionalProperties": {"type": ["number", "null"]}}
+STATS: Schema = {
+    "type": "object",
+    "properties": {
+        "acceptance_alarm": {"enum": ["low", "high", None]},
+        "models": {"type": "object", "description": "The same for each of several models."},
+    },
+    "additionalProperties": {"type": ["number", "null"]},
+}
 METRICS: Schema = {"type": "string"}
+PREFIX: Schema = {
+    "name": "prefix",
+    "in": "query",
+    "description": "Of the names, instead of forerun; vllm for dashboards made for it.",
+    "schema": {"type": "string", "pattern": "^[a-z_]{0,32}$"},
+}
 
 
 class Described(Protocol):
@@ -135,7 +154,10 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
         "/v1/models/{name}": {"get": _get("One of them.", MODEL, "name")},
         "/v1/stats": {"get": _get("What the last seconds were like.", STATS)},
         "/metrics": {
-            "get": _get("All counts, for Prometheus.", METRICS, kinds=(PLAIN, OPEN_METRICS))
+            "get": {
+                **_get("All counts, for Prometheus.", METRICS, kinds=(PLAIN, OPEN_METRICS)),
+                "parameters": [PREFIX],
+            }
         },
         "/health": {"get": _get("Whether the server runs.", STATUS)},
         "/ready": {"get": _get("Whether it takes requests.", STATUS, is_probe=True)},

@@ -180,7 +180,7 @@ def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
 
 def check_model(offer: Offer, name: str | None) -> None:
     """Refuse a model that is not served here."""
-    if name is not None and name != offer.name:
+    if name is not None and name not in offer.names:
         message = f"The model '{safe(name)}' does not exist here. Use '{offer.name}'."
         raise ApiError(message, status=404, param="model", code="model_not_found")
 
@@ -225,3 +225,32 @@ def room_for(offer: Offer, prompt: list[int], where: str) -> int:
         )
         raise ApiError(message, param=where, code="context_length_exceeded")
     return min(longest - len(prompt), most)
+
+
+def stream_options() -> Field:
+    table = {
+        "include_usage": Field(Flag(), "A last chunk with the counts.", False),
+        "continuous_usage_stats": Field(
+            Flag(), "The counts so far in every chunk too; with include_usage.", False
+        ),
+        "include_obfuscation": Field(Choice((False,)), "Chunks are not padded.", False),
+    }
+    return Field(Object(table), "Only with stream.")
+
+
+def counts_of(fields: Mapping[str, Any]) -> dict[str, bool]:
+    """What counts an `Ask` wants; options without what they are options of are refused."""
+    options = fields["stream_options"]
+    if options is None:
+        return {}
+    if not fields["stream"]:
+        message = "'stream_options' has a meaning only where 'stream' is true."
+        raise ApiError(message, param="stream_options", code="invalid_value")
+    if options["continuous_usage_stats"] and not options["include_usage"]:
+        name = "stream_options.continuous_usage_stats"
+        message = f"'{name}' has a meaning only where 'include_usage' is true."
+        raise ApiError(message, param=name, code="invalid_value")
+    return {
+        "includes_usage": options["include_usage"],
+        "counts_in_chunks": options["continuous_usage_stats"],
+    }

@@ -42,19 +42,21 @@ def thinking_fields() -> dict[str, Field]:
     }
 
 
-def template_options(template: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def template_options(
+    template: str, fields: Mapping[str, Any], effort_field: str = "reasoning_effort"
+) -> dict[str, Any]:
     """The variables that a request gives to a chat template, which has to read them."""
-    options = dict(fields["chat_template_kwargs"] or {})
+    options = dict(fields.get("chat_template_kwargs") or {})
     for name in options:
         if name in RESERVED or not _reads(template, name):
             raise _unread(f"chat_template_kwargs.{safe(name)}")
-    asked = {"enable_thinking": fields["enable_thinking"], "reasoning_effort": None}
-    effort = fields["reasoning_effort"]
+    asked = {"enable_thinking": fields.get("enable_thinking"), "reasoning_effort": None}
+    effort = fields.get("reasoning_effort")
     if _reads(template, "reasoning_effort"):
         asked["reasoning_effort"] = effort
     elif effort is not None:
         if not _reads(template, "enable_thinking") and effort != "none":
-            raise _unread("reasoning_effort")
+            raise _unread(effort_field)
         asked["enable_thinking"] = _agreed(asked["enable_thinking"], effort != "none")
     for name, value in asked.items():
         if value is None or (not value and not _reads(template, name)):
@@ -84,6 +86,21 @@ def _unread(where: str) -> ApiError:
 def is_thinking(prompt: str) -> bool:
     """Whether a text breaks off in the middle of thoughts."""
     return prompt.rfind(OPEN) > prompt.rfind(CLOSE)
+
+
+def thoughts_of(
+    template: str, prompt: str, grammar: Any, begun: str = ""
+) -> dict[str, bool] | None:
+    """How thoughts of an answer are read; None where the model has none.
+
+    They have begun where the template has opened them, or the answer's beginning has.  A grammar
+    leaves no room for any.
+    prompt: the conversation in the template's words.  begun: the beginning of the answer.
+    """
+    if CLOSE not in template:
+        return None
+    is_inside = is_thinking(begun) if begun else prompt.rstrip().endswith(OPEN)
+    return {"is_inside": is_inside and grammar is None}
 
 
 class ThoughtReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.grammars import Grammar
@@ -42,6 +42,53 @@ def tool_fields(offer: Offer) -> dict[str, Field]:
         "tool_choice": Field(choice, 'Which is called; "auto" leaves it to the model.'),
         "parallel_tool_calls": Field(Flag(), "Several calls in one answer.", True),
     }
+
+
+def flat_tool_fields(offer: Offer) -> dict[str, Field]:
+    """As responses have them: a function's fields beside its type."""
+    nested = tool_fields(offer)
+    name = Field(Text(NAME_LENGTH, least=1), required=True)
+    function = Object(
+        {
+            "name": name,
+            "description": Field(Text()),
+            "parameters": Field(Json(offer.limits.max_schema_length), "A JSON schema."),
+            "strict": Field(Flag(), "Calls keep to the schema.", False),
+        }
+    )
+    choice = Either(
+        (
+            Choice(("none", "auto", "required")),
+            Tagged("type", {"function": Object({"name": name})}),
+        ),
+        'a function, or "none", "auto" or "required"',
+    )
+    tools = ListOf(Tagged("type", {"function": function}), offer.limits.max_tools)
+    return {
+        "tools": replace(nested["tools"], kind=tools),
+        "tool_choice": replace(nested["tool_choice"], kind=choice),
+        "parallel_tool_calls": nested["parallel_tool_calls"],
+    }
+
+
+def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Tools of a response as those of a chat."""
+    choice = fields["tool_choice"]
+    if isinstance(choice, Mapping):
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    return {
+        "tools": [{"type": "function", "function": tool} for tool in fields["tools"] or ()],
+        "tool_choice": choice,
+        "parallel_tool_calls": fields["parallel_tool_calls"],
+    }
+
+
+def both_format_and_tools(where: str) -> ApiError:
+    message = (
+        f"'{where}' cannot be honoured together with 'tools': an answer in that format could not "
+        "call one. Leave out one of the two."
+    )
+    return ApiError(message, param=where, code="unsupported_parameter")
 
 
 @dataclass(frozen=True)

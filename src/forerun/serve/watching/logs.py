@@ -13,8 +13,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
+from forerun.base.errors import InputError, explain
 from forerun.engine.results import Generation, Piece, Stats
 from forerun.serve.watching.roles import Watcher
 
@@ -53,9 +54,8 @@ class Lines(logging.Formatter):
         self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
-        whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {
-            "time": f"{whole}.{int(record.msecs):03d}Z",
+            "time": _moment(record.created),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
@@ -67,6 +67,12 @@ class Lines(logging.Formatter):
             return json.dumps(fields)  # in ASCII: some readers break lines at U+2028 and U+0085
         head = f"{fields.pop('time')} {fields.pop('level')} {_one_line(fields.pop('event'))}"
         return " ".join([head, *(f"{key}={_value(value)}" for key, value in fields.items())])
+
+
+def _moment(seconds: float) -> str:
+    """A time since 1970, as logs have it."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
 
 
 def describe(error: BaseException) -> dict[str, str]:
@@ -112,11 +118,66 @@ class ResponseLog:
             )
 
 
-class AnswerLog(Watcher):
-    """Told by the desk what happens to requests; a line when one begins and when it has ended."""
+class RequestLog:
+    """A file of requests that have ended, one JSON object a line; never a text among them.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    path: of the file, which is appended to; "-" for standard output.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: TextIO = sys.stdout
+        self._is_failing = False
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Go on in the file of that name, if the present one was moved away."""
+        if self._path == "-":
+            return
+        try:
+            file = open(self._path, "a", encoding="ascii")  # noqa: SIM115
+        except OSError as error:
+            cure = "Name a file that this process may write to, or - for standard output."
+            received = f"{self._path} ({type(error).__name__})"
+            raise InputError(
+                explain("The request log cannot be opened.", received, cure)
+            ) from error
+        if self._file is not sys.stdout:
+            self._file.close()
+        self._file = file
+
+    def __call__(self, event: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Write a request's last event; the log of the server says once that it cannot be done."""
+        if event not in ("answer", "failed", "refused"):
+            return
+        line = json.dumps({"time": _moment(time.time()), "event": event, **fields})
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except (OSError, ValueError) as error:
+            if not self._is_failing:
+                say("request log fails", logging.ERROR, **describe(error))
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+
+class AnswerLog(Watcher):
+    """Told by the desk what happens to requests; a line when one begins and when it has ended.
+
+    model: its id.  tell: takes the name of an event and its fields.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        model: str | None = None,
+        tell: Callable[..., None] = say,
+    ) -> None:
         self._now = clock
+        self._model = model
+        self._tell = tell
         self._open: dict[str, dict[str, Any]] = {}
 
     def received(
@@ -124,11 +185,22 @@ class AnswerLog(Watcher):
     ) -> None:
         owner = owner_label or None
         self._open[request_id] = {"route": route, "owner": owner, "begin": self._now() - seconds}
-        say("received", id=request_id, route=route, owner=owner)
+        self._tell("received", id=request_id, model=self._model, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
         known = self._open.pop(request_id or "", {})
-        say("refused", id=request_id, route=known.get("route"), reason=reason)
+        self._tell(
+            "refused",
+            id=request_id,
+            model=self._model if known else None,  # else it may not have chosen one yet
+            route=known.get("route"),
+            owner=known.get("owner"),
+            reason=reason,
+        )
+
+    def started(self, request_id: str) -> None:
+        if (known := self._open.get(request_id)) is not None:
+            known.setdefault("started", self._now())
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
         known = self._open.get(request_id)
@@ -139,9 +211,10 @@ class AnswerLog(Watcher):
         known = self._open.pop(request_id, None)
         if known is None:
             return
-        say(
+        self._tell(
             "answer",
             id=request_id,
+            model=self._model,
             route=known["route"],
             owner=known["owner"],
             choices=len(answers),
@@ -151,16 +224,25 @@ class AnswerLog(Watcher):
             rounds=sum(answer.stats.rounds for answer in answers),
             drafted=sum(answer.stats.drafted for answer in answers),
             accepted=sum(answer.stats.accepted for answer in answers),
+            queue_seconds=self._since(known, "started"),
             first_token_seconds=self._since(known, "first"),
             seconds=round(self._now() - known["begin"], 4),
         )
 
     def failed(self, request_id: str, reason: str) -> None:
         known = self._open.pop(request_id, {})
-        say("failed", logging.ERROR, id=request_id, route=known.get("route"), reason=reason)
+        self._tell(
+            "failed",
+            logging.ERROR,
+            id=request_id,
+            model=self._model,
+            route=known.get("route"),
+            owner=known.get("owner"),
+            reason=reason,
+        )
 
     def engine_restarted(self) -> None:
-        say("engine restarted", logging.WARNING)
+        self._tell("engine restarted", logging.WARNING, model=self._model)
 
     def _since(self, known: dict[str, Any], moment: str) -> float | None:
         return round(known[moment] - known["begin"], 4) if moment in known else None

@@ -7,9 +7,12 @@ A request id is never a label.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -28,10 +31,12 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 
 from forerun.base.version import __version__
 from forerun.engine.results import Generation, Piece, Stats
+from forerun.serve.watching.acceptance import DIRECTIONS, Acceptance
+from forerun.serve.watching.logs import say
 from forerun.serve.watching.roles import Counts, Watcher
-from forerun.serve.watching.stats import Recent, Work
 
 STAGES = ("draft", "score", "verify", "commit")
+MODEL = "model_name"  # the label, as dashboards made for vLLM have it
 LAST_POSITION = 31
 """Positions of a draft from here on are counted together."""
 MAX_LABELS = 100
@@ -67,8 +72,93 @@ class _Visit:
     choices: dict[int, _Choice] = field(default_factory=dict)
 
 
+class Families:
+    """The metrics of a server, each with the name of a model as its first label."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.recent = Recent(clock)
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return Counter(f"forerun:{name}", text, [MODEL, *labels], registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(f"forerun:{name}", text, [MODEL], buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str) -> Any:
+            return Gauge(f"forerun:{name}", text, [MODEL], registry=registry)
+
+        self.gauges = {
+            "num_running": gauge("num_requests_running", "Answers that are being written."),
+            "num_waiting": gauge("num_requests_waiting", "Answers that wait for a row."),
+            "num_rows": gauge("num_batch_rows", "Rows that are taken, in all engines."),
+        }
+        self.loaded = gauge("model_loaded", "Whether the model is loaded.")
+        self.drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
+        self.drafted = counter("spec_decode_num_draft_tokens", "Guesses that were judged.")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Guesses that were accepted.")
+        self.positions = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            f"Accepted guesses by position; {LAST_POSITION} and later ones together.",
+            "position",
+        )
+        self.lengths = histogram("draft_length", "Guesses in a round of one answer.", LENGTHS)
+        self.stages = counter(
+            "stage_seconds", "Time of rounds by stage, once for each answer in them.", "stage"
+        )
+        self.first = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
+        )
+        self.between = histogram(
+            "inter_token_latency_seconds",
+            "Time since the piece before over the tokens of a piece, once for each token.",
+            LATENCY,
+        )
+        self.pauses = histogram(
+            "inter_piece_latency_seconds", "Time between two pieces of one answer.", LATENCY
+        )
+        self.queued = histogram(
+            "request_queue_time_seconds", "From arrival to the start of work.", FIRST_TOKEN
+        )
+        self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end.", WHOLE)
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "owner")
+        self.reused = counter("prompt_tokens_reused", "Tokens of prompts that were known already.")
+        self.given_out = counter("generation_tokens", "Tokens of answers.", "owner")
+        self.requests = counter("requests", "Requests that were read.", "route", "owner")
+        self.finished = counter("request_success", "Answers by how they ended.", "finished_reason")
+        self.failed = counter("request_failure", "Requests that failed.", "reason")
+        self.refused = counter("request_refused", "Requests that were refused.", "reason")
+        self.unusual = counter(
+            "acceptance_unusual", "Answers whose acceptance is far from the usual.", "direction"
+        )
+        self.alarm = Gauge(
+            "forerun:acceptance_alarm",
+            "Whether several answers of late had such an acceptance.",
+            [MODEL, "direction"],
+            registry=registry,
+        )
+        self.restarts = counter("engine_restarts", "Engines that died and were replaced.")
+        self.about = Info(
+            "forerun:server", "What is served, and how.", ["model"], registry=registry
+        )
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+
+    def exposition(self, accept: str = "", prefix: str = "") -> tuple[bytes, str]:
+        """All metrics, and their content type: OpenMetrics where the Accept header asks for it.
+
+        prefix: instead of `forerun` in their names.
+        """
+        if "application/openmetrics-text" in accept:
+            # Its default escaping turns the colons of sample names into underscores.
+            text, kind = openmetrics.generate_latest(self.registry, ALLOWUTF8), OPEN_METRICS
+        else:
+            text, kind = generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+        return (text.replace(b"forerun:", prefix.encode() + b":") if prefix else text), kind
+
+
 class Metrics(Watcher):
-    """Told by the desk what happens; says it to Prometheus and to the page.
+    """Told by the desk of a model what happens; says it to Prometheus and to the page.
 
     All methods but `exposition` and `summary` are for one thread, that of the event loop.
     """
@@ -79,80 +169,49 @@ class Metrics(Watcher):
         model: str = "",
         drafter: str = "",
         rule: str = "",
+        families: Families | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._now = clock  # not the one that steers drafts
-        self.registry = CollectorRegistry()
+        self._families = families = families or Families(clock)
+        self.registry = families.registry
+        self._model = model
         self._visits: dict[str, _Visit] = {}
         self._busy: Counts | None = None
         self._recent = Recent(clock)
+        self._acceptance = Acceptance()
         self._seen: dict[str, set[str]] = {}
-        self._make_metrics()
-        about = {"version": __version__, "model": model, "drafter": drafter, "rule": rule}
-        Info("forerun:server", "What is served, and how.", registry=self.registry).info(about)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-
-    def _make_metrics(self) -> None:
-        registry = self.registry
-
-        def counter(name: str, text: str, *labels: str) -> Any:
-            return Counter(f"forerun:{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(f"forerun:{name}", text, buckets=buckets, registry=registry)
-
-        def gauge(name: str, text: str, source: str) -> None:
-            made = Gauge(f"forerun:{name}", text, registry=registry)
-            made.set_function(lambda: float(getattr(self._busy, source, 0)))
-
-        gauge("num_requests_running", "Answers that are being written.", "num_running")
-        gauge("num_requests_waiting", "Answers that wait for a row.", "num_waiting")
-        gauge("num_batch_rows", "Rows that are taken, in all engines.", "num_rows")
-        self._drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
-        self._drafted = counter("spec_decode_num_draft_tokens", "Guesses that were judged.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Guesses that were accepted.")
-        self._positions = counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            f"Accepted guesses by position; {LAST_POSITION} and later ones together.",
-            "position",
-        )
-        self._lengths = histogram("draft_length", "Guesses in a round of one answer.", LENGTHS)
-        self._stages = counter(
-            "stage_seconds", "Time of rounds by stage, once for each answer in them.", "stage"
-        )
-        self._first = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN
-        )
-        self._between = histogram(
-            "inter_token_latency_seconds",
-            "Time since the piece before over the tokens of a piece, once for each token.",
-            LATENCY,
-        )
-        self._pauses = histogram(
-            "inter_piece_latency_seconds", "Time between two pieces of one answer.", LATENCY
-        )
-        self._queued = histogram(
-            "request_queue_time_seconds", "From arrival to the start of work.", FIRST_TOKEN
-        )
-        self._whole = histogram("e2e_request_latency_seconds", "From arrival to the end.", WHOLE)
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "owner")
-        self._reused = counter("prompt_tokens_reused", "Tokens of prompts that were known already.")
-        self._given_out = counter("generation_tokens", "Tokens of answers.", "owner")
-        self._requests = counter("requests", "Requests that were read.", "route", "owner")
-        self._finished = counter("request_success", "Answers by how they ended.", "finished_reason")
-        self._failed = counter("request_failure", "Requests that failed.", "reason")
-        self._refused = counter("request_refused", "Requests that were refused.", "reason")
-        self._restarts = counter("engine_restarts", "Engines that died and were replaced.")
+        about = {"version": __version__, "drafter": drafter, "rule": rule}
+        families.about.labels(model).info(about)
+        for source, gauge in families.gauges.items():
+            gauge.labels(model).set_function(partial(self._gauge, source))
+        families.loaded.labels(model).set_function(lambda: float(self._busy is not None))
         for stage in STAGES:
-            self._stages.labels(stage)
+            families.stages.labels(model, stage)
+        for direction in DIRECTIONS:
+            families.unusual.labels(model, direction)
+            families.alarm.labels(model, direction)
+        self._drafts = families.drafts.labels(model)
+        self._drafted = families.drafted.labels(model)
+        self._accepted = families.accepted.labels(model)
+        self._lengths = families.lengths.labels(model)
+        self._first = families.first.labels(model)
+        self._between = families.between.labels(model)
+        self._pauses = families.pauses.labels(model)
+        self._queued = families.queued.labels(model)
+        self._whole = families.whole.labels(model)
+        self._reused = families.reused.labels(model)
+        self._restarts = families.restarts.labels(model)
+
+    def _gauge(self, source: str) -> float:
+        return float(getattr(self._busy, source, 0))
 
     @property
     def num_open(self) -> int:
         """Requests that were received and have not ended."""
         return len(self._visits)
 
-    def watch(self, busy: Counts) -> None:
+    def watch(self, busy: Counts | None) -> None:
         """Read the gauges from this desk."""
         self._busy = busy
 
@@ -160,12 +219,12 @@ class Metrics(Watcher):
         self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
     ) -> None:
         owner = self._label("owner", owner_label)
-        self._requests.labels(self._label("route", route), owner).inc()
+        self._families.requests.labels(self._model, self._label("route", route), owner).inc()
         self._visits[request_id] = _Visit(owner, self._now() - seconds)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
         self._visits.pop(request_id or "", None)
-        self._refused.labels(self._label("refusal", reason)).inc()
+        self._families.refused.labels(self._model, self._label("refusal", reason)).inc()
 
     def started(self, request_id: str) -> None:
         """Work on a request began; without this call, its first piece says so."""
@@ -188,6 +247,35 @@ class Metrics(Watcher):
             record.stats, record.num_before = stats, record.num_rounds
         self._count_rounds(record, stats, record.num_rounds - record.num_before)
 
+    def judged(self, request_id: str, kind: str, answers: Sequence[Generation]) -> None:
+        """Compare acceptance with the usual; say so when answers begin or cease to differ."""
+        before = self._acceptance.alarm
+        for answer in answers:
+            counts = answer.stats.reached_by_position, answer.stats.accepted_by_position
+            judged, accepted = map(sum, counts)
+            mark = self._acceptance.judge(kind, judged, accepted)
+            if mark is not None:
+                self._families.unusual.labels(self._model, mark).inc()
+                say(
+                    "unusual acceptance",
+                    id=request_id,
+                    model=self._model,
+                    kind=kind,
+                    acceptance=mark,
+                    judged=judged,
+                    accepted=accepted,
+                )
+        alarm = self._acceptance.alarm
+        if alarm == before:
+            return
+        for direction in DIRECTIONS:
+            self._families.alarm.labels(self._model, direction).set(alarm == direction)
+        if alarm is None:
+            say("acceptance is usual again", model=self._model)
+        else:
+            signs = {"low": "answers may be garbled", "high": "answers may run in circles"}
+            say("acceptance alarm", logging.WARNING, model=self._model, sign=signs[alarm])
+
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
         """The stats of the answers are of all engines."""
         visit = self._visits.pop(request_id, None)
@@ -200,25 +288,25 @@ class Metrics(Watcher):
             missing = len(answer.tokens) - record.num_tokens
             if missing > 0:
                 self._count_tokens(visit, record, missing)
-            self._prompt_tokens.labels(visit.owner).inc(len(answer.prompt_tokens))
+            self._families.prompt_tokens.labels(self._model, visit.owner).inc(
+                len(answer.prompt_tokens)
+            )
             self._reused.inc(getattr(answer.stats, "num_reused", 0))
-            self._finished.labels(self._label("finish", answer.finish_reason)).inc()
+            self._families.finished.labels(
+                self._model, self._label("finish", answer.finish_reason)
+            ).inc()
 
     def failed(self, request_id: str, reason: str) -> None:
         self._visits.pop(request_id, None)
-        self._failed.labels(self._label("failure", reason)).inc()
+        self._families.failed.labels(self._model, self._label("failure", reason)).inc()
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """All of it, and its content type: OpenMetrics where the Accept header asks for it."""
-        if "application/openmetrics-text" in accept:
-            # Its default escaping turns the colons of sample names into underscores.
-            return openmetrics.generate_latest(self.registry, ALLOWUTF8), OPEN_METRICS
-        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+    def exposition(self, accept: str = "", prefix: str = "") -> tuple[bytes, str]:
+        return self._families.exposition(accept, prefix)
 
-    def summary(self) -> dict[str, float | int | None]:
+    def summary(self) -> dict[str, float | str | None]:
         """The last seconds in a few numbers."""
         busy = self._busy
         return {
@@ -226,7 +314,11 @@ class Metrics(Watcher):
             "running": busy.num_running if busy else 0,
             "waiting": busy.num_waiting if busy else 0,
             "batch_rows": busy.num_rows if busy else 0,
+            "acceptance_alarm": self._acceptance.alarm,
         }
+
+    def totals(self) -> dict[str, float | None]:
+        return self._families.recent.rates()
 
     def _count_tokens(self, visit: _Visit, record: _Choice, count: int) -> None:
         """So many tokens of one answer came just now."""
@@ -241,8 +333,8 @@ class Metrics(Watcher):
                 self._between.observe(pause / count)
         record.num_tokens += count
         record.last = moment
-        self._given_out.labels(visit.owner).inc(count)
-        self._recent.add(Work(tokens=count))
+        self._families.given_out.labels(self._model, visit.owner).inc(count)
+        self._work(Work(tokens=count))
 
     def _count_rounds(self, record: _Choice, stats: Stats, begin: int) -> None:
         """Rounds from `begin` on; the engine's thread may be adding others."""
@@ -253,15 +345,21 @@ class Metrics(Watcher):
             self._drafts.inc(drafted > 0)
         for accepted in stats.accepted_by_round[begin:end]:
             for position in range(accepted):
-                self._positions.labels(str(min(position, LAST_POSITION))).inc()
+                self._families.positions.labels(
+                    self._model, str(min(position, LAST_POSITION))
+                ).inc()
         for seconds in stats.seconds_by_round[begin:end]:
             for stage in STAGES:
-                self._stages.labels(stage).inc(getattr(seconds, stage))
+                self._families.stages.labels(self._model, stage).inc(getattr(seconds, stage))
         num_drafted = sum(stats.drafted_by_round[begin:end])
         num_accepted = sum(stats.accepted_by_round[begin:end])
         self._drafted.inc(num_drafted)
         self._accepted.inc(num_accepted)
-        self._recent.add(Work(0, end - begin, num_drafted, num_accepted))
+        self._work(Work(0, end - begin, num_drafted, num_accepted))
+
+    def _work(self, work: Work) -> None:
+        for recent in (self._recent, self._families.recent):
+            recent.add(work)
 
     def _label(self, kind: str, value: str) -> str:
         """The value, unless there are too many of its kind."""
@@ -269,3 +367,57 @@ class Metrics(Watcher):
         if len(seen) < MAX_LABELS:
             seen.add(value)
         return value if value in seen else "other"
+
+
+WINDOW = 3.0
+"""Seconds that count as the present."""
+
+
+@dataclass
+class Work:
+    """What was done at one moment: tokens given out, and rounds with what was guessed in them."""
+
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Recent:
+    """Sums over the last seconds."""
+
+    def __init__(self, clock: Callable[[], float], window: float = WINDOW) -> None:
+        self._now = clock
+        self._window = window
+        self._events: deque[tuple[float, Work]] = deque()
+        self._sum = Work()
+        self._busy_since = self._now()
+
+    def add(self, work: Work) -> None:
+        self._forget()
+        if not self._events:
+            self._busy_since = self._now()
+        self._events.append((self._now(), work))
+        self._count(work, 1)
+
+    def rates(self) -> dict[str, float | None]:
+        """Tokens a second, acceptance and mean draft length; None where there was nothing."""
+        self._forget()
+        total = self._sum
+        span = min(self._window, max(self._now() - self._busy_since, 1.0))
+        return {
+            "tokens_per_second": total.tokens / span,
+            "acceptance_rate": total.accepted / total.drafted if total.drafted else None,
+            "mean_draft_length": total.drafted / total.rounds if total.rounds else None,
+        }
+
+    def _forget(self) -> None:
+        oldest = self._now() - self._window
+        while self._events and self._events[0][0] < oldest:
+            self._count(self._events.popleft()[1], -1)
+
+    def _count(self, work: Work, sign: int) -> None:
+        self._sum.tokens += sign * work.tokens
+        self._sum.rounds += sign * work.rounds
+        self._sum.drafted += sign * work.drafted
+        self._sum.accepted += sign * work.accepted

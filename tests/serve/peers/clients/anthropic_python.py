@@ -23,6 +23,7 @@ messages += [
     {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
 ]
 second = client.messages.create(messages=messages, **how)
+read = second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
 counted = client.messages.count_tokens(model=MODEL, messages=messages, system="You are a cook.")
 stopped = client.messages.create(
     messages=messages[:1], **{**how, "max_tokens": 64, "stop_sequences": [" "]}
@@ -39,7 +40,7 @@ print(
             "version": anthropic.__version__,
             "whole": whole.content[0].text,
             "streamed": streamed,
-            "turns": second.usage.input_tokens == counted.input_tokens,
+            "turns": read == counted.input_tokens,
             "stopped": stopped.stop_reason == "stop_sequence",
             "ended": final.stop_reason == whole.stop_reason,
             "refused": refused,

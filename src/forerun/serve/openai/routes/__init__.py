@@ -11,13 +11,22 @@ from typing import Any, Protocol
 from forerun.serve.admission.ask import Route
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.openapi import Described, Document
-from forerun.serve.openai.query import Query
 from forerun.serve.openai.routes.chat import Chat
 from forerun.serve.openai.routes.completions import Completions
 from forerun.serve.openai.routes.messages import CountTokens, Messages
-from forerun.serve.openai.routes.models import Models, OneModel
+from forerun.serve.openai.routes.queries import Detokenize, Tokenize
 from forerun.serve.openai.routes.responses import Responses
-from forerun.serve.openai.routes.tokens import Detokenize, Tokenize
+
+
+class Query(Protocol):
+    """A question that is answered at once."""
+
+    path: str  # Starlette's pattern
+    method: str  # GET or POST
+
+    def answer(self, body: Mapping[str, Any], **path_parameters: str) -> Mapping[str, Any]:
+        """The body of the answer, or an `ApiError`; the body of a GET is empty."""
+        ...
 
 
 class TextRoute(Route, Described, Protocol):
@@ -33,12 +42,8 @@ def text_routes(offer: Offer) -> list[TextRoute]:
     return [Completions(offer), Chat(offer), Responses(offer), Messages(offer)]
 
 
-def queries(offer: Offer, created: int, *, has_keys: bool = False) -> list[Query]:
-    """The routes that answer at once.
-
-    created: when the server started, in seconds since 1970.  has_keys: whether clients need one.
-    """
+def queries(offer: Offer, *, has_keys: bool = False) -> list[Query]:
+    """The routes that answer at once; has_keys: whether clients need a key."""
     tokens = (Tokenize(offer), Detokenize(offer), CountTokens(offer))
     described: list[Described] = [*text_routes(offer), *tokens]
-    document = Document(described, has_keys=has_keys)
-    return [Models(offer, created), OneModel(offer, created), *tokens, document]
+    return [*tokens, Document(described, has_keys=has_keys)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.sampling.options import Sampling
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fields import Choice, Flag, ListOf, Whole
-from forerun.serve.openai.formats import chat_format
-from forerun.serve.openai.guided import guided_by, guided_fields
+from forerun.serve.openai.formats import chat_format, guided_by, guided_fields
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import (
@@ -18,24 +16,19 @@ from forerun.serve.openai.options import (
     check_choices,
     check_model,
     common_fields,
+    counts_of,
     room_for,
     sampling_of,
     speculation_of,
     stops_of,
+    stream_options,
     usual_tokens,
 )
+from forerun.serve.openai.replies import Words
 from forerun.serve.openai.routes.chat_reply import ChatReply
-from forerun.serve.openai.routes.streams import counts_of, stream_options
 from forerun.serve.openai.templates import MESSAGE, chat_text, template_of, text_of, worded_tokens
-from forerun.serve.openai.thinking import (
-    CLOSE,
-    OPEN,
-    is_thinking,
-    template_options,
-    thinking_fields,
-)
-from forerun.serve.openai.toolbox import Toolbox, tool_fields
-from forerun.serve.openai.words import Words
+from forerun.serve.openai.thinking import template_options, thinking_fields, thoughts_of
+from forerun.serve.openai.toolbox import Toolbox, both_format_and_tools, tool_fields
 
 
 class Chat:
@@ -100,12 +93,10 @@ class Chat:
         room = room_for(self.offer, tokens, "messages")
         grammar = guided_by(self.offer, fields)
         if grammar is not None and toolbox.functions:
-            message = (
-                "'response_format' cannot be honoured together with 'tools': an answer in that "
-                "format could not call one. Leave out one of the two."
-            )
-            raise ApiError(message, param="response_format", code="unsupported_parameter")
+            raise both_format_and_tools("response_format")
         sampling = sampling_of(self.offer, fields, grammar or toolbox.grammar)
+        begun = fields["messages"][-1]["content"] if fields["continue_final_message"] else None
+        thoughts = thoughts_of(template_of(self.offer), text, sampling.grammar, text_of(begun))
         return Ask(
             prompts=[tokens],
             sampling=sampling,
@@ -121,7 +112,7 @@ class Chat:
             is_streamed=fields["stream"],
             **counts_of(fields),
             includes_fates=fields["fates"],
-            detail={"toolbox": toolbox, "thoughts": self._thoughts(text, fields, sampling)},
+            detail={"toolbox": toolbox, "thoughts": thoughts},
         )
 
     def tokens(self, body: Mapping[str, Any]) -> list[int]:
@@ -148,21 +139,6 @@ class Chat:
             begins_answer=not continues and begins is not False,
             options=options,
         )
-
-    def _thoughts(
-        self, text: str, fields: Mapping[str, Any], sampling: Sampling
-    ) -> dict[str, bool] | None:
-        """How thoughts are read; None where the model has none.
-
-        They have begun where the template has opened them, or the answer's beginning has.  A
-        grammar leaves no room for any.
-        """
-        if CLOSE not in template_of(self.offer):
-            return None
-        is_inside = text.rstrip().endswith(OPEN)
-        if fields["continue_final_message"]:
-            is_inside = is_thinking(text_of(fields["messages"][-1]["content"]))
-        return {"is_inside": is_inside and sampling.grammar is None}
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> ChatReply:
         return ChatReply(self.offer, self.words, ask, request_id, created, fingerprint)

@@ -8,11 +8,10 @@ from typing import Any
 from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.admission.ask import Ask
 from forerun.serve.openai.offer import Offer
-from forerun.serve.openai.replies import ChunkUsage, Track, finish_of, told_fates, usage
+from forerun.serve.openai.replies import ChunkUsage, Track, Words, finish_of, told_fates, usage
 from forerun.serve.openai.thinking import Thought, ThoughtReader
 from forerun.serve.openai.toolbox import Toolbox
 from forerun.serve.openai.tools import Call, Reader, Told
-from forerun.serve.openai.words import Words
 
 
 class ChatReply:

@@ -8,9 +8,8 @@ from typing import Any
 from forerun.engine.results import Generation, Piece, TokenLogprob
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.openai.fields import Choice, Either, Flag, ListOf, Text, Whole
-from forerun.serve.openai.formats import chat_format
-from forerun.serve.openai.guided import guided_by, guided_fields
+from forerun.serve.openai.fields import Choice, Either, Flag, ListOf, Text, TokenIds, Whole
+from forerun.serve.openai.formats import chat_format, guided_by, guided_fields
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import (
@@ -19,17 +18,24 @@ from forerun.serve.openai.options import (
     check_choices,
     check_model,
     common_fields,
+    counts_of,
     room_for,
     sampling_of,
     speculation_of,
     stops_of,
+    stream_options,
     tokens_of,
     usual_tokens,
 )
-from forerun.serve.openai.replies import ChunkUsage, Track, finish_of, offsets_of, told_fates, usage
-from forerun.serve.openai.routes.streams import counts_of, stream_options
-from forerun.serve.openai.token_ids import TokenIds
-from forerun.serve.openai.words import Words
+from forerun.serve.openai.replies import (
+    ChunkUsage,
+    Track,
+    Words,
+    finish_of,
+    offsets_of,
+    told_fates,
+    usage,
+)
 
 USUAL_TOKENS = 16  # OpenAI's default, where the model has none
 

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: texts and token ids, in vLLM's shapes."""
+"""What is answered at once: the models, and texts as token ids, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 from forerun.models.no_warnings import no_warnings
 from forerun.serve.admission.errors import ApiError
-from forerun.serve.openai.fields import Flag, ListOf, Text
+from forerun.serve.openai.fields import Flag, ListOf, Text, TokenIds
 from forerun.serve.openai.objects import Field, Object
 from forerun.serve.openai.offer import Offer
 from forerun.serve.openai.options import check_length, check_model
+from forerun.serve.openai.replies import Words
 from forerun.serve.openai.templates import MESSAGE, chat_tokens
-from forerun.serve.openai.token_ids import TokenIds
 from forerun.serve.openai.toolbox import Toolbox, tool_fields
-from forerun.serve.openai.words import Words
 
 
 class Tokenize:
@@ -96,3 +95,15 @@ class Detokenize:
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         return {"prompt": str(self.offer.tokenizer.decode(fields["tokens"]))}
+
+
+def card_of(offer: Offer, created: int) -> dict[str, Any]:
+    """What /v1/models says of a model beside its names.
+
+    created: when the server started, in seconds since 1970.
+    """
+    return {
+        "created": created,
+        "max_model_len": offer.max_context,
+        "speculation": {"drafters": list(offer.drafters), "rules": list(offer.rules)},
+    }

@@ -1,0 +1,362 @@
+"""The models of a server: loaded when they are first asked for, within a bound on their memory.
+
+    async with models.using("small") as served: ...
+
+A model is loaded once, however many ask for it, in a thread of its own: others are answered
+meanwhile.  Where it does not fit beside those that are loaded, the one that was used longest ago
+and has nothing to do goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.base.errors import LOG, ForerunError
+from forerun.serve.admission.admission import Desk
+from forerun.serve.admission.ask import Ask, Route
+from forerun.serve.admission.errors import ApiError
+from forerun.serve.http.responses import json_response
+from forerun.serve.openai.fields import safe
+from forerun.serve.openai.routes import Query
+from forerun.serve.watching.logs import say
+from forerun.serve.watching.roles import Watcher
+
+GIB = 2**30
+MOST_WAITING = 64
+"""Requests that may wait for a model to be loaded; more get 429."""
+
+WARM_UP = "warm-up"
+MESSAGES = [{"role": "user", "content": "Hello!"}]
+
+ANSWERED: Mapping[str, Mapping[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello!", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/responses": {"input": "Hello!", "max_output_tokens": 16},
+}
+"""Bodies of the requests that nobody sent, by their route's path: what is loaded at its first use,
+the whole tokenizer and the grammar library, is loaded by them, so that no client waits for it."""
+
+READ: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "response_format": {"type": "json_object"}},
+}
+"""Bodies that are only read: compiling a grammar is what takes long."""
+
+
+@dataclass
+class Served:
+    """A model that is loaded, and what answers for it.
+
+    card: the model as /v1/models lists it.
+    """
+
+    desk: Desk
+    routes: Mapping[str, Route]  # by path
+    queries: Mapping[str, Query] = field(default_factory=dict)
+    fingerprint: Callable[[Ask], str] = lambda ask: ""
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    async def warm_up(self) -> None:
+        """Answer a request that nobody asked, and one on every route, as those of clients are.
+
+        What the model cannot do is left out: without a chat template there are no chats.
+        """
+        await self.desk.warm_up()
+        for route in self.routes.values():
+            for bodies, is_answered in ((ANSWERED, True), (READ, False)):
+                if route.path in bodies:
+                    with suppress(ApiError, ForerunError):
+                        ask = await asyncio.to_thread(route.read, bodies[route.path])
+                        if is_answered:
+                            await self._rehearse(route, ask)
+
+    async def _rehearse(self, route: Route, ask: Ask) -> None:
+        reply = route.reply(ask, WARM_UP, 0, self.fingerprint(ask))
+        answers = await self.desk.enter(ask, owner=WARM_UP, request_id=WARM_UP).results()
+        await asyncio.to_thread(lambda: json_response(reply.whole(answers)))
+
+
+@dataclass(eq=False)
+class Model:
+    """A model that a server may load.
+
+    names: its id, and other names for it.  load: loads it, in a thread; None if it is not loaded by
+    this server.  num_bytes: what it takes.
+    """
+
+    names: Sequence[str]
+    load: Callable[[], Served] | None = None
+    num_bytes: int = 0
+    watcher: Watcher = field(default_factory=Watcher)
+    served: Served | None = None
+    loading: asyncio.Task[Served] | None = None
+    has_room: bool = False  # its bytes are taken
+    num_users: int = 0  # requests that are read or answered by it, or wait for it
+    last_use: int = 0  # a number that grows with each request
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has to stay: its answers are not complete."""
+        return self.num_users > 0 or (self.served is not None and self.served.desk.num_open > 0)
+
+
+class Models:
+    """The first model is the default: a request that names none is answered by it.
+
+    most_bytes: of all that are loaded together; None for no bound.
+    """
+
+    def __init__(self, models: Sequence[Model], most_bytes: int | None = None) -> None:
+        self._models = list(models)
+        self._by_name = {name: model for model in models for name in model.names}
+        for model in models:
+            model.has_room = model.served is not None
+        self._most_bytes = most_bytes
+        self._created = int(time.time())
+        self._is_draining = False
+        self._num_uses = 0
+        self._changing = asyncio.Lock()  # held while room is made
+
+    @property
+    def default(self) -> Model:
+        return self._models[0]
+
+    @property
+    def desks(self) -> list[Desk]:
+        """Those of the models that are loaded."""
+        return [model.served.desk for model in self._models if model.served is not None]
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_draining and all(desk.is_ready for desk in self.desks)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining or any(desk.is_draining for desk in self.desks)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(desk.tickets) for desk in self.desks)
+
+    def __contains__(self, request_id: object) -> bool:
+        """Whether a request is on its way."""
+        return any(request_id in desk.tickets for desk in self.desks)
+
+    def cards(self) -> list[dict[str, Any]]:
+        """All names, as /v1/models lists them; another name of a model tells its id as `root`."""
+        return [
+            {**self._card(model), "id": name, "root": model.names[0]}
+            for model in self._models
+            for name in model.names
+        ]
+
+    def card(self, name: str) -> dict[str, Any]:
+        model = self._named(name)
+        return {**self._card(model), "id": name, "root": model.names[0]}
+
+    def _card(self, model: Model) -> dict[str, Any]:
+        told: Mapping[str, Any] = {} if model.served is None else model.served.card
+        return {
+            "object": "model",
+            "created": self._created,
+            "owned_by": "forerun",
+            "max_model_len": None,
+            "loaded": model.served is not None,
+            **told,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The last seconds of all models together, and of each where there are several."""
+        parts = {model.names[0]: model.watcher.summary() for model in self._models}
+        if len(parts) == 1:
+            return dict(self.default.watcher.summary())
+        counts = ("running", "waiting", "batch_rows")
+        sums = {name: sum(part.get(name, 0) for part in parts.values()) for name in counts}
+        alarms = [part.get("acceptance_alarm") for part in parts.values()]
+        alarm = next(filter(None, alarms), None)
+        totals = self.default.watcher.totals()
+        return {**totals, **sums, "acceptance_alarm": alarm, "models": parts}
+
+    def check_room(self, owner: str) -> None:
+        """Refuse a request for which there is no place, whatever is in it."""
+        if self._is_draining or len(self._models) == 1:
+            for desk in self.desks:
+                desk.check_room(owner=owner)
+
+    @asynccontextmanager
+    async def using(self, name: Any = None) -> AsyncIterator[Served]:
+        """The model of a request, which stays loaded within the block; name: see `find`."""
+        model = self.find(name)
+        if model.served is None and model.num_users >= MOST_WAITING:
+            message = f"Too many requests wait for the model '{model.names[0]}' to be loaded."
+            kind, code = "rate_limit_error", "queue_full"
+            raise ApiError(message, status=429, kind=kind, code=code, retry_after=10.0)
+        self._num_uses += 1
+        model.last_use = self._num_uses
+        model.num_users += 1
+        try:
+            yield model.served or await self._loaded(model)
+        finally:
+            model.num_users -= 1
+
+    def watch(self) -> None:
+        """Show the gauges of the models that are loaded already."""
+        for model in self._models:
+            if model.served is not None:
+                model.watcher.watch(model.served.desk)
+
+    def find(self, name: Any) -> Model:
+        """The model of a request, by the name that it has there.
+
+        What is no text is for the default model's route to refuse.
+        """
+        return self._named(name) if isinstance(name, str) else self.default
+
+    async def warm_up(self) -> None:
+        """Warm up the models that are loaded already."""
+        for model in self._models:
+            if model.served is not None:
+                await model.served.warm_up()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and wait for those that are here; see `Desk.drain`."""
+        self._is_draining = True
+        for model in self._models:
+            if model.loading is not None:
+                model.loading.cancel()
+        await asyncio.gather(*(desk.drain(seconds) for desk in self.desks))
+
+    async def close(self) -> None:
+        """End everything at once."""
+        await self.drain(0)
+        await asyncio.gather(*(desk.close() for desk in self.desks))
+
+    def _named(self, name: str) -> Model:
+        if name not in self._by_name:
+            listed = " or ".join(f"'{known}'" for known in self._by_name)
+            message = f"The model '{safe(name)}' does not exist here. Use {listed}."
+            raise ApiError(message, status=404, param="model", code="model_not_found")
+        return self._by_name[name]
+
+    async def _loaded(self, model: Model) -> Served:
+        """The model once it is loaded; those who wait for the same one wait for one load."""
+        if self._is_draining:
+            raise _not_loaded(model, "the server is shutting down")
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load(model))
+            model.loading.add_done_callback(lambda task: self._load_ended(model, task))
+        try:
+            return await asyncio.shield(model.loading)
+        except asyncio.CancelledError:
+            if not self._is_draining:
+                raise
+            raise _not_loaded(model, "the server is shutting down") from None
+
+    def _load_ended(self, model: Model, task: asyncio.Task[Served]) -> None:
+        model.loading = None
+        if task.cancelled() or task.exception() is not None:  # which whoever waited was told
+            model.has_room = False
+
+    async def _load(self, model: Model) -> Served:
+        assert model.load is not None
+        async with self._changing:
+            await self._make_room(model)
+            model.has_room = True
+        name = model.names[0]
+        say("loading", model=name)
+        try:
+            served = await asyncio.to_thread(model.load)
+            await served.warm_up()
+        except Exception as error:
+            told = str(error) if isinstance(error, ForerunError) else None
+            LOG.error("The model %s could not be loaded. %s", name, told or "", exc_info=error)
+            raise _not_loaded(model, "it could not be loaded, as the server's log says") from error
+        model.served = served
+        model.watcher.watch(served.desk)
+        say("loaded", model=name)
+        return served
+
+    async def _make_room(self, model: Model) -> None:
+        """Unload what is needed for a model to fit, or say how much is missing."""
+        most = self._most_bytes
+        if most is None:
+            return
+        if model.num_bytes > most:
+            raise _too_large(model, most)
+        idle = sorted(
+            (other for other in self._models if other.served is not None and not other.is_held),
+            key=lambda other: other.last_use,
+        )
+        missing = self._num_bytes_but(model) + model.num_bytes - most
+        if missing > sum(other.num_bytes for other in idle):
+            missing -= sum(other.num_bytes for other in idle)
+            raise _no_room(model, most, missing)
+        for other in idle:
+            if self._num_bytes_but(model) + model.num_bytes > most:
+                await self._unload(other)
+
+    def _num_bytes_but(self, model: Model) -> int:
+        """What the others take that are loaded or are being loaded."""
+        others = (other for other in self._models if other is not model)
+        return sum(one.num_bytes for one in others if one.has_room)
+
+    async def _unload(self, model: Model) -> None:
+        served, model.served = model.served, None
+        assert served is not None
+        say("unloading", model=model.names[0])
+        model.watcher.watch(None)
+        await served.desk.close()
+        model.has_room = False
+        del served
+        gc.collect()
+
+
+def one_model(
+    desk: Desk,
+    routes: Sequence[Route],
+    queries: Sequence[Query] = (),
+    fingerprint: Callable[[Ask], str] = lambda ask: "",
+    names: Sequence[str] = ("model",),
+    card: Mapping[str, Any] | None = None,
+) -> Models:
+    """The models of a server that has one, which is loaded."""
+    served = Served(
+        desk,
+        {route.path: route for route in routes},
+        {query.path: query for query in queries},
+        fingerprint,
+        card or {},
+    )
+    return Models([Model(names, watcher=desk.watcher, served=served)])
+
+
+def _not_loaded(model: Model, reason: str) -> ApiError:
+    message = f"The model '{model.names[0]}' is not loaded: {reason}."
+    return ApiError(
+        message, status=503, kind="server_error", code="model_not_loaded", retry_after=10.0
+    )
+
+
+def _too_large(model: Model, most: int) -> ApiError:
+    message = (
+        f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of memory, and this "
+        f"server has {most / GIB:.2f} GiB for models: {(model.num_bytes - most) / GIB:.2f} GiB are "
+        "missing. Use another model."
+    )
+    return ApiError(message, param="model", code="model_too_large")
+
+
+def _no_room(model: Model, most: int, missing: int) -> ApiError:
+    message = (
+        f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of the "
+        f"{most / GIB:.2f} GiB for models, and others that are busy leave too little: "
+        f"{missing / GIB:.2f} GiB are missing. Try again when they have answered."
+    )
+    return ApiError(
+        message, status=503, kind="server_error", code="model_does_not_fit", retry_after=10.0
+    )

@@ -1,0 +1,110 @@
+"""Acceptance outside the usual: far too low marks garbled output, far too high marks loops.
+
+An answer is compared with earlier answers of its kind, which had the same drafter, rule and way of
+choosing tokens on this server.  Acceptance differs from text to text, so each answer's chance is
+taken as drawn from a beta distribution, which is fitted to the earlier answers; an answer whose
+count is less likely than `RARE` on one side is unusual.  One in `2 / RARE` is so by luck, and an
+alarm needs `NEEDED` of the last `WINDOW`: by luck one in millions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import exp, lgamma
+from statistics import fmean
+from typing import Literal
+
+RARE = 5e-4
+LEAST_JUDGED = 16
+"""Guesses of an answer; one with fewer tells nothing."""
+LEAST_ANSWERS, MOST_ANSWERS = 64, 512
+"""Answers that say what is usual."""
+WINDOW, NEEDED = 20, 3
+"""Unusual answers among the last ones that make an alarm."""
+ADAPTS = 64
+"""Answers after which an alarm's acceptance is the usual one: the requests are others now."""
+LEAST_SPREAD = 0.05
+"""Standard deviation of the chances of answers: equal requests would make it nothing."""
+MOST_COUNTED = 400
+"""Judged guesses that count of one answer, which bounds the time of a sum."""
+MOST_KINDS = 32
+
+Direction = Literal["low", "high"]
+DIRECTIONS: tuple[Direction, ...] = ("low", "high")
+
+
+@dataclass
+class _Kind:
+    """Answers that can be compared with one another."""
+
+    usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_ANSWERS))
+    marks: deque[Direction | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    num_since_alarm: int = 0
+
+    @property
+    def alarm(self) -> Direction | None:
+        for direction in DIRECTIONS:
+            if self.marks.count(direction) >= NEEDED:
+                return direction
+        return None
+
+
+class Acceptance:
+    """The usual acceptance of a model's drafters, and whether the present one is unusual."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, _Kind] = {}
+
+    @property
+    def alarm(self) -> Direction | None:
+        """Whether answers of late had far less or far more of their guesses accepted."""
+        return next((alarm for kind in self._kinds.values() if (alarm := kind.alarm)), None)
+
+    def judge(self, name: str, judged: int, accepted: int) -> Direction | None:
+        """How an answer differs from the usual of its kind; None if it does not."""
+        if judged < LEAST_JUDGED:
+            return None
+        if name not in self._kinds and len(self._kinds) >= MOST_KINDS:
+            return None
+        kind = self._kinds.setdefault(name, _Kind())
+        mark: Direction | None = None
+        if len(kind.usual) >= LEAST_ANSWERS:
+            mark = outside(kind.usual, judged, accepted)
+        kind.marks.append(mark)
+        if mark is None:
+            kind.usual.append((judged, accepted))
+        kind.num_since_alarm = 0 if kind.alarm is None else kind.num_since_alarm + 1
+        if kind.num_since_alarm >= ADAPTS:
+            self._kinds[name] = _Kind()
+        return mark
+
+
+def outside(usual: deque[tuple[int, int]], judged: int, accepted: int) -> Direction | None:
+    """Whether so many accepted guesses are hardly ever so few, or so many, usually.
+
+    usual: (judged, accepted) of earlier answers.
+    """
+    rates = [one_accepted / one_judged for one_judged, one_accepted in usual]
+    mean = min(max(fmean(rates), 0.01), 0.99)
+    by_luck = fmean(rate * (1 - rate) / n for rate, (n, _) in zip(rates, usual, strict=True))
+    most = 0.95 * mean * (1 - mean)  # a beta distribution cannot spread further
+    variance = fmean(rate * rate for rate in rates) - fmean(rates) ** 2 - by_luck
+    spread = min(max(variance, LEAST_SPREAD**2), most)
+    weight = mean * (1 - mean) / spread - 1
+    alpha, beta = mean * weight, (1 - mean) * weight
+    if judged > MOST_COUNTED:
+        judged, accepted = MOST_COUNTED, round(accepted * MOST_COUNTED / judged)
+    if accepted < mean * judged:
+        return "low" if _tail(judged, accepted, alpha, beta) < RARE else None
+    return "high" if _tail(judged, judged - accepted, beta, alpha) < RARE else None
+
+
+def _tail(n: int, most: int, alpha: float, beta: float) -> float:
+    """The chance of at most so many out of n, when each has a chance drawn from a beta law."""
+    whole = lgamma(n + 1) + lgamma(alpha + beta) - lgamma(alpha) - lgamma(beta)
+    whole -= lgamma(n + alpha + beta)
+    return sum(
+        exp(whole + lgamma(k + alpha) + lgamma(n - k + beta) - lgamma(k + 1) - lgamma(n - k + 1))
+        for k in range(most + 1)
+    )
