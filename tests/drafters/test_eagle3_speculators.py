@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_eagle3 import NUM_OWN, TARGETS, VOCAB, WIDTH, model, our_steps
 from tiny_heads import save_drafter
 from transformers import LlamaConfig, Qwen3Config
@@ -112,7 +113,7 @@ def error(found: list[Any], expected: list[Any]) -> float:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_what_they_write_is_read(switch, target, tmp_path: Path, record_property: Any) -> None:
+def test_what_they_write_is_read(switch: str, target: str, tmp_path: Path) -> None:
     head = theirs(**SWITCHES[switch])
     head.save_pretrained(tmp_path)
     torch.manual_seed(1)
@@ -135,12 +136,9 @@ def test_what_we_write_is_read(tmp_path: Path) -> None:
     trained = replace(saved, weights=weights)
     export(trained, tmp_path / "theirs", "speculators", "float32")
     about = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    about["transformer_layer_config"]["_attn_implementation"] = "eager"
     config = Eagle3SpeculatorConfig(**about)
     config.transformer_layer_config._attn_implementation = "eager"
     head = Eagle3DraftModel(config).eval()
-    from safetensors.torch import load_file
-
     stored = load_file(tmp_path / "theirs" / "model.safetensors")
     missing, unexpected = head.load_state_dict(stored, strict=False)
     assert not unexpected
