@@ -200,6 +200,8 @@ def test_few_wait_for_a_load_and_none_at_the_end() -> None:
         await site.models.drain(1)
         codes = {status_and_code(await task) for task in waiting}
         assert codes == {(503, "model_not_loaded")}
+        (loading,) = (one for one in threading.enumerate() if one.name == "forerun-loading")
+        assert loading.daemon  # so an exit does not wait for it
         gate.set()
         assert status_and_code(await site.ask("a")) == (503, "shutting_down")
 

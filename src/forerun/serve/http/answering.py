@@ -70,6 +70,8 @@ class Answering:
     async def _answer(
         self, served: Served, ticket: Ticket, reply: Reply, client: tuple[Scope, Receive, Send]
     ) -> None:
+        """Send the answers when they are complete, or piece by piece; end them when the client goes
+        away."""
         scope, receive, send = client
         ask, owner = ticket.ask, owner_of(scope)
         async with _aborted_when_gone(ticket, receive) as gone:
@@ -145,6 +147,8 @@ class Answering:
         gone: asyncio.Event,
         ends_with_done: bool,
     ) -> None:
+        """Send events as pieces come; a request that fails on its way ends with an event that says
+        so."""
         stream = EventStream(send, self._bounds.reader_seconds)
         try:
             await stream.start()

@@ -140,6 +140,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         self._was_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Warm up, listen and announce; a server that is stopped meanwhile does not listen."""
         self._loop = asyncio.get_running_loop()
         if self._renewals and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self._renew)
@@ -157,6 +158,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._announce()
 
     async def _warm_up(self) -> None:
+        """Answer requests that nobody sent, so that no client waits for what is made once."""
         say("warming up")
         await self._models.warm_up()
 
@@ -182,6 +184,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         load_certificate(self.config.ssl, certificate, key)
 
     def _stop(self) -> None:
+        """End the warm-up, or finish what is running."""
         if self._warming is not None and not self._warming.done():
             say("stopping")
             self._warming.cancel()
@@ -189,6 +192,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             self._drain()
 
     def _drain(self) -> None:
+        """Let running requests finish, then leave."""
         waiting = self._models.num_requests
         say("stopping", requests=waiting, at_most_seconds=self._drain_seconds if waiting else 0)
 

@@ -22,6 +22,7 @@ from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.ask import Ask, Route
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http.responses import json_response
+from forerun.serve.http.worker import Worker
 from forerun.serve.openai.fields import safe
 from forerun.serve.openai.routes import Query
 from forerun.serve.watching.logs import say
@@ -30,6 +31,9 @@ from forerun.serve.watching.roles import Watcher
 GIB = 2**30
 MOST_WAITING = 64
 """Requests that may wait for a model to be loaded; more get 429."""
+
+LONGEST_LOAD = 3600.0
+"""Seconds; a model may have to be downloaded."""
 
 WARM_UP = "warm-up"
 MESSAGES = [{"role": "user", "content": "Hello!"}]
@@ -76,6 +80,7 @@ class Served:
                             await self._rehearse(route, ask)
 
     async def _rehearse(self, route: Route, ask: Ask) -> None:
+        """Answer one request and put the answer into words."""
         reply = route.reply(ask, WARM_UP, 0, self.fingerprint(ask))
         answers = await self.desk.enter(ask, owner=WARM_UP, request_id=WARM_UP).results()
         await asyncio.to_thread(lambda: json_response(reply.whole(answers)))
@@ -121,6 +126,7 @@ class Models:
         self._is_draining = False
         self._num_uses = 0
         self._changing = asyncio.Lock()  # held while room is made
+        self._loading = Worker("forerun-loading", LONGEST_LOAD)  # which no exit waits for
 
     @property
     def default(self) -> Model:
@@ -156,10 +162,12 @@ class Models:
         ]
 
     def card(self, name: str) -> dict[str, Any]:
+        """One model under one of its names."""
         model = self._named(name)
         return {**self._card(model), "id": name, "root": model.names[0]}
 
     def _card(self, model: Model) -> dict[str, Any]:
+        """What /v1/models says of a model under any of its names."""
         told: Mapping[str, Any] = {} if model.served is None else model.served.card
         return {
             "object": "model",
@@ -237,6 +245,7 @@ class Models:
         await asyncio.gather(*(desk.close() for desk in self.desks))
 
     def _named(self, name: str) -> Model:
+        """The model of that name; an `ApiError` 404 lists those that there are."""
         if name not in self._by_name:
             listed = " or ".join(f"'{known}'" for known in self._by_name)
             message = f"The model '{safe(name)}' does not exist here. Use {listed}."
@@ -258,11 +267,14 @@ class Models:
             raise _not_loaded(model, "the server is shutting down") from None
 
     def _load_ended(self, model: Model, task: asyncio.Task[Served]) -> None:
+        """A load that failed gives its room back."""
         model.loading = None
         if task.cancelled() or task.exception() is not None:  # which whoever waited was told
             model.has_room = False
 
     async def _load(self, model: Model) -> Served:
+        """Make room, load in a thread, and warm up; whoever waits is told of a failure without its
+        details."""
         assert model.load is not None
         async with self._changing:
             await self._make_room(model)
@@ -270,7 +282,7 @@ class Models:
         name = model.names[0]
         say("loading", model=name)
         try:
-            served = await asyncio.to_thread(model.load)
+            served = await self._loading.run(model.load, name)
             await served.warm_up()
         except Exception as error:
             told = str(error) if isinstance(error, ForerunError) else None
@@ -306,6 +318,7 @@ class Models:
         return sum(one.num_bytes for one in others if one.has_room)
 
     async def _unload(self, model: Model) -> None:
+        """Close a model's engines and let go of its weights."""
         served, model.served = model.served, None
         assert served is not None
         say("unloading", model=model.names[0])
@@ -336,6 +349,7 @@ def one_model(
 
 
 def _not_loaded(model: Model, reason: str) -> ApiError:
+    """The refusal of a request whose model could not be loaded, or not in time."""
     message = f"The model '{model.names[0]}' is not loaded: {reason}."
     return ApiError(
         message, status=503, kind="server_error", code="model_not_loaded", retry_after=10.0
@@ -343,6 +357,7 @@ def _not_loaded(model: Model, reason: str) -> ApiError:
 
 
 def _too_large(model: Model, most: int) -> ApiError:
+    """The refusal of a model that does not fit even alone."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of memory, and this "
         f"server has {most / GIB:.2f} GiB for models: {(model.num_bytes - most) / GIB:.2f} GiB are "
@@ -352,6 +367,7 @@ def _too_large(model: Model, most: int) -> ApiError:
 
 
 def _no_room(model: Model, most: int, missing: int) -> ApiError:
+    """The refusal of a model for which others would have to go that are busy."""
     message = (
         f"The model '{model.names[0]}' takes {model.num_bytes / GIB:.2f} GiB of the "
         f"{most / GIB:.2f} GiB for models, and others that are busy leave too little: "

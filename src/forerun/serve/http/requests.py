@@ -70,6 +70,8 @@ class Bodies:
             raise ApiError(message, status=408, code="request_timeout") from error
 
     async def _bytes(self, request: Request, owner: str) -> bytes:
+        """The body as it was sent; what is beyond `LARGE` waits for its turn, and too much is
+        refused."""
         most = self._bounds.max_body_bytes
         declared = request.headers.get("content-length", "")
         length = int(declared[:12]) if declared.isdigit() else most

@@ -49,6 +49,7 @@ class Turns:
             self._hand_on()
 
     async def _wait(self, owner: str) -> None:
+        """Wait until it is this owner's turn."""
         if not self._is_taken:
             self._is_taken = True
             return
@@ -64,6 +65,7 @@ class Turns:
             raise
 
     def _hand_on(self) -> None:
+        """Give the turn to the waiter whose owner is due first."""
         waiting = [waiter for waiter in self._waiting if not waiter.turn.done()]
         if not waiting:
             self._is_taken = False
@@ -121,6 +123,7 @@ class Worker:
             raise overloaded(message) from error
 
     def _start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Run some work in a thread; its result, or what it raised, arrives in the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 

@@ -201,6 +201,7 @@ class MapOf:
         }
 
     def schema(self) -> Schema:
+        """An object of any keys, within the bounds."""
         schema: Schema = {
             "type": "object",
             "additionalProperties": self.item.schema(),

@@ -74,6 +74,7 @@ def model_digest(target: LanguageModel) -> str:
 
 
 def _model_parts(target: LanguageModel) -> Iterator[str]:
+    """Everything that may change a text of this target, as texts."""
     yield f"noise {NOISE}"
     yield f"llguidance {_version('llguidance')}"
     yield f"endings {ending_tokens(target)}"
@@ -197,6 +198,7 @@ class ModelCard:
 
 
 def card_of(target: LanguageModel) -> ModelCard:
+    """What an ingress needs to know of a target."""
     return ModelCard(
         target.name,
         target.vocab_size,

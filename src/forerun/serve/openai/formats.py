@@ -136,6 +136,7 @@ def guided_by(offer: Offer, fields: Mapping[str, Any]) -> Grammar | None:
 
 
 def _grammar(offer: Offer, name: str, value: Any, where: str) -> Grammar:
+    """The grammar of one way to guide an answer."""
     if name == "json":
         return prepared(offer, compiled(_schema(value, where), where), where)
     if name == "json_object":

@@ -55,6 +55,7 @@ class Object:
         return read
 
     def _unknown(self, name: str, inside: str) -> ApiError:
+        """The error for a field that is not in the table, with the reason or the nearest name."""
         where = inside + safe(str(name))
         if reason := self.refused.get(name):
             message = f"'{where}' cannot be honoured: {reason}"
@@ -65,6 +66,7 @@ class Object:
         return ApiError(message, param=where, code="unknown_parameter")
 
     def schema(self) -> Schema:
+        """The table as JSON Schema; refused fields may be null."""
         properties = {name: _property(entry) for name, entry in self.fields.items()}
         for name, reason in self.refused.items():
             properties[name] = {"type": "null", "description": f"Refused: {reason}"}
@@ -104,6 +106,7 @@ class Tagged:
         return {"anyOf": [self._option(name, option) for name, option in self.options.items()]}
 
     def _option(self, name: str, option: Object) -> Schema:
+        """One of the objects, with its tag."""
         schema = option.schema()
         tag: Schema = {"const": name} if name != self.default else {"enum": [name, None]}
         required = [self.tag] if name != self.default else []

@@ -184,6 +184,7 @@ def document(routes: Sequence[Described], *, has_keys: bool) -> dict[str, Any]:
 
 
 def _post(path: str, body: Object) -> dict[str, Any]:
+    """The description of a route that takes a body."""
     content: dict[str, Any] = {JSON: {"schema": OBJECTS[path]}}
     if "stream" in body.fields:
         content[EVENTS] = {"schema": {}}  # events differ from route to route

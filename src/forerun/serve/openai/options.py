@@ -121,6 +121,7 @@ def usual_tokens(offer: Offer, otherwise: int) -> int:
 
 
 def _speculation(offer: Offer) -> Either:
+    """The field `speculation`: an object of names and lengths, or a flag."""
     limits = offer.limits
     table = {
         "drafter": Field(Choice(offer.drafters), "One of the server's."),
@@ -228,6 +229,7 @@ def room_for(offer: Offer, prompt: list[int], where: str) -> int:
 
 
 def stream_options() -> Field:
+    """The field `stream_options`, of the routes that stream chunks."""
     table = {
         "include_usage": Field(Flag(), "A last chunk with the counts.", False),
         "continuous_usage_stats": Field(

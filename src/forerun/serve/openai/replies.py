@@ -112,6 +112,7 @@ class ChunkUsage:
         self._num_new += len(piece.tokens)
 
     def field(self) -> dict[str, Any]:
+        """The field for the next chunk, if it has one."""
         if not self._ask.includes_usage:
             return {}
         if not self._ask.counts_in_chunks:

@@ -30,6 +30,7 @@ class Thought:
 
 
 def thinking_fields() -> dict[str, Field]:
+    """Fields that say whether, and how much, a model thinks first."""
     return {
         "chat_template_kwargs": Field(
             Json(MOST_OPTIONS), "Variables of the model's chat template, by name."
@@ -117,6 +118,7 @@ class ThoughtReader:
         self._held = ""
 
     def push(self, text: str, *, final: bool = False) -> list[str | Thought]:
+        """The next text, as thoughts and parts of the answer; final: nothing follows."""
         self._held += text
         told: list[str | Thought] = []
         if not self._is_over and not self._is_inside:
@@ -136,6 +138,7 @@ class ThoughtReader:
             self._is_over, self._is_at_edge = True, False
 
     def _thoughts(self, *, final: bool) -> list[Thought]:
+        """What of the text so far is certainly a thought."""
         before, tag, after = self._held.partition(CLOSE)
         shown = before.lstrip() if self._is_at_edge else before
         if tag or final:

@@ -21,6 +21,7 @@ NAME = r"[a-zA-Z0-9_.-]+"
 
 
 def tool_fields(offer: Offer) -> dict[str, Field]:
+    """Fields of a chat: a function lies inside an object of its own."""
     limits = offer.limits
     name = Field(Text(NAME_LENGTH, least=1), required=True)
     function = Object(
@@ -84,6 +85,7 @@ def nested_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def both_format_and_tools(where: str) -> ApiError:
+    """The refusal of an answer that is to have a format and may call functions."""
     message = (
         f"'{where}' cannot be honoured together with 'tools': an answer in that format could not "
         "call one. Leave out one of the two."
@@ -106,6 +108,7 @@ class Toolbox:
 
     @classmethod
     def of(cls, offer: Offer, fields: Mapping[str, Any]) -> Toolbox:
+        """The tools that a request's fields describe, or what cannot be honoured of them."""
         tools, choice = fields["tools"] or [], fields["tool_choice"]
         if not tools:
             if choice not in (None, "none", "auto"):
@@ -170,6 +173,7 @@ def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
 def _named(
     functions: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
+    """The function that `tool_choice` names, alone."""
     name = choice["function"]["name"]
     chosen = [function for function in functions if function["name"] == name]
     if not chosen:

@@ -93,6 +93,7 @@ class HermesReader:
         self._after_call = False
 
     def push(self, text: str) -> list[Told]:
+        """Text and calls that are certain by now."""
         told: list[Told] = []
         self._held += text
         while True:
@@ -118,6 +119,7 @@ class HermesReader:
                 self._held = text[end + len(CLOSE) :]
 
     def end(self) -> list[Told]:
+        """What was held back: a call that was not closed, or text after all."""
         told: list[Told] = []
         while self._inside is not None:
             text, tag, after = self._inside, "", ""
@@ -178,6 +180,7 @@ class LlamaReader:
         self._is_text = False
 
     def push(self, text: str) -> list[Told]:
+        """The text, once it is certain that the answer is no call."""
         self._held += text
         if not self._is_text:
             begin = self._held.lstrip()

@@ -54,6 +54,7 @@ class Lines(logging.Formatter):
         self._is_json = is_json
 
     def format(self, record: logging.LogRecord) -> str:
+        """The record's time, level and event, its fields, and the type of an exception."""
         fields = {
             "time": _moment(record.created),
             "level": record.levelname.lower(),
@@ -188,6 +189,7 @@ class AnswerLog(Watcher):
         self._tell("received", id=request_id, model=self._model, route=route, owner=owner)
 
     def refused(self, reason: str, request_id: str | None = None) -> None:
+        """A request was sent away; it may not have named a model yet."""
         known = self._open.pop(request_id or "", {})
         self._tell(
             "refused",
@@ -199,6 +201,7 @@ class AnswerLog(Watcher):
         )
 
     def started(self, request_id: str) -> None:
+        """The time at which a request was given its first row."""
         if (known := self._open.get(request_id)) is not None:
             known.setdefault("started", self._now())
 
@@ -208,6 +211,7 @@ class AnswerLog(Watcher):
             known.setdefault("first", self._now())
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
+        """The counts and times of a request that was answered."""
         known = self._open.pop(request_id, None)
         if known is None:
             return
@@ -230,6 +234,7 @@ class AnswerLog(Watcher):
         )
 
     def failed(self, request_id: str, reason: str) -> None:
+        """A request ended with an error of its own."""
         known = self._open.pop(request_id, {})
         self._tell(
             "failed",

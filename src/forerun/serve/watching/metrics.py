@@ -234,6 +234,7 @@ class Metrics(Watcher):
             self._queued.observe(visit.started - visit.received)
 
     def piece(self, request_id: str, choice: int, piece: Piece, stats: Stats | None = None) -> None:
+        """Count new tokens, and rounds that the engine has counted meanwhile."""
         visit = self._visits.get(request_id)
         if visit is None:
             return
@@ -358,6 +359,7 @@ class Metrics(Watcher):
         self._work(Work(0, end - begin, num_drafted, num_accepted))
 
     def _work(self, work: Work) -> None:
+        """Add to the last seconds of the model and of the server."""
         for recent in (self._recent, self._families.recent):
             recent.add(work)
 

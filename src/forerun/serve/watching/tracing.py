@@ -41,6 +41,7 @@ class Tracing(Watcher):
     def received(
         self, request_id: str, route: str, owner_label: str = "", seconds: float = 0.0
     ) -> None:
+        """Begin a span at the arrival of the request."""
         attributes = {
             "gen_ai.operation.name": "chat" if "chat" in route else "text_completion",
             "gen_ai.request.model": self._model,
@@ -63,6 +64,7 @@ class Tracing(Watcher):
             span.add_event("first token")
 
     def ended(self, request_id: str, answers: Sequence[Generation]) -> None:
+        """End the span, with the counts of the request."""
         span = self._pop(request_id)
         if span is None:
             return

@@ -86,6 +86,7 @@ class Chat:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
+        """The request: the conversation in the template's words, and how its answer is chosen."""
         fields = self.check(body)
         toolbox = Toolbox.of(self.offer, fields)
         text = self._text(fields, toolbox)
@@ -145,6 +146,7 @@ class Chat:
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    """The limit by either of its names; both may be given if they agree."""
     old, new = fields["max_tokens"], fields["max_completion_tokens"]
     if old is not None and new is not None and old != new:
         message = (

@@ -43,6 +43,7 @@ class ChatReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
+        """Chunks for new text, thoughts and calls; the first has log-probabilities and fates."""
         ask, state = self._ask, self._choices[choice]
         self._usage.count(piece)
         _, parts = state.track.take_piece(piece)
@@ -70,6 +71,7 @@ class ChatReply:
         return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}]
 
     def _whole_choice(self, index: int, answer: Generation) -> dict[str, Any]:
+        """A choice with its text, thoughts and calls apart."""
         state = self._choices[index]
         _, parts = state.track.take_whole(answer)
         told = state.read(answer.text or "", final=True)
@@ -96,6 +98,7 @@ class ChatReply:
         return choice
 
     def _delta(self, choice: int, state: ToldChoice, step: Told | Thought) -> dict[str, Any]:
+        """What a chunk adds to the message."""
         if isinstance(step, str):
             return {"content": step}
         if isinstance(step, Thought):

@@ -76,6 +76,7 @@ class Completions:
         self.words = Words(offer.tokenizer)
 
     def check(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a body, checked as far as that takes no tokenizer."""
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         n = fields["n"]
@@ -86,6 +87,7 @@ class Completions:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
+        """The request: each prompt as tokens, and how its answers are chosen."""
         fields = self.check(body)
         prompts = _list_of(fields["prompt"])
         tokens = [tokens_of(self.offer, prompt, "prompt") for prompt in prompts]
@@ -150,6 +152,7 @@ class CompletionReply:
             self._scores.append(_joined(first | unknown, told))
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """All choices with their texts, in the order of the prompts."""
         choices = []
         for index, answer in enumerate(answers):
             offsets, parts = self._tracks[index].take_whole(answer)
@@ -164,6 +167,7 @@ class CompletionReply:
         return []
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
+        """A chunk, unless there is nothing to tell."""
         ask = self._ask
         self._usage.count(piece)
         offsets, parts = self._tracks[choice].take_piece(piece)
@@ -198,6 +202,7 @@ class CompletionReply:
     def _logprobs(
         self, logprobs: Sequence[TokenLogprob] | None, offsets: list[int], index: int
     ) -> dict[str, Any] | None:
+        """Log-probabilities in this route's shape, with offsets that count the echoed prompt."""
         if self._ask.logprobs is None:
             return None
         echo = self._ask.detail["echo"]

@@ -136,6 +136,7 @@ def _conversation(offer: Offer) -> dict[str, Field]:
 
 
 def _sampling(offer: Offer) -> dict[str, Field]:
+    """How tokens are chosen, in Anthropic's names, and fields of ours."""
     common, limits = common_fields(offer), offer.limits
     stop = Text(limits.max_stop_length, least=1)
     return {

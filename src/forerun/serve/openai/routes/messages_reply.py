@@ -28,6 +28,7 @@ class MessagesReply:
         self._num_blocks = 0
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """The message, with consecutive steps of one kind in one block."""
         (answer,) = answers
         blocks: list[dict[str, Any]] = []
         for step in self._told.read(answer.text or "", final=True):
@@ -45,6 +46,7 @@ class MessagesReply:
         return [{"type": "message_start", "message": {**self._message(counts), **nothing}}]
 
     def piece(self, choice: int, piece: Piece) -> list[dict[str, Any]]:
+        """Events for new steps; the last block is closed with the answer."""
         is_last = piece.finish_reason is not None
         events = [
             event
@@ -100,6 +102,7 @@ class MessagesReply:
         return {"type": "text", "text": ""}, "text", step
 
     def _message(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The fields that a message has from its beginning."""
         return {
             "id": f"msg_{self._request_id}",
             "type": "message",
@@ -120,6 +123,7 @@ class MessagesReply:
         }
 
     def _end(self, answer: Generation) -> dict[str, Any]:
+        """Why the answer ended; a stop sequence is named."""
         finish = self._told.finish(answer.finish_reason)
         if answer.finish_reason != "stop_string" or finish == "tool_calls":
             return {"stop_reason": REASONS[finish], "stop_sequence": None}

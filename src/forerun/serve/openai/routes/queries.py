@@ -42,6 +42,7 @@ class Tokenize:
         self._words = Words(offer.tokenizer)
 
     def answer(self, body: Mapping[str, Any], **_: str) -> dict[str, Any]:
+        """The ids with their count, and the texts of the tokens where they are asked for."""
         fields = self.body.check(body)
         check_model(self.offer, fields["model"])
         tokens = self._tokens(fields)
@@ -54,6 +55,7 @@ class Tokenize:
         }
 
     def _tokens(self, fields: Mapping[str, Any]) -> list[int]:
+        """The ids of either a prompt or a conversation."""
         prompt, messages = fields["prompt"], fields["messages"]
         if (prompt is None) == (messages is None):
             message = "Either 'prompt' or 'messages' is needed, and not both."

@@ -36,6 +36,7 @@ class ResponseReply:
         self._num_events = 0
 
     def whole(self, answers: Sequence[Generation]) -> dict[str, Any]:
+        """The response, built by the steps of a stream."""
         (answer,) = answers
         self._logprobs = self._words.chat_logprobs(answer.logprobs or ())
         for step in self._told.read(answer.text or "", final=True):
@@ -54,6 +55,7 @@ class ResponseReply:
         ]
 
     def piece(self, choice: int, piece: Piece) -> list[Event]:
+        """Events for new steps; the first text of a piece has its log-probabilities and fates."""
         ask = self._ask
         _, parts = self._told.track.take_piece(piece)
         logprobs = self._words.chat_logprobs(piece.logprobs or ())
@@ -98,6 +100,7 @@ class ResponseReply:
         return [*events, self._in_part(f"response.{name}.delta", delta=text, **extra)]
 
     def _open(self, kind: str) -> list[Event]:
+        """Begin an item, with the one part that it has."""
         status = "in_progress"
         item: dict[str, Any] = {"id": self._id("msg"), "type": kind, "status": status}
         if kind == "reasoning":
@@ -165,6 +168,7 @@ class ResponseReply:
         return [*events, *self._close(status)]
 
     def _id(self, kind: str) -> str:
+        """The id of the next item."""
         place = len(self._items)
         return f"{kind}_{self._request_id}" + (f"_{place}" if place else "")
 
@@ -220,6 +224,7 @@ class ResponseReply:
         }
 
     def _usage(self, answer: Generation) -> dict[str, Any]:
+        """The counts under this route's names."""
         counts = usage(self._offer, self._ask, [answer])
         return {
             "input_tokens": counts["prompt_tokens"],

@@ -166,6 +166,8 @@ class Responses:
         return fields
 
     def read(self, body: Mapping[str, Any]) -> Ask:
+        """The request: its items as a conversation in the template's words, and how its answer is
+        chosen."""
         fields, offer = self.check(body), self.offer
         toolbox = Toolbox.of(offer, nested_tools(fields))
         template = template_of(offer, toolbox.shown)
