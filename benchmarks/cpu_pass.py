@@ -5,10 +5,12 @@ is told not to spin: for some milliseconds after a pass of transformers its thre
 core of whoever comes next.  The read rate of the lean 1-token pass stands beside what the machine
 reads when it does nothing else.  Where the lean pass multiplies few-bit weights in whole numbers,
 "lean floats" is the same pass without: a process of its own, because one kind serves a process.
-With `--llama-server` llama.cpp reads the same GGUF file: passes of one token, prompts, decoding.
+With `--llama-server` or `--llama-python` llama.cpp reads the same GGUF file: passes of one token,
+prompts, decoding.  `--brief` leaves out all other contenders but llama.cpp, and most passes, for
+models of more than a billion parameters.
 
-    python benchmarks/cpu_pass.py [--target gemma3-270m] [--repeats 15] [--output cpu_pass]
-        [--llama-server PROGRAM]
+    python benchmarks/cpu_pass.py [--target FILE.gguf] [--repeats 15] [--output cpu_pass]
+        [--brief] [--llama-server PROGRAM | --llama-python INTERPRETER]
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ import torch
 from transformers import DynamicCache
 
 import forerun as fr
+import llama_python
 from forerun.lean.crew import Crew, share, usual_threads
 from forerun.lean.jit import compiled
 from forerun.lean.model import LeanModel
 from forerun.lean.scalar import total
 from forerun.lean.shape import DOT_PRODUCTS, best_shape
-from forerun.loading.bundled import NAME, packaged_weights
-from forerun.loading.default import default_model
+from forerun.loading.bundled import NAME, gguf_file
+from llama_python import LlamaPython
 from llama_server import ABOUT, LEFT_OUT, LlamaServer, start_llama
 from machine import save
 from spec_bench import summary
@@ -67,38 +70,53 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", default="cpu_pass", help="name of the JSON file")
     parser.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server")
+    parser.add_argument("--llama-python", metavar="INTERPRETER", help="with llama_cpp")
+    parser.add_argument("--brief", action="store_true")
     options = parser.parse_args()
-    gguf = packaged_weights() if options.target == NAME else Path(options.target)
-    if options.llama_server and (gguf is None or gguf.suffix != ".gguf"):
-        parser.error("--llama-server needs a target of one GGUF file: the default or a path")
+    gguf = gguf_file(options.target)
+    if (options.llama_server or options.llama_python) and gguf is None:
+        parser.error("llama.cpp needs a target of one GGUF file: the default or a path")
     load_before = os.getloadavg()[0]
-    plain = load(options.target)
     began = time.perf_counter()
-    lean, int8 = LeanModel(plain.model, plain.tokenizer), LeanModel(plain.model, int8=True)
-    for model in (lean, int8):
-        pass_of(model, [1], 1)()
-    about: dict[str, Any] = {"model": plain.name, "seconds_to_start": time.perf_counter() - began}
-    tokens = plain.tokenizer.encode(TEXT)
-    contenders = {"lean": runs_of(lean, tokens)}
-    if DOT_PRODUCTS:
-        contenders["lean floats"] = runs_with_floats(options.target)
-    contenders["lean int8"] = runs_of(int8, tokens)
-    contenders["transformers"] = runs_of_transformers(plain.model, tokens)
+    lean: Any = fr.load(options.target, "cpu", lean=True)
+    pass_of(lean, [1], 1)()
+    about: dict[str, Any] = {"model": lean.name, "seconds_to_start": time.perf_counter() - began}
+    about["model"] = Path(about["model"]).name if gguf and options.target != NAME else lean.name
+    tokens = lean.tokenizer.encode(TEXT)
+    sizes, contexts = ((1, 8), ()) if options.brief else (SIZES, CONTEXTS)
+    contenders = {"lean": runs_of(lean, tokens, sizes, contexts)}
+    if not options.brief:
+        if DOT_PRODUCTS:
+            contenders["lean floats"] = runs_with_floats(options.target)
+        contenders["lean int8"] = runs_of(LeanModel(lean.model, int8=True), tokens)
+        contenders["transformers"] = runs_of_transformers(lean.model, tokens)
     with ExitStack() as stack:
         about["llama.cpp"] = LEFT_OUT
-        if options.llama_server:
+        if options.llama_server or options.llama_python:
             assert gguf is not None
-            running = start_llama(options.llama_server, gguf, usual_threads())
+            running: Any = start_llama(options.llama_server, gguf, usual_threads())
+            if options.llama_python:
+                running = llama_python.start_llama(options.llama_python, gguf, usual_threads())
             server = stack.enter_context(running)
-            contenders["llama.cpp"] = runs_of_llama(server, tokens)
+            runs = runs_of_llama(server, tokens)
+            contenders["llama.cpp"] = {
+                key: run for key, run in runs.items() if key[0] != "context" or contexts
+            }
             about["llama.cpp"] = f"build {server.build}: {ABOUT}"
-        results = {**about, **measure(contenders, lean, options.repeats)}
+        measured = measure(contenders, lean, options.repeats, sizes, contexts)
+        results = {**about, **measured}
     results["load_average"] = [load_before, os.getloadavg()[0]]
     report(results)
     save(options.output, results)
 
 
-def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[str, Any]:
+def measure(
+    contenders: dict[str, Runs],
+    lean: LeanModel,
+    repeats: int,
+    sizes: tuple[int, ...],
+    contexts: tuple[int, ...],
+) -> dict[str, Any]:
     """Figures of all contenders, in turns."""
 
     def table(title: str, sizes: tuple[int, ...]) -> Rows:
@@ -107,13 +125,16 @@ def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[
             for size in sizes
         }
 
-    milliseconds = take_turns(table("pass", SIZES), repeats)
+    milliseconds = take_turns(table("pass", sizes), repeats)
     weight_bytes = lean._weights.matrices.panels.nbytes
     read_seconds = repeat(read_everything(lean), repeats)
-    by_context = take_turns(table("context", CONTEXTS), repeats)
-    few = max(5, repeats // 3)
-    greedy_ms = take_turns(table("greedy", (NEW_TOKENS,)), few)[NEW_TOKENS]
+    by_context = take_turns(table("context", contexts), repeats)
+    few = max(min(5, repeats), repeats // 3)
+    greedy = take_turns(table("greedy", (NEW_TOKENS,)), few)
+    greedy_ms = greedy[NEW_TOKENS]
+    prompts = take_turns(table("prompt", PROMPT_SIZES), few)
     one = milliseconds[1]
+    tables = {"pass": {1: one}, "prompt": prompts, "greedy": greedy}
     return {
         "numba": numba.__version__,
         "tile": best_shape()._asdict(),
@@ -121,17 +142,28 @@ def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[
         "context": CONTEXT,
         "pass_ms": milliseconds,
         "cost_relative_to_1_token": {name: by_one(milliseconds, name) for name in contenders},
-        "speedup_of_a_1_token_pass": one["transformers"]["median"] / one["lean"]["median"],
+        "speed_beside": {
+            name: {
+                title: {
+                    size: row[name]["median"] / row["lean"]["median"]
+                    for size, row in rows.items()
+                    if name in row
+                }
+                for title, rows in tables.items()
+            }
+            for name in contenders
+            if name != "lean"
+        },
         "context_ms": by_context,
         "cost_of_context": {
-            name: by_context[CONTEXTS[-1]][name]["median"] / by_context[CONTEXTS[0]][name]["median"]
+            name: by_context[contexts[-1]][name]["median"] / by_context[contexts[0]][name]["median"]
             for name in contenders
+            if contexts
         },
-        "prompt_ms": take_turns(table("prompt", PROMPT_SIZES), few),
+        "prompt_ms": prompts,
         "greedy_tokens_per_second": {
             name: NEW_TOKENS / spent["median"] * 1e3 for name, spent in greedy_ms.items()
         },
-        "greedy_speedup": greedy_ms["transformers"]["median"] / greedy_ms["lean"]["median"],
         "weights_gb": weight_bytes / 1e9,
         "gb_per_second": {
             "lean 1-token pass": weight_bytes / one["lean"]["median"] / 1e6,
@@ -140,12 +172,17 @@ def measure(contenders: dict[str, Runs], lean: LeanModel, repeats: int) -> dict[
     }
 
 
-def runs_of(model: LeanModel, tokens: list[int]) -> Runs:
+def runs_of(
+    model: LeanModel,
+    tokens: list[int],
+    sizes: tuple[int, ...] = SIZES,
+    contexts: tuple[int, ...] = CONTEXTS,
+) -> Runs:
     """What a contender is asked to do, by title and size."""
     return {
-        **{("pass", size): pass_of(model, tokens, size) for size in SIZES},
+        **{("pass", size): pass_of(model, tokens, size) for size in sizes},
         **{("prompt", size): pass_of(model, tokens, size, context=0) for size in PROMPT_SIZES},
-        **{("context", size): pass_of(model, tokens, 1, context=size) for size in CONTEXTS},
+        **{("context", size): pass_of(model, tokens, 1, context=size) for size in contexts},
         ("greedy", NEW_TOKENS): decoding(model, tokens[:CONTEXT]),
     }
 
@@ -166,7 +203,7 @@ def runs_of_transformers(model: Any, tokens: list[int]) -> Runs:
     }
 
 
-def runs_of_llama(server: LlamaServer, tokens: list[int]) -> Runs:
+def runs_of_llama(server: LlamaServer | LlamaPython, tokens: list[int]) -> Runs:
     """A pass of several tokens is not among them: the server gives logits after the last alone."""
 
     def one_token(context: int, slot: int) -> Timed:
@@ -186,11 +223,6 @@ def runs_of_llama(server: LlamaServer, tokens: list[int]) -> Runs:
         **{("context", size): partial(one_token, size, slot) for size, slot in slots.items()},
         ("greedy", NEW_TOKENS): greedy,
     }
-
-
-def load(target: str) -> Any:
-    """The transformers model."""
-    return default_model(lean=False) if target == NAME else fr.load(target, lean=False)
 
 
 def runs_with_floats(target: str) -> Runs:
@@ -213,8 +245,8 @@ def runs_with_floats(target: str) -> Runs:
 def serve(pipe: Any, target: str) -> None:
     """Run what is asked for until the other process ends; reading waits without spinning."""
     assert not DOT_PRODUCTS
-    plain = load(target)
-    runs = runs_of(LeanModel(plain.model, plain.tokenizer), plain.tokenizer.encode(TEXT))
+    lean: Any = fr.load(target, "cpu", lean=True)
+    runs = runs_of(lean, lean.tokenizer.encode(TEXT))
     with suppress(EOFError):
         while True:
             runs[pipe.recv()]()
@@ -325,13 +357,13 @@ def report(results: dict[str, Any]) -> None:
     for title in ("pass_ms", "prompt_ms", "context_ms"):
         sizes = results[title]
         print(f"{title:22}" + "".join(f"{size:>8}" for size in sizes))
-        for name in next(iter(sizes.values())):
+        for name in next(iter(sizes.values()), ()):
             shown = (f"{row[name]['median']:.1f}" if name in row else "-" for row in sizes.values())
             print(f"  {name:20}" + "".join(f"{text:>8}" for text in shown))
     keys = ("greedy_tokens_per_second", "gb_per_second", "cost_relative_to_1_token")
     for key in (*keys, "cost_of_context"):
         print(key, results[key])
-    for key in ("speedup_of_a_1_token_pass", "greedy_speedup", "load_average", "seconds_to_start"):
+    for key in ("speed_beside", "load_average", "seconds_to_start"):
         print(key, results[key])
     print(results["llama.cpp"])
 

@@ -6,7 +6,7 @@ import errno
 import random
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -20,6 +20,7 @@ from tiny_models import VOCAB_SIZE, Architecture, fresh_logits, largest, random_
 import forerun as fr
 from forerun.base.errors import InputError, UnsupportedError
 from forerun.cli import main
+from forerun.gguf import magic
 from forerun.gguf.config import config_of
 from forerun.gguf.file import SERVED, GgufFile, read_gguf
 from forerun.loading import bundled
@@ -92,7 +93,7 @@ def test_every_type_of_tensor_is_read_exactly(kind: str, tmp_path: Path) -> None
 def test_it_is_converted_once_and_again_if_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundled, "SAMPLE", 8)  # bytes at both ends, which do not change
+    monkeypatch.setattr(magic, "SAMPLE", 8)  # bytes at both ends, which do not change
     path = tmp_path / "tiny [1].gguf"
     write(path, tiny())
     folder = local_copy(str(path))
@@ -256,7 +257,7 @@ def test_a_read_only_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write(path, tiny())
     monkeypatch.setattr(bundled, "TemporaryDirectory", refuse)
     with pytest.raises(InputError, match=r"converted \(.*Read-only file system.*FORERUN_CACHE"):
-        fr.load(str(path))
+        fr.load(str(path), lean=False)
 
 
 def test_a_full_disk_is_told_before_anything_is_written(
@@ -266,7 +267,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     write(path, tiny())
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1 << 10})())
     with pytest.raises(InputError, match=r"needs 0 MB, and 0 MB are free.*FORERUN_CACHE"):
-        fr.load(str(path))
+        fr.load(str(path), lean=False)
     assert list(cache_folder().iterdir()) == []
 
 
@@ -300,9 +301,18 @@ def file_of(arch: str, tensors: Any = None, **fields: Any) -> GgufFile:
 
 
 def gguf_tensor(name: str, values: Any) -> Any:
-    from forerun.gguf.file import Tensor
+    return Listed(name, values.shape, values)
 
-    return Tensor(name, values.shape, Kind.F32, values.reshape(-1).view(np.uint8))
+
+class Listed(NamedTuple):
+    """A tensor without a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: Any
+
+    def values(self) -> Any:
+        return self.numbers
 
 
 @pytest.mark.parametrize(

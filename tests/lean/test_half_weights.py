@@ -49,14 +49,14 @@ def test_the_bits_are_those_of_the_widened_model(
     dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A float32 model with these weights, stored as float32, gives every logit to the last bit."""
-    from forerun.lean import linear, storage
+    from forerun.lean import joining, storage
 
     model = half_model(dtype)
     lean, text = LeanModel(model, num_threads=1), random_tokens(random.Random(5), 40)
     logits = lean.score(lean.start(1, 40), [0], [text], [40])
     wide = widened(model)
     wide.model.rotary_emb.load_state_dict(model.model.rotary_emb.state_dict())
-    monkeypatch.setattr(linear, "store", storage.float32)
+    monkeypatch.setattr(joining, "store", storage.float32)
     plain = LeanModel(wide, num_threads=1)
     assert set(plain._weights.matrices.format) == {Format.FLOAT32}
     plain.packed = plain.packed._replace(rotary=lean.packed.rotary)  # `to` rounded its table

@@ -16,8 +16,9 @@ from forerun.lean import linear, storage
 from forerun.lean.dots import LIMBS_4, LIMBS_8
 from forerun.lean.formats import BLOCKS, Format
 from forerun.lean.jit import compiled, counted
+from forerun.lean.joining import Part, join
 from forerun.lean.limbs import FINE
-from forerun.lean.linear import Matrices, alternate
+from forerun.lean.linear import Matrices
 from forerun.lean.scalar import exp, largest, normalise, total
 from forerun.lean.shape import HAS_DOT_PRODUCTS, LANES, TOKENS, is_arm
 from forerun.lean.storage import BLOCK, Stored, store, to_panels
@@ -253,11 +254,14 @@ def test_panels_hold_the_matrix_transposed() -> None:
 
 def test_panels_that_take_turns() -> None:
     gate, up = normal(LANES + 3, 5), normal(LANES + 3, 5) + 9
-    both = alternate(gate, up)
-    assert both.shape == (4 * LANES, 5)
-    assert (both[:LANES] == gate[:LANES]).all()
-    assert (both[LANES : 2 * LANES] == up[:LANES]).all()
-    assert (both[3 * LANES : 3 * LANES + 3] == up[LANES:]).all()
+    biases = [normal(LANES + 3), normal(LANES + 3) - 9]
+    m = join([Part([gate, up], biases, takes_turns=True)])
+    panels = m.panels.view(np.float32).reshape(4, 5, LANES)
+    for number, matrix in enumerate((gate, up)):
+        assert (panels[number] == matrix[:LANES].T).all()
+        assert (panels[2 + number, :, :3] == matrix[LANES:].T).all()
+        own = m.biases.reshape(4, LANES)[[number, 2 + number]].reshape(-1)
+        assert (own == [*biases[number], *[0.0] * (LANES - 3)]).all()
 
 
 def test_exp() -> None:

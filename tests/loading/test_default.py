@@ -56,26 +56,22 @@ def copy(source: Path, folder: Path, title: str) -> None:
     (folder / "config.json").write_text(source.read_text())
 
 
-def test_both_ways_to_load_it_keep_one_packed_copy(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ways_to_load_it_read_the_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command asks for float32, `load` for what the weights are: the same."""
     asked: list[Any] = []
 
     class FoundError(Exception):
         pass
 
-    def recall(kept: Any, name: str) -> Any:
-        asked.append((kept.dtype_name, name))
+    def from_gguf(file: Path, name: str) -> Any:
+        asked.append((file, name))
         raise FoundError
 
-    loading = sys.modules["forerun.loading.load"]
-    monkeypatch.setattr(loading, "can_keep", lambda *_: True)
-    monkeypatch.setattr(loading, "recall", recall)
+    monkeypatch.setattr(sys.modules["forerun.loading.load"], "from_gguf", from_gguf)
     for ask in (default_model, lambda device: fr.load(NAME, device)):
         with pytest.raises(FoundError):
             ask(device="cpu")
-    assert asked == [("float32", NAME)] * 2
+    assert asked == [(source, NAME)] * 2
 
 
 @needs_package
@@ -191,7 +187,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     monkeypatch.setenv("FORERUN_CACHE", str(source / "inside a file"))
     with pytest.raises(InputError, match=r"cannot be converted.*inside a file.*FORERUN_CACHE"):
-        default_model()
+        default_model(lean=False)
 
 
 def test_a_folder_or_a_revision_of_that_name_comes_first(
@@ -222,7 +218,7 @@ def test_without_package_and_hub_the_commands_are_named(
 
 
 def test_a_missing_converter_names_the_extra(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("convert", "config", "file", "tokenizer"):
+    for name in ("convert", "config", "file", "model", "tokenizer"):
         monkeypatch.delitem(sys.modules, f"forerun.gguf.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(MissingExtraError, match=r'without gguf.*pip install "forerun\[hf\]"'):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -254,6 +255,23 @@ def test_a_full_disk_is_done_without(
     assert list((cache / "packed").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "told"),
+    [
+        ("MOST_BYTES", 0, r"they take 0.0 GB, and at most 0.0 GB are kept"),
+        ("SPARE", 1 << 60, r"1152921504.6 GB are needed and [0-9.]+ GB are free in '.*packed'"),
+    ],
+)
+def test_it_is_said_why_nothing_is_kept(
+    limit: str, value: int, told: str, saved: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(folders, "LARGE", 0)
+    monkeypatch.setattr(packed_files, limit, value)
+    fr.load(str(saved))
+    assert re.search(rf"packed at every start, because {told}", capfd.readouterr().err)
+
+
 def test_several_may_write_at_once(saved: Path, cache: Path) -> None:
     packed = fr.load(str(saved)).packed
     with ThreadPoolExecutor(8) as threads:
@@ -296,9 +314,9 @@ def test_what_other_code_packed_is_replaced(
     assert newer.exists(), "it was used within the hour"
 
 
-def asked(folder: Path) -> tuple[str, str, bool]:
+def asked(folder: Path) -> tuple[str, str]:
     """What the name of the file of a model without options is made of."""
-    return folder_digest.contents(folder), "auto", False
+    return folder_digest.contents(folder), "auto False"
 
 
 def test_a_file_that_was_just_written_is_read_again(

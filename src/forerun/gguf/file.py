@@ -19,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from forerun.base.arrays import HostArray
 from forerun.base.errors import InputError, UnsupportedError, explain
-from forerun.gguf.magic import GGUF_MAGIC, begins_as_gguf
+from forerun.gguf.magic import GGUF_MAGIC, begins_as_gguf, parts_beside
 
 LFS_POINTER = b"version https://git-lfs"
 VERSIONS = (2, 3)
@@ -30,6 +30,8 @@ STRING, ARRAY = 8, 9
 MOST_AXES = 4
 SMALLEST_FIELD, SMALLEST_TENSOR = 14, 25  # bytes in the header, for a name of one letter
 NO_TOKEN = (None, -1, 0xFFFFFFFF)  # llama.cpp's -1, which some programs write without a sign
+SPLIT = {"no": 0, "count": 1}
+"""The fields that number the parts of a model, and what a whole file has."""
 LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
 """The name of a tensor in a layer: the layer's number, and the rest."""
 SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
@@ -38,23 +40,33 @@ SERVED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", 
 
 
 class Tensor(NamedTuple):
-    """A tensor in its quantised form, as it is in the file."""
+    """A tensor and where it lies."""
 
     name: str
     shape: tuple[int, ...]  # the outermost axis first, as in NumPy and unlike GGUF
     kind: GGMLQuantizationType
-    data: HostArray  # (bytes,)
+    path: Path  # of the file, which may be one of several
+    begin: int  # byte
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tensor in its quantised form."""
+        block, size = GGML_QUANT_SIZES[self.kind]
+        return int(math.prod(self.shape) // block * size)
 
     def values(self) -> HostArray:
         """The values as float32, in the shape of the tensor."""
-        rows = self.data.reshape(*self.shape[:-1], -1)
+        data = np.fromfile(self.path, np.uint8, self.num_bytes, offset=self.begin)
+        if data.size < self.num_bytes:
+            raise cut_off(self.path, self.begin + self.num_bytes)
+        rows = data.reshape(*self.shape[:-1], -1)
         return np.asarray(dequantize(rows, self.kind), np.float32).reshape(self.shape)
 
 
 class GgufFile(NamedTuple):
     """The header of a GGUF file: its fields and tensors by name."""
 
-    path: Path
+    path: Path  # the first file, if there are several
     fields: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -104,9 +116,28 @@ class GgufFile(NamedTuple):
 def read_gguf(path: Path) -> GgufFile:
     """Read the header of a file; tensors are read when they are used.
 
-    Raises InputError for a damaged file or one of another kind, UnsupportedError for tensor types
-    that are not served.
+    A model in several files is read from all of them, whichever one is named.  Raises InputError
+    for a damaged file or one of another kind, UnsupportedError for tensor types that are not
+    served.
     """
+    paths = parts_beside(path)
+    files = [_read_one(part) for part in paths]
+    tensors: dict[str, Tensor] = {}
+    for number, file in enumerate(files):
+        told = tuple(file.fields.get(f"split.{name}", usual) for name, usual in SPLIT.items())
+        if told != (number, len(files)) and told != (0, 0):
+            told_of = f"part {told[0]} of {told[1]}, counted from 0,"
+            raise file.damaged(f"{told_of} in the place of {number} of {len(files)}")
+        if twice := tensors.keys() & file.tensors.keys():
+            raise file.damaged(f"{min(twice)!r:.80}, which an earlier part has")
+        tensors |= file.tensors
+    told = files[0].fields.get("split.tensors.count", len(tensors))
+    if told != len(tensors):
+        raise files[0].damaged(f"{len(tensors):,} tensors in all parts where {told!r:.40} belong")
+    return GgufFile(paths[0], files[0].fields, tensors)
+
+
+def _read_one(path: Path) -> GgufFile:
     if not begins_as_gguf(path):
         raise _not_gguf(path)
     reader = _Reader(path)
@@ -133,9 +164,7 @@ def read_gguf(path: Path) -> GgufFile:
     reader.need(max((begin + place.end for place in places.values()), default=0))
     _check_places(file, places, alignment)
     for name, place in places.items():
-        reader.at = begin + place.offset
-        data = reader.bytes(place.end - place.offset)
-        file.tensors[name] = Tensor(name, place.shape, place.kind, data)
+        file.tensors[name] = Tensor(name, place.shape, place.kind, path, begin + place.offset)
     return file
 
 
@@ -167,6 +196,13 @@ def _damaged(path: Path, received: str) -> InputError:
     wrong = "The header of the GGUF file is damaged or incomplete."
     cure = "Download the file again, or convert the model anew."
     return InputError(explain(wrong, f"{received} in {str(path)!r}", cure))
+
+
+def cut_off(path: Path, needed: int) -> InputError:
+    """The error for a file that is too short."""
+    wrong = f"The GGUF file is cut off: it should have at least {needed:,} bytes."
+    received = f"{path.stat().st_size:,} bytes in {str(path)!r}"
+    return InputError(explain(wrong, received, "Download the file again."))
 
 
 def _not_gguf(path: Path) -> InputError:
@@ -274,6 +310,4 @@ class _Reader:
     def need(self, count: int) -> None:
         """Raise InputError if the file has fewer than `count` bytes."""
         if count > len(self._memory):
-            wrong = f"The GGUF file is cut off: it should have at least {count:,} bytes."
-            received = f"{len(self._memory):,} bytes in {str(self._path)!r}"
-            raise InputError(explain(wrong, received, "Download the file again."))
+            raise cut_off(self._path, count)

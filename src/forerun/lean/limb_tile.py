@@ -126,19 +126,20 @@ def define(module: Any, format: Format, cut: Cut) -> Any:
         builder.position_at_end(block)
         rows = [builder.gep(x, [builder.mul(x_stride, I64(token))]) for token in range(tokens)]
         places = [builder.gep(y, [builder.mul(y_stride, I64(token))]) for token in range(tokens)]
-        _Tile(builder, format, cut, tokens).panel(rows, w, num_blocks, places)
+        Tile(builder, format, cut, tokens).panel(rows, w, num_blocks, places)
         builder.branch(end)
     builder.position_at_end(end)
     builder.ret_void()
     return function
 
 
-class _Tile:
+class Tile:
     """Writes the loops for a fixed number of tokens."""
 
     def __init__(self, builder: Any, format: Format, cut: Cut, tokens: int) -> None:
         self.builder, self.format, self.cut = builder, format, cut
         self.dots = dots = cut.dots
+        self.nothing = nothing_yet(dots)
         self.limbs_per_sum = LIMBS_PER_SUM[format] if cut.limbs > 1 else (1,)
         self.words, self.floats, self.halves = (
             ir.VectorType(number, dots.sums) for number in (I32, F32, F16)
@@ -256,20 +257,24 @@ class _Tile:
         products = []
         for token, strip in itertools.product(range(len(xs)), strips):
             first = token * self.cut.limbs * len(strips) + strip
-            of_limbs = iter(sums[first :: len(strips)])
-            words = []
-            for size in self.limbs_per_sum:
-                word = next(of_limbs)
-                for _ in range(size - 1):
-                    word = self.builder.add(self._raise(word), next(of_limbs))
-                words.append(word)
-            products.append(self._as_float(words))
+            of_token = sums[first :: len(strips)][: self.cut.limbs]
+            products.append(self._as_float(self._words(of_token)))
         return products
+
+    def _words(self, limbs: Sequence[Any]) -> list[Any]:
+        """The sums of a token's limbs, the highest first, joined as `limbs_per_sum` says."""
+        of_limbs, words = iter(limbs), []
+        for size in self.limbs_per_sum:
+            word = next(of_limbs)
+            for _ in range(size - 1):
+                word = self.builder.add(self._raise(word), next(of_limbs))
+            words.append(word)
+        return words
 
     def _starts(self, x: Any, part: int) -> list[Any]:
         """The numbers that the sums of a token's limbs begin with: zeros, or for weights that are
         kept OFFSET higher, minus what this offset adds to the sums."""
-        starts = [nothing_yet(self.dots)] * self.cut.limbs
+        starts = [self.nothing] * self.cut.limbs
         if self.format in SIGNED and self.dots.is_offset:
             begin = self.cut.starts_at(0 if self.num_parts == 1 else 1 + part)
             if self.cut.limbs > 1:

@@ -11,7 +11,7 @@ import numpy as np
 from forerun.base.arrays import tensor_if_loaded
 from forerun.lean.crew import Crew
 from forerun.lean.noise import race
-from forerun.lean.packed import Packed, storage_name
+from forerun.lean.packed import Embedding, Packed, storage_name
 from forerun.lean.rows import LeanRows, ShallowRows
 from forerun.models.base import (
     CpuPass,
@@ -84,7 +84,10 @@ class LeanModel(NotPickled, CpuPass):
         self.num_layers = facts.num_layers
         self.scores_trees = True
         self.compute_dtype = "float32"
+        self._embedding = None if packed.rows is None else Embedding(packed.rows)
         self._weights = packed.weights
+        if self._embedding is not None:
+            self._weights = packed.weights._replace(embedding=self._embedding.table)
         self._crew = Crew(num_threads)
         self._load: Callable[[], Any] | None = None
         self._loading = Lock()
@@ -122,10 +125,17 @@ class LeanModel(NotPickled, CpuPass):
     @property
     def embedding(self) -> Any:
         """(V, D) float32, as a NumPy array."""
-        return self._weights.embedding
+        return self._weights.embedding if self._embedding is None else self._embedding.whole()
+
+    def embeddings_of(self, tokens: Any) -> Any:
+        """The rows of some tokens."""
+        if self._embedding is not None:
+            self._embedding.need(np.asarray(tokens))
+        return self._weights.embedding[tokens]
 
     def start(self, num_rows: int, capacity: int = 0) -> LeanRows:
-        return LeanRows(self._weights, self.packed.rotary.angles, self._crew, num_rows)
+        angles = self.packed.rotary.angles
+        return LeanRows(self._weights, angles, self._crew, num_rows, self._embedding)
 
     def score(
         self,

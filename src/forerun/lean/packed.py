@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.lean.blocks import widened
 from forerun.lean.formats import Format
 from forerun.lean.forward import Weights
-from forerun.lean.linear import Floats, Matrices
+from forerun.lean.linear import Bytes, Floats, Matrices
+from forerun.lean.plan import Ints
 from forerun.lean.shape import LANES
+
+MOST_ROWS = 4096  # of a table that are widened at a time
 
 
 class Rotary(NamedTuple):
@@ -76,12 +80,55 @@ class Facts(NamedTuple):
     is_rounded: bool  # the weights were rounded to 8 bits
 
 
+class Rows(NamedTuple):
+    """Rows of a table as they lie in a file."""
+
+    type: str
+    data: Bytes  # (rows, bytes of a row)
+
+    def values(self, rows: Ints | slice) -> Floats:
+        """Some of them as float32."""
+        return widened(self.data[rows], self.type)
+
+    def are_finite(self) -> bool:
+        """Whether all numbers are."""
+        some = range(0, len(self.data), MOST_ROWS)
+        return all(np.isfinite(self.values(slice(i, i + MOST_ROWS))).all() for i in some)
+
+
 class Packed(NamedTuple):
     """Everything that the lean pass needs of a model."""
 
     weights: Weights
     rotary: Rotary
     facts: Facts
+    rows: Rows | None = None  # the embedding, where `weights` has none
+
+
+class Embedding:
+    """A table (V, D) of float32 whose rows are written when they are first needed.
+
+    A large one has a gigabyte, of which a text needs little, and memory that was never written to
+    takes none.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.table = np.empty((len(rows.data), rows.values(slice(1)).shape[1]), np.float32)
+        self._rows = rows
+        self._is_there = np.zeros(len(rows.data), np.bool_)
+
+    def need(self, tokens: Ints) -> None:
+        """Write the rows of these tokens, if they are not there yet."""
+        if not self._is_there[tokens].all():
+            missing = np.unique(tokens[~self._is_there[tokens]])
+            self.table[missing] = self._rows.values(missing)
+            self._is_there[missing] = True
+
+    def whole(self) -> Floats:
+        """The table with all rows."""
+        for begin in range(0, len(self.table), MOST_ROWS):
+            self.need(np.arange(begin, min(begin + MOST_ROWS, len(self.table))))
+        return self.table
 
 
 def storage_name(m: Matrices) -> str:

@@ -12,6 +12,7 @@ from forerun.lean.crew import Crew
 from forerun.lean.forward import Scratch, Watched, Weights, forward, num_stages
 from forerun.lean.held import Holder
 from forerun.lean.linear import Floats, make_limbs
+from forerun.lean.packed import Embedding
 from forerun.lean.page_tile import QUERIES
 from forerun.lean.pages import Page, Pages, Rotary
 from forerun.lean.plan import MOST_TOKENS, Lot, Plan, passes
@@ -44,8 +45,16 @@ class Beginning(NamedTuple):
 class LeanRows(PathRows):
     """Rows of one model; the verbs of `LanguageModel` without the checks."""
 
-    def __init__(self, weights: Weights, rotary: Rotary, crew: Crew, num_rows: int) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        rotary: Rotary,
+        crew: Crew,
+        num_rows: int,
+        embedding: Embedding | None = None,
+    ) -> None:
         super().__init__(num_rows)
+        self._embedding = embedding  # whose rows are written when they are needed
         self.layers: tuple[int, ...] = ()  # watched layers
         self.is_read_on_host = False  # return logits as NumPy arrays even where torch is loaded
         self._seen = [np.empty((0, 0), np.float32)] * num_rows
@@ -145,6 +154,8 @@ class LeanRows(PathRows):
     def _pass(self, plan: Plan, logits: Floats) -> Floats:
         """Run a pass that fills in logits; returns the watched states (tokens, layers * hidden)."""
         weights, count = self._weights, len(plan.ids)
+        if self._embedding is not None:
+            self._embedding.need(plan.ids)
         if count > len(self._scratch.x):
             self._scratch = _scratch(weights, min(MOST_TOKENS, 2 * count))
         watched = Watched(

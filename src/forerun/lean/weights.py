@@ -11,10 +11,11 @@ from forerun.base.errors import UnsupportedError, explain
 from forerun.lean.attention import UNLIMITED, HeadShape
 from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
-from forerun.lean.linear import GELU_TANH, SILU, Floats, Gate, Matrices, alternate, join
+from forerun.lean.from_files import Description, no_matrices
+from forerun.lean.joining import Part, join
+from forerun.lean.linear import GELU_TANH, SILU, Floats, Gate, Matrices
 from forerun.lean.packed import Facts, Packed, rotary_of, tables
 from forerun.lean.plan import Ints
-from forerun.lean.shape import LANES
 from forerun.lean.storage import padded, rounded
 from forerun.models.attention import layer_kinds
 from forerun.models.base import endings_of, generation_defaults
@@ -30,9 +31,24 @@ def pack(model: Any, int8: bool = False) -> Packed:
 
     int8: round linear weights to 8 bits.  Raises if `unfit` has a reason against the model.
     """
-    weights, config = take(model, int8), model.config
+    check_fits(model, int8)
+    embedding = as_array(model.model.embed_tokens.weight)
+    return _packed(model, _matrices(model, int8), embedding, int8)
+
+
+def described(model: Any) -> Description:
+    """The same without linear layers and embedding, of which `model` needs no values."""
+    matrices = no_matrices(np.concatenate([_bias(x) for xs, _ in _modules(model) for x in xs]))
+    names = {module: f"{name}.weight" for name, module in model.named_modules()}
+    layers = [([names[module] for module in each], turns) for each, turns in _modules(model)]
+    embedding = np.empty((0, model.config.hidden_size), np.float32)
+    return Description(_packed(model, matrices, embedding, is_rounded=False), layers)
+
+
+def _packed(model: Any, matrices: Matrices, embedding: Floats, is_rounded: bool) -> Packed:
+    config = model.config
     return Packed(
-        weights=weights,
+        weights=_weights(model, matrices, embedding),
         rotary=rotary_of(model),
         facts=Facts(
             kind=config.model_type,
@@ -43,13 +59,13 @@ def pack(model: Any, int8: bool = False) -> Packed:
             num_layers=config.num_hidden_layers,
             endings=list(endings_of(model)),
             defaults=generation_defaults(model),
-            is_rounded=int8,
+            is_rounded=is_rounded,
         ),
     )
 
 
-def take(model: Any, int8: bool = False) -> Weights:
-    """The weights, copied into panels; with `int8`, rounded to 8 bits and a scale per block."""
+def check_fits(model: Any, int8: bool = False) -> None:
+    """Raise if `unfit` has a reason against the model."""
     if reason := unfit(model, int8):
         raise UnsupportedError(
             explain(
@@ -58,6 +74,9 @@ def take(model: Any, int8: bool = False) -> Weights:
                 "Use the plain path: lean=False, or forerun.wrap(model).",
             )
         )
+
+
+def _weights(model: Any, matrices: Matrices, embedding: Floats) -> Weights:
     layers = model.model.layers
     attention = layers[0].self_attn
     size = attention.head_dim
@@ -73,8 +92,8 @@ def take(model: Any, int8: bool = False) -> Weights:
     )
     pairs = [(x.self_attn.q_norm, x.self_attn.k_norm) if has_norms else () for x in layers]
     return Weights(
-        matrices=_matrices(model, int8),
-        embedding=as_array(model.model.embed_tokens.weight),
+        matrices=matrices,
+        embedding=embedding,
         embedding_scale=embedding_scale(model),
         norms=norms(model),
         post_norms=post_norms(model),
@@ -102,25 +121,20 @@ def unfit(model: Any, int8: bool = False) -> str:
 
 def _matrices(model: Any, int8: bool) -> Matrices:
     """All matrices, in the order in which a pass uses them."""
+    return join(
+        Part([_weight(module, int8) for module in modules], list(map(_bias, modules)), takes_turns)
+        for modules, takes_turns in _modules(model)
+    )
+
+
+def _weight(module: Any, int8: bool) -> Floats:
+    return rounded(as_array(module.weight)) if int8 else as_array(module.weight)
+
+
+def _modules(model: Any) -> list[tuple[tuple[Any, ...], bool]]:
+    """The linear layers of each matrix, and whether their panels alternate."""
     parts = [part for layer in model.model.layers for part in _layer_matrices(layer)]
-    parts.append(((model.lm_head,), False))
-    return join(_together(*part, int8) for part in parts)
-
-
-def _together(
-    modules: tuple[Any, ...], takes_turns: bool, int8: bool
-) -> tuple[list[Floats], Floats]:
-    """Several linear layers with a common input as one matrix, in pieces, and its biases.
-
-    takes_turns: panels of the two layers alternate.
-    """
-    both = alternate if takes_turns else _stack
-    pieces = [as_array(module.weight) for module in modules]
-    if takes_turns or any(len(piece) % LANES for piece in pieces[:-1]):
-        pieces = [both(*pieces)]
-    if int8:
-        pieces = [rounded(piece) for piece in pieces]
-    return pieces, both(*[_bias(module) for module in modules])
+    return [*parts, ((model.lm_head,), False)]
 
 
 def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
@@ -132,10 +146,6 @@ def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
         ((mlp.gate_proj, mlp.up_proj), True),
         ((mlp.down_proj,), False),
     ]
-
-
-def _stack(*arrays: Floats) -> Floats:
-    return np.concatenate(arrays)
 
 
 def _bias(module: Any) -> Floats:
@@ -185,7 +195,9 @@ def post_norms(model: Any) -> Floats:
 
 def embedding_scale(model: Any) -> Any:
     """The factor of embeddings, as float32."""
-    return np.float32(float(getattr(model.model.embed_tokens, "embed_scale", 1.0)))
+    embedding = model.model.embed_tokens
+    scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
+    return np.float32(float(scale))
 
 
 def windows(model: Any) -> Ints:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from glob import escape
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from typing import NamedTuple
 from forerun.base.errors import InputError, MissingExtraError, explain, notice
 from forerun.gguf import copy
 from forerun.gguf.copy import write_list
-from forerun.gguf.magic import is_gguf
+from forerun.gguf.magic import is_gguf, key_of, parts_beside
 from forerun.loading.cache import cache_folder, close_to_others, is_ours, make_in_cache
 from forerun.loading.folders import at_home
 
@@ -25,7 +24,7 @@ NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 GEMMA = "gemma3-270m"
 VERSION = 1  # of what `convert` writes: raise it with every change
 STALE = 3600.0  # seconds after which an unfinished conversion counts as abandoned
-SAMPLE = 1 << 20  # bytes
+COPIED = 1 << 20  # bytes at a time
 LONGEST = 64  # bytes of a file's name that its copy has too: a system has a limit for names
 
 
@@ -79,6 +78,15 @@ def local_copy(name: str) -> Path | None:
     return folder
 
 
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a name means: a path, or the one of an installed package."""
+    path = at_home(name)
+    if is_gguf(path):
+        return path
+    parts = packaged_parts(name) if name in PACKAGES and not Path(name).is_dir() else []
+    return parts[0] if len(parts) == 1 else None
+
+
 def packaged_weights() -> Path | None:
     """The GGUF file of the default model, if its package is installed."""
     return next(iter(packaged_parts(NAME)), None)
@@ -108,20 +116,12 @@ def installed_names() -> list[str]:
 def _copy_of_file(source: Path) -> Path:
     """The converted copy of a GGUF file.  It is known by the file's size, time and samples of its
     contents, so it may be moved but not changed."""
-    try:
-        about = source.stat()
-        with source.open("rb") as file:
-            beginning = file.read(SAMPLE)
-            file.seek(max(0, about.st_size - SAMPLE))
-            key = sha256(beginning + file.read(SAMPLE))
-    except OSError as error:
-        wrong = f"The GGUF file cannot be read ({error.strerror})."
-        raise InputError(explain(wrong, repr(str(source)), "Check the path.")) from error
-    key.update(f"{about.st_size} {about.st_mtime_ns}".encode())
+    paths = parts_beside(source)
+    key = key_of(paths)
     beginning_of_name = os.fsencode(source.stem)[:LONGEST].decode(errors="ignore")
-    folder = cache_folder() / f"{beginning_of_name}-{key.hexdigest()[:16]}-{VERSION}"
+    folder = cache_folder() / f"{beginning_of_name}-{key[:16]}-{VERSION}"
     if not _is_whole(folder):
-        _convert_once([source], folder, source.stem)
+        _convert_once([paths[0]], folder, source.stem)
     return folder
 
 
@@ -187,7 +187,7 @@ def _joined(parts: Sequence[Path], folder: Path) -> Path:
     with whole.open("wb") as out:
         for part in parts:
             with part.open("rb") as file:
-                shutil.copyfileobj(file, out, SAMPLE)
+                shutil.copyfileobj(file, out, COPIED)
     return whole
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from forerun.loading.folders import at_home
 
+MOST_BYTES = 16_000_000_000  # of the largest packed model that is kept
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 """What others may have of nothing in the cache."""
 

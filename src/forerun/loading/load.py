@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.base.errors import InputError, explain, meant, notice, warn
 from forerun.base.signatures import shown_by
 from forerun.loading import hub
-from forerun.loading.bundled import NAME, local_copy
-from forerun.loading.cache import why_not_cached
+from forerun.loading.bundled import NAME, gguf_file, local_copy
 from forerun.loading.damage import (
     check_complete,
     check_files,
@@ -26,7 +25,7 @@ from forerun.loading.device_choice import check_place, usual_device
 from forerun.loading.folders import at_home, check_folder, check_name, is_large, tokenizer_of
 from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_other_kinds
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
-from forerun.loading.packed_models import Kept, can_keep, keep, recall
+from forerun.loading.packed_models import Kept, can_keep, from_gguf, is_for_cpu, keep, recall
 from forerun.models.adapter import NEEDED, huggingface_model, missing, register
 from forerun.models.base import CpuPass, LanguageModel
 from forerun.models.function import FunctionModel
@@ -42,6 +41,8 @@ SHARED = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_co
 """Arguments that the tokenizer gets too."""
 OWN = ("device", "dtype", "lean", "quantize")
 """Arguments of `load` itself."""
+WIDE = ("None", "auto", "float32")
+"""Precisions that keep every weight of a GGUF file."""
 OFTEN = ("attn_implementation", "device_map", "gguf_file", "quantization_config", "subfolder")
 """Arguments that often go to `from_pretrained`."""
 
@@ -83,6 +84,14 @@ def load(
     check_place(device, dtype)
     check_name(str(name_or_path))
     shared = {name: given[name] for name in SHARED if name in given}
+    if not given and quantize is None and lean is not False and is_for_cpu(device):
+        file = gguf_file(str(name_or_path))
+        if file is not None and str(dtype).removeprefix("torch.") in WIDE:
+            if name_or_path == NAME:
+                _compile_drafter()
+            read = from_gguf(file, str(name_or_path))
+            if read is not None:
+                return _from(read, file)
     copied = None if "revision" in shared else local_copy(str(name_or_path))
     is_at_home = str(name_or_path).startswith("~")
     place = copied or (at_home(str(name_or_path)) if is_at_home else name_or_path)
@@ -138,20 +147,12 @@ def load(
     check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = name
-    if kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder):
-        reason = why_not_cached()
-        how_often = (
-            f"weights are packed at every start, because the cache {reason}. Set FORERUN_CACHE to "
-            "a folder that you may write to"
-            if reason
-            else "both are kept for the next time"
-        )
-        notice(
-            f"packing the weights of {name_or_path} and compiling code for this CPU; {how_often}"
-        )
+    is_told = kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder)
+    if is_told:
+        notice(f"packing the weights of {name_or_path} and compiling code for this CPU")
     chosen = with_pass(loaded, lean, quantize)
-    if kept is not None:
-        keep(kept, chosen)
+    if kept is not None and (reason := keep(kept, chosen)) and is_told:
+        notice(f"the weights of {name_or_path} are packed at every start, because {reason}")
     _tell_numbers(chosen, dtype)
     return _from(chosen, copied)
 

@@ -16,25 +16,32 @@ from contextlib import suppress
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from forerun.base.version import __version__
 from forerun.lean import kept_file
 from forerun.lean.jit import sources
 from forerun.lean.packed import Packed
 from forerun.lean.shape import DOT_PRODUCTS, LANES, TOKENS
-from forerun.loading.cache import cache_folder, is_ours, make_in_cache
+from forerun.loading.cache import (
+    MOST_BYTES,
+    cache_folder,
+    is_ours,
+    make_in_cache,
+    why_not_cached,
+)
 from forerun.loading.folder_digest import contents, known_contents
 from forerun.loading.light_tokenizer import KeptTokenizer
 
 VERSION = 1  # raise it when a change elsewhere packs something else
 LEAST_BYTES = 4 << 20  # smaller models are packed in no time
-MOST_BYTES = 2 << 30  # larger ones take their time anyway
-SPARE = 4  # times its size must be free on the disk
+SPARE = 1_000_000_000  # bytes that are left free on the disk
 UNUSED = 30 * 86400.0  # seconds
 REPLACED = 3600.0  # seconds: another version of the code that was used within these may be in use
 ABANDONED = 3600.0  # seconds after which an unfinished file counts as such
 MAPPED = frozenset({"packed.weights.embedding"})
+
+Tree = TypeVar("Tree")
 
 
 class KeptModel(NamedTuple):
@@ -47,13 +54,33 @@ class KeptModel(NamedTuple):
 def recall(folder: Path, dtype: str, int8: bool) -> KeptModel | None:
     """What was kept of the model in a folder that has not changed since; None if nothing was."""
     digest = known_contents(folder)
-    if digest is None:
-        return None
-    file = _file(digest, dtype, int8)
+    return None if digest is None else read(digest, f"{dtype} {int8}", KeptModel, MAPPED)
+
+
+def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> str:
+    """Keep a model that was tried out.  Returns why it was not kept, or an empty string."""
+    weights = kept.packed.weights
+    size = weights.matrices.panels.nbytes + weights.embedding.nbytes
+    if size < LEAST_BYTES:
+        return ""
+    if size > MOST_BYTES:
+        return f"they take {_gigabytes(size)}, and at most {_gigabytes(MOST_BYTES)} are kept"
+    try:
+        digest = "" if why_not_cached() else contents(folder)
+    except OSError as error:
+        return f"its files cannot be read ({error.strerror})"
+    return write(digest, f"{dtype} {int8}", kept, size)
+
+
+def read(
+    digest: str, variant: str, kind: type[Tree], mapped: frozenset[str] = frozenset()
+) -> Tree | None:
+    """What was kept of contents and options; None if nothing was, or others may have written it."""
+    file = _file(digest, variant)
     if not is_ours(file):
         return None
     try:
-        kept = kept_file.read(file, KeptModel, MAPPED)
+        kept = kept_file.read(file, kind, mapped)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     with suppress(OSError):
@@ -61,27 +88,33 @@ def recall(folder: Path, dtype: str, int8: bool) -> KeptModel | None:
     return kept
 
 
-def keep(folder: Path, dtype: str, int8: bool, kept: KeptModel) -> None:
-    """Keep a model that was tried out; where the disk is full or not ours, do without."""
-    weights = kept.packed.weights
-    size = weights.matrices.panels.nbytes + weights.embedding.nbytes
-    if not LEAST_BYTES <= size <= MOST_BYTES:
-        return
+def write(digest: str, variant: str, kept: Any, size: int = 0) -> str:
+    """Keep something for the next start.  Returns why that was not possible, or an empty string.
+
+    size: its large arrays, in bytes.
+    """
+    if reason := why_not_cached():
+        return f"the cache {reason}. Set FORERUN_CACHE to a folder that you may write to"
+    file = _file(digest, variant)
     try:
-        place = cache_folder() / "packed"
-        make_in_cache(place)
-        if not os.access(place, os.W_OK):
-            return
-        file = _file(contents(folder), dtype, int8)
+        make_in_cache(file.parent)
         _make_room(file)
-        if shutil.disk_usage(place).free >= SPARE * size:
-            kept_file.write(file, kept)
-    except OSError:
-        return
+        needed, free = size + SPARE * bool(size), shutil.disk_usage(file.parent).free
+        if free < needed:
+            told = f"{_gigabytes(needed)} are needed and {_gigabytes(free)} are free"
+            return f"{told} in {str(file.parent)!r}. Set FORERUN_CACHE to a folder on another disk"
+        kept_file.write(file, kept)
+    except OSError as error:
+        return f"{str(file.parent)!r} cannot be written to ({error.strerror})"
+    return ""
 
 
-def _file(digest: str, dtype: str, int8: bool) -> Path:
-    variant = _digest(LANES, TOKENS, DOT_PRODUCTS, platform.machine(), dtype, int8)
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _file(digest: str, variant: str) -> Path:
+    variant = _digest(LANES, TOKENS, DOT_PRODUCTS, platform.machine(), variant)
     code = _digest(VERSION, sources(), __version__, metadata.version("transformers"))
     return cache_folder() / "packed" / f"{digest[:32]}-{variant}-{code}"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forerun.loading import light_tokenizer
+from forerun.loading.bundled import local_copy
 from forerun.loading.device_choice import usual_device
 from forerun.loading.light_tokenizer import LightTokenizer
 from forerun.models.base import CpuPass
@@ -44,11 +45,26 @@ class Kept(NamedTuple):
 
 def can_keep(place: Path, device: Any) -> bool:
     """Whether a model there would run on the CPU, from files that can be told apart."""
-    if importlib.util.find_spec("numba") is None or not (place / "config.json").is_file():
+    if not (place / "config.json").is_file() or (place / "adapter_config.json").exists():
         return False
-    if not any(place.glob("*.safetensors")) or (place / "adapter_config.json").exists():
+    return any(place.glob("*.safetensors")) and is_for_cpu(device)
+
+
+def is_for_cpu(device: Any) -> bool:
+    """Whether a model that is put there could run on the lean CPU pass."""
+    if importlib.util.find_spec("numba") is None:
         return False
     return str(device) == "cpu" or (device is None and usual_device() is None)
+
+
+def from_gguf(file: Path, name: str) -> Any:
+    """The `LeanModel` of a GGUF file; None if it has to be loaded in another way."""
+    try:
+        from forerun.loading import from_gguf
+
+        return from_gguf.load(file, name, lambda: local_copy(name))
+    except ImportError:  # loading the model itself will say what is wrong
+        return None
 
 
 def recall(kept: Kept, name: str) -> Any:
@@ -68,11 +84,12 @@ def recall(kept: Kept, name: str) -> Any:
     return LeanModel.from_packed(found.packed, name, tokenizer, kept.load)
 
 
-def keep(kept: Kept, model: Any) -> None:
-    """Keep a model for the next time, if it is on the CPU pass."""
-    if isinstance(model, CpuPass):
-        from forerun.loading.packed_files import KeptModel
-        from forerun.loading.packed_files import keep as keep_packed
+def keep(kept: Kept, model: Any) -> str:
+    """Keep a model for the next time, if it is on the CPU pass.  Returns why it was not kept."""
+    if not isinstance(model, CpuPass):
+        return ""
+    from forerun.loading.packed_files import KeptModel
+    from forerun.loading.packed_files import keep as keep_packed
 
-        made = KeptModel(model.packed, light_tokenizer.of(model.tokenizer))
-        keep_packed(kept.folder, kept.dtype_name, kept.quantize is not None, made)
+    made = KeptModel(model.packed, light_tokenizer.of(model.tokenizer))
+    return keep_packed(kept.folder, kept.dtype_name, kept.quantize is not None, made)

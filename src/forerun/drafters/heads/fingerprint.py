@@ -41,9 +41,8 @@ class Fingerprint:
     @classmethod
     def of_lean(cls, target: Any) -> Fingerprint:
         """The same of a `LeanModel`, which need not have its transformers model at hand."""
-        table = target.embedding
-        part = table[_rows(len(table)), :NUM_COLUMNS]
-        sizes = (target.hidden_size, target.num_layers, len(table))
+        part = target.embeddings_of(_rows(target.vocab_size))[:, :NUM_COLUMNS]
+        sizes = (target.hidden_size, target.num_layers, target.vocab_size)
         return cls(target.name, *sizes, _sample(part))
 
     @classmethod

@@ -18,8 +18,9 @@ from forerun.lean.attention import HeadShape
 from forerun.lean.crew import Begun, Crew
 from forerun.lean.heads_pass import NUM_STAGES, HeadsScratch, HeadsWeights, Level, draft
 from forerun.lean.held import Holder, hold
+from forerun.lean.joining import Part, join
 from forerun.lean.line import Line, no_line
-from forerun.lean.linear import Floats, alternate, join, make_limbs
+from forerun.lean.linear import Floats, make_limbs
 from forerun.lean.pages import Pages
 from forerun.lean.plan import MOST_TOKENS, Ints, Lot, Plan, no_plan, passes
 from forerun.lean.shape import TOKENS
@@ -35,24 +36,15 @@ ONE = np.ones(1, np.float32)
 def take(design: Design, weights: Mapping[str, Floats], embedding: Floats) -> HeadsWeights:
     """The weights, copied into panels of the fewest bits that keep them."""
     part = {name.removesuffix(".weight"): values for name, values in weights.items()}
-    matrices = [
-        part["fuse"],
-        part["qkv"],
-        part["output"],
-        alternate(*np.split(part["gate_up"], 2)),
-        part["down"],
-        part["head"],
-    ]
-    biases = [part.get(f"{name}.bias", np.zeros(1, np.float32)) for name in MATRICES]
-    if "gate_up" in design.biases:
-        biases[MATRICES.index("gate_up")] = alternate(*np.split(part["gate_up.bias"], 2))
     norms = ("norm_feature", "norm_embedding", "norm_mlp", "norm_head")
     of_heads = [part.get(norm, ONE) for norm in ("norm_query", "norm_key")]
     of_states = part.get("norm_layers", np.empty(0, np.float32))
-    parts = (
-        ([matrix], np.broadcast_to(bias, len(matrix)))
-        for matrix, bias in zip(matrices, biases, strict=True)
-    )
+    parts = []
+    for name in MATRICES:
+        count = 2 if name == "gate_up" else 1
+        bias = part.get(f"{name}.bias", np.zeros(len(part[name]), np.float32))
+        pieces, biases = np.split(part[name], count), np.split(bias, count)
+        parts.append(Part(pieces, biases, takes_turns=count > 1))
     return HeadsWeights(
         matrices=join(parts, is_coarse=True),
         embedding=embedding,
