@@ -123,7 +123,7 @@ class Ledger:
     @property
     def is_run_due(self) -> bool:
         """Whether nobody is asked, to time what drafts are compared with."""
-        return self.rounds - self.last_run > min(WAIT, ENOUGH + self.last_run)
+        return self.rounds - self.last_run > min(WAIT, max(ENOUGH, self.last_run))
 
     def end_run(self, plain: float) -> None:
         """Note the end of a run of rounds in which nobody was asked.  Drafters that take next to no
@@ -290,13 +290,12 @@ class PayingPolicy:
             prices.append(Prices(tuple(scoring), tuple(parts)))
         survivals = [self._survivals(*pair) for pair in zip(rows, most, strict=True)]
         lengths, shift = list(most), ledger.drafters[order[0]].shift
-        if is_lifted:
-            lengths = [min(FIRST_LENGTH, limit) for limit in most]
-        elif not ledger.is_stated:
+        if not ledger.is_stated:
+            least = FIRST_LENGTH if is_lifted else 1
             drafting = ledger.drafters[order[0]].asking.curve
             bar = lowest_paying(survivals, num_rows, token, passes, drafting)
             lengths = [
-                max(limit > 0, sum(chance >= bar for chance in row))
+                max(min(limit, least), sum(chance >= bar for chance in row))
                 for limit, row in zip(most, survivals, strict=True)
             ]
         lengths = [
