@@ -137,8 +137,14 @@ def test_24_texts_are_those_of_plain_decoding(target, tree, tmp_path):
         assert sum(each.stats.accepted for each in found) >= 20
 
 
-@pytest.mark.parametrize("changes", [{"norm_before_fc": True}, {"num_hidden_layers": 2}], ids=str)
-@pytest.mark.parametrize("target", ["lean", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        ("lean", {"norm_before_fc": True}),
+        pytest.param("lean", {"num_hidden_layers": 2}, marks=pytest.mark.slow),
+        pytest.param("plain", {"norm_before_fc": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_the_promises_of_every_drafter(changes, target, tmp_path):
     folder = Head(**changes).save(tmp_path)
     check_drafter(lambda: Heads(folder), TARGETS[target](), prompts=PROMPTS)

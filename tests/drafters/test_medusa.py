@@ -100,9 +100,10 @@ def test_rules_and_trees(rule, tree, tmp_path):
         assert [each.tokens for each in found] == [each.tokens for each in plain]
 
 
-def test_the_promises_of_every_drafter(tmp_path):
+@pytest.mark.parametrize("target", ["lean"], indirect=True)
+def test_the_promises_of_every_drafter(target, tmp_path):
     folder = save(tmp_path, as_pickle=False)
-    check_drafter(lambda: Medusa(folder), fr.wrap(tiny_llama(seed=3)), prompts=PROMPTS)
+    check_drafter(lambda: Medusa(folder), target, prompts=PROMPTS)
 
 
 @pytest.mark.parametrize(
