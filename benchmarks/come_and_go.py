@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 import forerun as fr
 from forerun import rules
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.intake import make_request
@@ -98,7 +99,7 @@ def engine_of(target: Any, num_rows: int, is_paced: bool = False) -> Engine:
 
 def request_of(target: Any, prompt: list[int], count: int, seed: int = 0) -> Any:
     sampling = fr.Sampling(temperature=0.8, seed=seed)
-    return make_request(target, prompt, sampling, max_new_tokens=count)
+    return make_request(target, prompt, AnswerOptions(sampling, max_new_tokens=count))
 
 
 def pause(target: Any, prompt: list[int], is_paced: bool) -> dict[str, float]:

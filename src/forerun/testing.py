@@ -25,6 +25,7 @@ from forerun.drafters.base import Drafter, Guess, Outcome, Turn
 from forerun.drafters.passing_on import PassingOn
 from forerun.drafters.texts import Texts
 from forerun.drafters.verbs import check_verbs
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.drafting import HARMLESS
 from forerun.engine.engine import Engine
 from forerun.generation.generate import generate
@@ -230,7 +231,7 @@ class _Court:
             _promise(fine, "goes on to the end of the context", reasons, "context")
 
     def repeats_itself(self) -> None:
-        """The same requests with a fresh state give the same guesses."""
+        """Requests that are repeated with a fresh state get equal guesses."""
         for rule, length in (("match", 5), ("ratio", 5), ("match", "auto"), ("ratio", "auto")):
             how: dict[str, Any] = {"rule": rule, "draft_length": length}
             both = [self._run(sampling=Sampling(seed=5), **how)[1] for _ in range(2)]
@@ -280,9 +281,8 @@ class _Court:
         for owner in owners:
             witness.seen.clear()
             sampling = Sampling(seed=9, temperature=0.9)
-            engine.submit(
-                make_request(self.target, prompt, sampling, max_new_tokens=12, owner=owner)
-            )
+            options = AnswerOptions(sampling, max_new_tokens=12, owner=owner)
+            engine.submit(make_request(self.target, prompt, options))
             while engine.busy:
                 engine.step()
         return [record.answer for record in witness.seen]

@@ -19,6 +19,7 @@ from clocks import StillClock
 from forerun import rules
 from forerun.drafters import EarlyExit, Mixed, Model, NGram, Quantized, Recycling, Suffix
 from forerun.engine import schedule
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.pacing import FIRST, PROBE, Pacing
 from forerun.engine.request import Request
@@ -84,7 +85,9 @@ def engine_of(target: Any, drafter: Any = None, num_rows: int = 3, **options: An
 
 def request_of(target: Any, prompt: Sequence[int], seed: int = 0, **options: Any) -> Request:
     sampling = fr.Sampling(temperature=0.8, seed=seed)
-    return make_request(target, list(prompt), sampling, **{"max_new_tokens": 12, **options})
+    return make_request(
+        target, list(prompt), AnswerOptions(sampling, **{"max_new_tokens": 12, **options})
+    )
 
 
 def plain(target: Any, prompt: Sequence[int], seed: int = 0, count: int = 12) -> list[int]:

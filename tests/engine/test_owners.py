@@ -15,6 +15,7 @@ from forerun import rules
 from forerun.drafters import Forced, Mixed, Model, Recycling, Suffix
 from forerun.drafters.owners import MOST_OWNERS, ByOwner
 from forerun.drafters.passing_on import PassingOn
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
@@ -41,7 +42,10 @@ def engine_of(drafter: Any, num_rows: int = 2, target: Any = TABLE, **options: A
 def ask(engine: Engine, owner: str, prompt: Any = (1,), count: int = 24, **options: Any) -> Request:
     sampling = fr.Sampling(temperature=1.0, seed=5)
     request = make_request(
-        engine.target, list(prompt), sampling, max_new_tokens=count, owner=owner, **options
+        engine.target,
+        list(prompt),
+        AnswerOptions(sampling, max_new_tokens=count, owner=owner),
+        **options,
     )
     engine.submit(request)
     return request

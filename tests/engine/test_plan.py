@@ -15,6 +15,7 @@ import forerun as fr
 from forerun import rules
 from forerun.base.clock import ErraticClock, timed_by
 from forerun.drafters import Drafter, Model, NGram, Recycling, Suffix
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine
 from forerun.engine.plan import RoundPlan
@@ -69,7 +70,9 @@ def recorded_rounds(
     executor.execute, executor.commit = executed, committed  # type: ignore[method-assign]
     for index, prompt in enumerate(prompts):
         sampling = fr.Sampling(seed=index, temperature=TEMPERATURES[index])
-        engine.submit(make_request(model, prompt, sampling, max_new_tokens=NUM_TOKENS[index]))
+        engine.submit(
+            make_request(model, prompt, AnswerOptions(sampling, max_new_tokens=NUM_TOKENS[index]))
+        )
     while engine.busy:
         engine.step()
     return rounds
@@ -156,8 +159,12 @@ def test_sampling_arrays_say_what_each_request_asks_for() -> None:
         fr.Sampling(min_tokens=2),
         fr.Sampling(grammar=lambda output: [1, 2]),
     ]
-    requests = [make_request(model, [1], each, max_new_tokens=9) for each in samplings]
-    requests.append(make_request(model, [1], fr.Sampling(), max_new_tokens=9, num_logprobs=0))
+    requests = [
+        make_request(model, [1], AnswerOptions(each, max_new_tokens=9)) for each in samplings
+    ]
+    requests.append(
+        make_request(model, [1], AnswerOptions(fr.Sampling(), max_new_tokens=9, logprobs=0))
+    )
     requests[6].tokens += [1]
     arrays = SamplingArrays.of(requests)
     assert arrays.temperature.tolist() == [0.0, 0.7, *[1.0] * 7]

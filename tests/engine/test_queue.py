@@ -10,6 +10,7 @@ import pytest
 
 from forerun.base.errors import InputError
 from forerun.engine import queue as queue_module
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.queue import Queue
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
@@ -21,7 +22,9 @@ TABLE = TableModel.random(vocab_size=7, order=1, seed=0)
 
 def request_of(number: int, owner: str = "", priority: int = 0) -> Request:
     request = make_request(
-        TABLE, [1], Sampling(seed=1), max_new_tokens=1, owner=owner, priority=priority
+        TABLE,
+        [1],
+        AnswerOptions(Sampling(seed=1), max_new_tokens=1, owner=owner, priority=priority),
     )
     request.number = number
     return request

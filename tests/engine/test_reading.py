@@ -14,6 +14,7 @@ from clocks import StillClock
 from forerun import rules
 from forerun.drafters import EarlyExit, NGram, Suffix
 from forerun.engine import pacing
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.pacing import ALONE_SECONDS
 from forerun.engine.request import Request
@@ -48,7 +49,9 @@ class Slow:
         )  # fmt: skip
 
     def ask(self, prompt: Sequence[int], count: int = 4) -> Request:
-        request = make_request(self.target, list(prompt), fr.Sampling(seed=1), max_new_tokens=count)
+        request = make_request(
+            self.target, list(prompt), AnswerOptions(fr.Sampling(seed=1), max_new_tokens=count)
+        )
         self.engine.submit(request)
         return request
 
@@ -181,7 +184,7 @@ def test_an_engine_that_has_drafted_reads_a_prompt_of_several_parts(
         ([5, 6, 7] * 20, True),  # which the drafters guess, so that guesses are judged
         (PROMPTS[0] + PROMPTS[1][:300], is_drafted_for),
     ):
-        request = make_request(target, prompt, sampling, max_new_tokens=30)
+        request = make_request(target, prompt, AnswerOptions(sampling, max_new_tokens=30))
         request.draft_length = None if is_asked else 0
         engine.submit(request)
         while engine.busy:

@@ -15,6 +15,7 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters import Guess, Mixed, Outcome
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
 from forerun.models import TableModel
@@ -70,7 +71,7 @@ def test_a_text_is_told_once_and_then_what_was_added(stop_tokens: tuple[int, ...
 
 def request(prompt: list[int], **options: Any) -> Request:
     sampling = fr.Sampling(temperature=0.8, seed=1)
-    return make_request(TARGET, prompt, sampling, max_new_tokens=12, **options)
+    return make_request(TARGET, prompt, AnswerOptions(sampling, max_new_tokens=12), **options)
 
 
 def test_a_prompt_read_in_parts_and_output_that_exists_are_told_whole() -> None:

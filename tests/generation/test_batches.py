@@ -14,6 +14,7 @@ from tiny_models import VOCAB_SIZE, Architecture, random_tokens
 import forerun as fr
 from forerun import Sampling, rules
 from forerun.drafters import Model, NGram
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.generation.intake import make_request
 from forerun.models import TableModel
@@ -72,7 +73,7 @@ def test_requests_that_come_while_others_are_under_way() -> None:
         target, drafter=drafter, draft_length=3, rule=rules.get("match"), num_rows=3, capacity=64
     )
     made = [
-        make_request(target, prompt, sampling, max_new_tokens=limit)
+        make_request(target, prompt, AnswerOptions(sampling, max_new_tokens=limit))
         for prompt, sampling, limit in zip(prompts, samplings, limits, strict=True)
     ]
     used = set()
@@ -93,11 +94,13 @@ def test_a_cancelled_engine_can_be_used_again() -> None:
     )
     sampling = Sampling(seed=8)
     for _ in range(3):
-        engine.submit(make_request(target, [5, 5, 9, 30], Sampling(seed=1), max_new_tokens=30))
+        engine.submit(
+            make_request(target, [5, 5, 9, 30], AnswerOptions(Sampling(seed=1), max_new_tokens=30))
+        )
     engine.step()
     engine.close()
     assert not engine.busy
-    request = make_request(target, [4, 4], sampling, max_new_tokens=9)
+    request = make_request(target, [4, 4], AnswerOptions(sampling, max_new_tokens=9))
     engine.submit(request)
     while engine.busy:
         engine.step()

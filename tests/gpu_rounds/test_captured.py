@@ -17,6 +17,7 @@ from tiny import build, noisy_copy  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.drafters import Forced, Mixed, Model, NGram, Suffix  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
@@ -62,7 +63,9 @@ def engine_of(drafter: Any = None, num_rows: int = 2, **options: Any) -> Engine:
 
 def request_of(prompt: Sequence[int], limit: int, **options: Any) -> Request:
     sampling = options.pop("sampling", SAMPLING)
-    return make_request(TARGET, list(prompt), sampling, max_new_tokens=limit, **options)
+    return make_request(
+        TARGET, list(prompt), AnswerOptions(sampling, max_new_tokens=limit, **options)
+    )
 
 
 def requests_of(engine: Engine) -> list[Request]:

@@ -26,6 +26,7 @@ from tiny import MIDDLING, ON_DEVICE, build, noisy_copy  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.drafters import Model, NGram, Suffix  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.engine.seats import WORTH_TAKING  # noqa: E402
@@ -171,7 +172,7 @@ def engine_of(pair: Pair, num_rows: int, **options: Any) -> Engine:
 
 def request_of(target: GpuModel, prompt: list[int], limit: int) -> Request:
     sampling = fr.Sampling(temperature=0.8, seed=5)
-    return make_request(target, prompt, sampling, max_new_tokens=limit)
+    return make_request(target, prompt, AnswerOptions(sampling, max_new_tokens=limit))
 
 
 def finish(engine: Engine) -> None:

@@ -26,6 +26,7 @@ from forerun import rules  # noqa: E402
 from forerun.drafters import Forced, Heads  # noqa: E402
 from forerun.drafters.heads.files import save  # noqa: E402
 from forerun.drafters.heads.listening import Listening  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
@@ -90,7 +91,9 @@ def engine_of(num_rows: int = 2, **options: Any) -> Engine:
 
 
 def request_of(prompt: Sequence[int], limit: int, **options: Any) -> Request:
-    return make_request(TARGET, list(prompt), SAMPLING, max_new_tokens=limit, **options)
+    return make_request(
+        TARGET, list(prompt), AnswerOptions(SAMPLING, max_new_tokens=limit, **options)
+    )
 
 
 def finish(engine: Engine) -> None:

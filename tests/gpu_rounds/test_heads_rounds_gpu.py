@@ -27,6 +27,7 @@ from tiny_heads import save_drafter  # noqa: E402
 import forerun as fr  # noqa: E402
 from forerun import rules  # noqa: E402
 from forerun.drafters import Heads  # noqa: E402
+from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
@@ -124,7 +125,7 @@ def test_storage_grows_beside_an_answer(pair: Pair) -> None:
     assert type(executor._drafter) is DeviceHeads
     requests, before = [], executor._drafter.rows.storage.capacity
     for text, most in cases:
-        requests.append(make_request(target, text, sampling, max_new_tokens=most))
+        requests.append(make_request(target, text, AnswerOptions(sampling, max_new_tokens=most)))
         engine.submit(requests[-1])
         for _ in range(6):
             engine.step()
@@ -169,7 +170,9 @@ def test_memory_does_not_grow(pair: Pair) -> None:
     for _ in range(5):
         for number in range(40):
             text = prompts()[3][: 1 + number % 7]
-            engine.submit(make_request(target, text, sampling, max_new_tokens=1 + 3 * number))
+            engine.submit(
+                make_request(target, text, AnswerOptions(sampling, max_new_tokens=1 + 3 * number))
+            )
         while engine.busy:
             engine.step()
         gc.collect()

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 import forerun as fr
 from forerun import ranks
 from forerun.base.errors import InputError, UnsupportedError
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.generation.intake import make_request
 from forerun.gpu_rounds.choosing import executor_of
@@ -120,8 +121,11 @@ def test_aborted_requests_leave_the_others_alone(pair: tuple[Any, Any]) -> None:
         )
         ids = target.tokenizer("the cat sat on the mat, the cat sat on the mat")["input_ids"]
         requests = [
-            make_request(target, [*ids, 40 + i], fr.Sampling(temperature=0.8, seed=i),
-                         max_new_tokens=30)
+            make_request(
+                target,
+                [*ids, 40 + i],
+                AnswerOptions(fr.Sampling(temperature=0.8, seed=i), max_new_tokens=30),
+            )
             for i in range(5)
         ]  # fmt: skip
         numbers = [engine.submit(request) for request in requests]

@@ -158,7 +158,7 @@ class SimulatedReplica:
 
     async def _write(self, work: Work, channel: Channel) -> None:
         loop, options = asyncio.get_running_loop(), work.options
-        timeout = options["timeout"]
+        timeout = options.timeout
         deadline = None if timeout is None else loop.time() + timeout
         await self._sleep(0.0)
         channel.send(Beat())
@@ -171,9 +171,9 @@ class SimulatedReplica:
             number += 1
 
         send(Message((), Growth(), self.name))
-        text = TextStream(Bytes(), options["stop"])
-        said = tokens_of(work.prompt, options["sampling"].seed)
-        given = list(options["resume"])
+        text = TextStream(Bytes(), options.stop)
+        said = tokens_of(work.prompt, options.sampling.seed)
+        given = list(work.given)
         for token in given:
             assert token == next(said), "the output so far is another one"
             text.push(token)
@@ -189,7 +189,7 @@ class SimulatedReplica:
                 count += 1
                 if text.push(tokens[-1]):
                     reason = "stop"
-                elif count == options["max_new_tokens"]:
+                elif count == options.max_new_tokens:
                     reason = "length"
                 if reason:
                     break
@@ -197,7 +197,7 @@ class SimulatedReplica:
             piece = Piece(parts, tokens, [Fate.BONUS] * len(tokens), finish_reason=reason)
             if reason is None:
                 send(Message([piece], Growth(), self.name))
-        seed = options["sampling"].seed
+        seed = options.sampling.seed
         send(Ending([piece], Growth(), self.name, text=text.shown, seed=seed))
 
     async def _pass_a_round(self, channel: Channel) -> None:

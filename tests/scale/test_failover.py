@@ -266,7 +266,7 @@ def test_a_deadline_ends_an_answer_wherever_it_is(deaths: list[int]) -> None:
             self.inner = ask.replicas.answer
 
         async def answer(self, work: Any) -> Any:
-            if work.options["resume"]:
+            if work.given:
                 await asyncio.Event().wait()
             async for message in self.inner(work):
                 yield message

@@ -54,11 +54,12 @@ def chosen(session: str, names: str) -> tuple[list[str], set[str]]:
 
 def test_a_home_comes_first_and_lost_replicas_are_avoided() -> None:
     """Each of 3 names is drawn in 60 draws of 2 but for odds of 3 in 3^60."""
+    from forerun.engine.answer_options import AnswerOptions
     from forerun.scale.messages import Work
     from forerun.scale.ray_router import wish_of
 
-    pair, options = ("none", "match"), dict[str, Any]()
-    assert chosen(wish_of(Work(pair, [], options, "d", "b", ("a",))), "abc")[0] == ["b"]
-    assert chosen(wish_of(Work(pair, [], options, "d", "", ("a",))), "abc")[1] == {"b", "c"}
-    assert chosen(wish_of(Work(pair, [], options, "d", "", ("a", "c"))), "ac")[1] == {"a", "c"}
-    assert chosen(wish_of(Work(pair, [], options, "d")), "abc")[1] == {"a", "b", "c"}
+    pair, options = ("none", "match"), AnswerOptions()
+    assert chosen(wish_of(Work(pair, [], options, [], "d", "b", ("a",))), "abc")[0] == ["b"]
+    assert chosen(wish_of(Work(pair, [], options, [], "d", "", ("a",))), "abc")[1] == {"b", "c"}
+    assert chosen(wish_of(Work(pair, [], options, [], "d", "", ("a", "c"))), "ac")[1] == {"a", "c"}
+    assert chosen(wish_of(Work(pair, [], options, [], "d")), "abc")[1] == {"a", "b", "c"}

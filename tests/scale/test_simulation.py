@@ -22,6 +22,7 @@ from simulated import (
     tokens_of,
 )
 
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.text import TextStream
 from forerun.sampling.options import Sampling
 from forerun.scale.failover import GRACE, PATIENCE
@@ -42,8 +43,8 @@ def silence() -> Iterator[None]:
 
 def whole_text(ask: Ask, seed: int) -> str:
     """What the model says, undisturbed."""
-    text = TextStream(Bytes(), ask.stop)
-    for token in islice(tokens_of(ask.prompts[0], seed), ask.max_new_tokens):
+    text = TextStream(Bytes(), ask.options.stop)
+    for token in islice(tokens_of(ask.prompts[0], seed), ask.options.max_new_tokens):
         if text.push(token):
             break
     text.release(final=True)
@@ -53,10 +54,12 @@ def whole_text(ask: Ask, seed: int) -> str:
 def an_ask(drawn: random.Random) -> Ask:
     return Ask(
         prompts=[[drawn.randrange(256) for _ in range(drawn.randint(1, 12))]],
-        sampling=Sampling(seed=drawn.randrange(1 << 30)),
-        max_new_tokens=drawn.choice([1, 7, 25, 80]),
-        stop=drawn.choice([(), ("STOP", "OO"), ("🦊世",)]),
-        timeout=drawn.choice([None, 0.5, 4.0, 15.0]),
+        options=AnswerOptions(
+            sampling=Sampling(seed=drawn.randrange(1 << 30)),
+            max_new_tokens=drawn.choice([1, 7, 25, 80]),
+            stop=drawn.choice([(), ("STOP", "OO"), ("🦊世",)]),
+            timeout=drawn.choice([None, 0.5, 4.0, 15.0]),
+        ),
     )
 
 
@@ -75,17 +78,18 @@ async def asked(desk: Any, ask: Ask, name: str, at: float) -> tuple[float, float
     whole = whole_text(ask, answer.seed)
     shown = "".join(piece.text for piece in pieces)
     if answer.finish_reason == "deadline":
-        assert ask.timeout is not None
-        assert seconds >= ask.timeout - 1e-6
-        assert whole_text(replace(ask, stop=()), answer.seed).startswith(shown)
-        assert not any(stop in shown for stop in ask.stop)
+        assert ask.options.timeout is not None
+        assert seconds >= ask.options.timeout - 1e-6
+        unstopped = replace(ask, options=replace(ask.options, stop=()))
+        assert whole_text(unstopped, answer.seed).startswith(shown)
+        assert not any(stop in shown for stop in ask.options.stop)
     else:
         assert answer.finish_reason in ("length", "stop")
         assert shown == answer.text == whole
         assert [token for piece in pieces for token in piece.tokens] == answer.tokens
     assert sum(piece.finish_reason is not None for piece in pieces) == 1
-    if ask.timeout is not None:
-        assert seconds <= ask.timeout + LATE, (seconds, ask.timeout)
+    if ask.options.timeout is not None:
+        assert seconds <= ask.options.timeout + LATE, (seconds, ask.options.timeout)
     return seconds, longest
 
 
@@ -154,7 +158,7 @@ def test_a_hang_is_a_pause_of_seconds_where_another_replica_is_there(seed: int) 
         fate = asyncio.create_task(replicas.misfortune("hang", 1.0, 600.0))
         async with desk_over(replicas, max_batch=8) as desk:
             asks = [
-                Ask(prompts=[[n]], sampling=Sampling(seed=n), max_new_tokens=150) for n in range(8)
+                Ask([[n]], AnswerOptions(Sampling(seed=n), max_new_tokens=150)) for n in range(8)
             ]
             clients = (asked(desk, ask, f"{n}", 0.1 * n) for n, ask in enumerate(asks))
             longest = max(pause for _, pause in await asyncio.gather(*clients))
@@ -169,7 +173,7 @@ def test_a_hang_ends_no_deadline_where_there_is_no_other_replica() -> None:
         replicas = SimulatedFleet(0, Network(), count=1)
         fate = asyncio.create_task(replicas.misfortune("hang", 1.0, 600.0))
         async with desk_over(replicas, max_batch=2) as desk:
-            ask = Ask([[1]], Sampling(seed=1), max_new_tokens=4000, timeout=15.0)
+            ask = Ask([[1]], AnswerOptions(Sampling(seed=1), max_new_tokens=4000, timeout=15.0))
             seconds, _ = await asked(desk, ask, "a", 0.0)
         await ended([fate])
         return seconds

@@ -31,9 +31,9 @@ def plain(ask: Ask) -> list[list[int]]:
         Babbler(),
         [list(prompt) for prompt in ask.prompts],
         drafter=None,
-        sampling=fr.Sampling(temperature=0.8, seed=ask.sampling.seed, n=ask.n),
-        max_new_tokens=ask.max_new_tokens,
-        stop=ask.stop,
+        sampling=fr.Sampling(temperature=0.8, seed=ask.options.sampling.seed, n=ask.n),
+        max_new_tokens=ask.options.max_new_tokens,
+        stop=ask.options.stop,
     )
     flat = [out for group in outs for out in (group if isinstance(group, list) else [group])]
     return [out.tokens for out in flat]

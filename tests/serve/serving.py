@@ -18,6 +18,7 @@ import numpy as np
 from reciting import byte_tokenizer, token_ids
 
 from forerun.drafters import NGram
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Generation, Piece
 from forerun.models.function import FunctionModel
 from forerun.sampling.options import Sampling
@@ -95,11 +96,19 @@ def tiny_llama() -> Any:
     return HuggingFaceModel(LlamaForCausalLM(config).eval(), tokenizer)
 
 
-def an_ask(prompt: str = PROMPT, *, seed: int = 1, **options: Any) -> Ask:
-    """A sampled request of a few tokens."""
-    settings: dict[str, Any] = {"max_new_tokens": 12, **options}
-    sampling = Sampling(temperature=0.8, seed=seed)
-    return Ask(prompts=[token_ids(prompt)], sampling=sampling, **settings)
+def an_ask(
+    prompt: str = PROMPT,
+    *,
+    seed: int = 1,
+    n: int = 1,
+    speculation: Speculation | None = None,
+    is_streamed: bool = False,
+    **options: Any,
+) -> Ask:
+    """A sampled request of a few tokens; options of `AnswerOptions`."""
+    sampling = Sampling(temperature=0.8, seed=seed, n=n)
+    asked = AnswerOptions(sampling, **{"max_new_tokens": 12, **options})
+    return Ask([token_ids(prompt)], asked, speculation or Speculation(), is_streamed=is_streamed)
 
 
 class PlainRoute:
@@ -110,7 +119,7 @@ class PlainRoute:
     def read(self, body: Mapping[str, Any]) -> Ask:
         if not isinstance(prompt := body.get("prompt"), str):
             raise ApiError("prompt must be a text.", param="prompt", code="invalid_type")
-        speculation = body.get("speculation", {})
+        speculation = body.get("speculation", {}) or {"draft_length": 0}
         return an_ask(
             prompt,
             seed=body.get("seed", 1),
@@ -121,7 +130,8 @@ class PlainRoute:
             timeout=body.get("timeout"),
             logprobs=body.get("logprobs"),
             stop=body.get("stop", ()),
-            speculation=Speculation(**(speculation or {"draft_length": 0})),
+            draft_length=speculation.pop("draft_length", None),
+            speculation=Speculation(**speculation),
         )
 
     def reply(self, ask: Ask, request_id: str, created: int, fingerprint: str) -> PlainReply:

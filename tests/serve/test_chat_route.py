@@ -139,7 +139,7 @@ def test_messages_are_worded_by_the_template() -> None:
     )
     text = "<system>be brief\n<user>ab\n<assistant>c\n<user>d\n<assistant>"
     assert tokenizer.decode(ask.prompts[0]) == text
-    assert ask.max_new_tokens == 512 - len(ask.prompts[0])
+    assert ask.options.max_new_tokens == 512 - len(ask.prompts[0])
 
 
 def test_json_by_a_schema() -> None:
@@ -170,7 +170,7 @@ def test_grammars_are_compiled_before_an_engine_asks() -> None:
     end = (talker().tokenizer.eos_token_id,)
     known = guided._vocabulary(talker().tokenizer, talker().vocab_size, end)
     hits = known.compiled.cache_info().hits
-    ask.sampling.grammar.matcher(talker().tokenizer, talker().vocab_size, end)
+    ask.options.sampling.grammar.matcher(talker().tokenizer, talker().vocab_size, end)
     assert known.compiled.cache_info().hits == hits + 1
 
 
@@ -216,7 +216,7 @@ def test_a_least_number_of_tokens_and_a_format_that_may_be_complete_earlier(
 def test_a_schema_needs_no_name_and_may_be_described() -> None:
     inner = {"schema": {"type": "object"}, "description": "Whatever it is."}
     chosen = {"type": "json_schema", "json_schema": inner}
-    assert ROUTE.read({**BODY, "response_format": chosen}).sampling.grammar is not None
+    assert ROUTE.read({**BODY, "response_format": chosen}).options.sampling.grammar is not None
 
 
 def test_tokens_that_end_the_answer() -> None:
@@ -243,8 +243,10 @@ def test_an_answer_goes_on_from_its_beginning() -> None:
 
 
 def test_two_names_for_one_limit() -> None:
-    assert ROUTE.read({**BODY, "max_completion_tokens": 12}).max_new_tokens == 12
-    assert ROUTE.read({"messages": MESSAGES, "max_completion_tokens": 5}).max_new_tokens == 5
+    assert ROUTE.read({**BODY, "max_completion_tokens": 12}).options.max_new_tokens == 12
+    assert (
+        ROUTE.read({"messages": MESSAGES, "max_completion_tokens": 5}).options.max_new_tokens == 5
+    )
     error = refusal(ROUTE, **BODY, max_completion_tokens=25)
     assert (error.code, error.param) == ("invalid_value", "max_tokens")
     assert "12 and 25" in error.message

@@ -10,6 +10,7 @@ from reciting import TEXT, Reciter, token_ids
 from talking import COMPLETIONS, answer_to, generations, offer_of, refusal, talker, with_end
 
 import forerun as fr
+from forerun.serve.admission.ask import Speculation
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.offer import MOST_TOKENS, Limits
 from forerun.serve.openai.replies import Words
@@ -207,7 +208,7 @@ def test_options_reach_the_sampling() -> None:
             "speculation": {"drafter": "none", "draft_length": 4, "rule": "ratio"},
         }
     )
-    assert ask.sampling == fr.Sampling(
+    assert ask.options.sampling == fr.Sampling(
         temperature=0.8,
         top_k=5,
         top_p=0.5,
@@ -219,20 +220,22 @@ def test_options_reach_the_sampling() -> None:
         min_tokens=2,
         seed=2**64 - 1,
     )
-    assert (ask.stop, ask.priority, ask.timeout) == (("x",), 3, 2.5)
-    assert ask.max_new_tokens == 12
-    assert vars(ask.speculation) == {"drafter": "none", "draft_length": 4, "rule": "ratio"}
+    options = ask.options
+    assert (options.stop, options.priority, options.timeout) == (("x",), 3, 2.5)
+    assert ask.options.max_new_tokens == 12
+    assert ask.speculation == Speculation("none", "ratio")
+    assert options.draft_length == 4
 
 
 def test_defaults_are_those_of_openai() -> None:
     ask = ROUTE.read({"prompt": "a"})
-    assert ask.max_new_tokens == 16
-    assert (ask.sampling.temperature, ask.sampling.top_p, ask.n) == (1.0, 1.0, 1)
-    assert ask.sampling.seed != ROUTE.read({"prompt": "a"}).sampling.seed
+    assert ask.options.max_new_tokens == 16
+    assert (ask.options.sampling.temperature, ask.options.sampling.top_p, ask.n) == (1.0, 1.0, 1)
+    assert ask.options.sampling.seed != ROUTE.read({"prompt": "a"}).options.sampling.seed
     for top_k in (-1, 0):
-        assert ROUTE.read({"prompt": "a", "top_k": top_k}).sampling.top_k is None
+        assert ROUTE.read({"prompt": "a", "top_k": top_k}).options.sampling.top_k is None
     everything_null = dict.fromkeys(ROUTE.body.fields) | dict.fromkeys(ROUTE.body.refused)
-    assert ROUTE.read({**everything_null, "prompt": "a"}).max_new_tokens == 16
+    assert ROUTE.read({**everything_null, "prompt": "a"}).options.max_new_tokens == 16
 
 
 HARMLESS = [
@@ -249,7 +252,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("fields", HARMLESS, ids=str)
 def test_what_can_be_honoured_is_accepted(fields: dict[str, Any]) -> None:
-    assert ROUTE.read({**BODY, **fields}).max_new_tokens == 12
+    assert ROUTE.read({**BODY, **fields}).options.max_new_tokens == 12
 
 
 REFUSED = [
@@ -325,11 +328,11 @@ def test_limits_come_from_one_place() -> None:
 
 
 def test_an_answer_is_at_most_as_long_as_the_context_unless_the_server_says_otherwise() -> None:
-    assert ROUTE.read({**BODY, "max_tokens": 512}).max_new_tokens == 512
+    assert ROUTE.read({**BODY, "max_tokens": 512}).options.max_new_tokens == 512
     assert "at most 512. Received 513." in refusal(ROUTE, **{**BODY, "max_tokens": 513}).message
     assert ROUTE.body.schema()["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 512
     route = Completions(offer_of(limits=Limits(max_tokens=600)))
-    assert route.read({**BODY, "max_tokens": 600}).max_new_tokens == 600
+    assert route.read({**BODY, "max_tokens": 600}).options.max_new_tokens == 600
     endless = copy(talker())
     endless.max_context = None
     assert offer_of(endless).max_tokens == MOST_TOKENS

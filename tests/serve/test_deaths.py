@@ -14,10 +14,10 @@ from serving import PROMPT, Babbler, an_ask, run, until
 
 import forerun as fr
 from forerun.base.clock import now
+from forerun.engine import engine as engine_module
 from forerun.serve.admission import client_request as ticket_module
 from forerun.serve.admission import engines
 from forerun.serve.admission.admission import Desk
-from forerun.serve.admission.ask import Speculation
 from forerun.serve.admission.errors import ApiError
 
 
@@ -88,7 +88,8 @@ def test_a_deadline_between_two_engines_loses_no_text(monkeypatch: pytest.Monkey
     (tokens,) = plain(an_ask(max_new_tokens=20))
     text = byte_tokenizer().decode(tokens, skip_special_tokens=True)
     is_late = threading.Event()
-    monkeypatch.setattr(ticket_module, "now", lambda: now() + 1000 * is_late.is_set())
+    for module in (ticket_module, engine_module):
+        monkeypatch.setattr(module, "now", lambda: now() + 1000 * is_late.is_set())
 
     def die(ids: Sequence[int]) -> None:
         if len(ids) >= len(an_ask().prompts[0]) + 20 and not is_late.is_set():
@@ -97,7 +98,7 @@ def test_a_deadline_between_two_engines_loses_no_text(monkeypatch: pytest.Monkey
 
     async def work(desk: Desk) -> None:
         stop = [text[-2:] + "and more"]
-        options = {"stop": stop, "speculation": Speculation(draft_length=0)}
+        options = {"stop": stop, "draft_length": 0}
         ask = an_ask(max_new_tokens=400, timeout=100, **options)
         ticket = desk.enter(ask, request_id="a")
         pieces = [piece async for _, piece in ticket]
@@ -129,8 +130,8 @@ def test_who_kills_engines_ends_alone() -> None:
 
 def test_nobody_ends_for_others_who_keep_killing_engines() -> None:
     """They come without a pause, and are there whenever somebody is tried."""
-    killer = an_ask("STOP! now", seed=9, speculation=Speculation(draft_length=0))
-    options = {"max_new_tokens": 40, "speculation": killer.speculation}
+    killer = an_ask("STOP! now", seed=9, draft_length=0)
+    options = {"max_new_tokens": 40, "draft_length": 0}
     others = [an_ask(PROMPT[i:], seed=i, **options) for i in range(3)]
     target = Babbler(Deadly(10_000, after=0, mark=killer.prompts[0]))
 

@@ -34,9 +34,10 @@ def print_of(
     target: Any = None,
     speculation: Speculation | None = None,
     draft_length: DraftLength = 4,
+    asked_length: DraftLength | None = None,
     **changes: Any,
 ) -> str:
-    ask = replace(an_ask(), speculation=speculation or Speculation())
+    ask = an_ask(speculation=speculation, draft_length=asked_length)
     offer = offer_of(tiny_llama() if target is None else target, **changes)
     return Fingerprint(offer, draft_length)(ask)
 
@@ -49,7 +50,7 @@ def copied() -> Any:
 SAME: dict[str, dict[str, Any]] = {
     "again": {},
     "drafter": {"speculation": Speculation(drafter="none")},
-    "draft length": {"speculation": Speculation(draft_length=0)},
+    "draft length": {"asked_length": 0},
     "draft length of the server": {"draft_length": "auto"},
     "rule by name": {"speculation": Speculation(rule="match")},
     "drafters offered": {"drafters": ("suffix",)},
@@ -112,8 +113,10 @@ def test_a_rule_other_than_match_changes_it() -> None:
 def ratio(**options: Any) -> str:
     own: Any = options.pop("own", 4)
     drafters = ("ngram", "suffix", "ngram+suffix", "none")
+    asked = options.pop("draft_length", None)
+    speculation = Speculation(rule="ratio", **options)
     return print_of(
-        speculation=Speculation(rule="ratio", **options), draft_length=own, drafters=drafters
+        speculation=speculation, draft_length=own, asked_length=asked, drafters=drafters
     )
 
 

@@ -114,7 +114,7 @@ def test_instructions_and_messages_are_worded_by_the_template() -> None:
     )
     text = "<system>be brief\n<user>ab\n<assistant>c\n<user>d\n<assistant>"
     assert talker().tokenizer.decode(ask.prompts[0]) == text
-    assert ask.max_new_tokens == 512 - len(ask.prompts[0])
+    assert ask.options.max_new_tokens == 512 - len(ask.prompts[0])
 
 
 def test_an_answer_can_be_sent_back_as_input() -> None:

@@ -171,7 +171,7 @@ def test_a_free_model_keeps_to_what_was_promised(
     target = talker(HERMES)
     ask = Chat(offer_of(target)).read({"messages": MESSAGES, "tools": tools, **options})
     end = target.tokenizer.eos_token_id
-    matcher = ask.sampling.grammar.matcher(target.tokenizer, target.vocab_size, (end,))
+    matcher = ask.options.sampling.grammar.matcher(target.tokenizer, target.vocab_size, (end,))
     tokens = [*target.tokenizer.encode(text), end]
     assert all(matcher.accept(token) for token in tokens) is is_possible
 
@@ -187,14 +187,14 @@ def test_a_named_function_is_called_once(template: str) -> None:
     if template == HERMES:
         once, between = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>', "\n"
     for text, is_possible in ((once, True), (once + between + once, False)):
-        matcher = ask.sampling.grammar.matcher(target.tokenizer, target.vocab_size, (end,))
+        matcher = ask.options.sampling.grammar.matcher(target.tokenizer, target.vocab_size, (end,))
         tokens = [*target.tokenizer.encode(text), end]
         assert all(matcher.accept(token) for token in tokens) is is_possible
 
 
 def test_a_free_model_is_free() -> None:
     ask = Chat(offer_of(talker(HERMES))).read({"messages": MESSAGES, "tools": TOOLS})
-    assert ask.sampling.grammar is None
+    assert ask.options.sampling.grammar is None
 
 
 def test_what_cannot_be_honoured_is_refused_by_name() -> None:

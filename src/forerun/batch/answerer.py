@@ -14,12 +14,12 @@ from forerun.batch.batch_output import OutputLine, answered, refused, request_id
 from forerun.batch.batch_routes import check_whole, routed
 from forerun.batch.lines import Request
 from forerun.drafters.base import Drafter
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Generation
 from forerun.generation.choosing import drafter_for, make_drafter
 from forerun.loading.default import default_model
 from forerun.loading.load import load
 from forerun.rules.types import DraftLength
-from forerun.sampling.options import Sampling
 from forerun.serve.admission.admission import Desk
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
@@ -33,7 +33,7 @@ PAUSES = (1.0, 5.0, 25.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker loads, as plain values that can be sent to another process.
+    """The settings of a worker, as plain values that can be sent to another process.
 
     model: hub name or folder; None for the default model.  name: the id that bodies may give.
     is_raw: bare prompts are continued as they are, without a chat template.
@@ -123,7 +123,7 @@ class Answerer:
     @property
     def fingerprint(self) -> str:
         """Equal for workers whose texts are equal."""
-        return self._fingerprint(Ask(prompts=[], sampling=Sampling(seed=0), max_new_tokens=1))
+        return self._fingerprint(Ask([], AnswerOptions()))
 
     async def warm_up(self) -> None:
         """Compile what is compiled once; raises if the model cannot answer at all."""
@@ -172,7 +172,7 @@ class Answerer:
         begun = request.begun if len(request.begun) == ask.num_choices else ()
         tokens = [list(begun[choice]) if begun else [] for choice in range(ask.num_choices)]
         ticket = self._desk.enter(ask, request_id=f"{next(self._entries)}", begun=begun)
-        if ask.logprobs is None:  # else they would be missing for the tokens so far
+        if ask.options.logprobs is None:  # else they would be missing for the tokens so far
             self._running[request.index] = tokens
         try:
             async for choice, piece in ticket:

@@ -34,7 +34,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run of a job did."""
+    """The counts of one run of a job."""
 
     output: Path
     num_lines: int
@@ -165,7 +165,7 @@ def _here(
 
 
 def _identity(source: Input, settings: Settings) -> dict[str, Any]:
-    """What a job's texts depend on.  Drafter, draft length, batch and workers are not in it."""
+    """Everything that a job's texts depend on, so no drafter, draft length, batch or workers."""
     return {
         "input": source.digest(),
         "model": settings.model or "default",

@@ -43,7 +43,7 @@ def failed(line: Request | BadLine, code: str, message: str) -> OutputLine:
 
 
 def why_failed(line: Mapping[str, Any]) -> str | None:
-    """What went wrong with a line; None if it was answered."""
+    """The reason why a line has no answer; None if it has one."""
     if line["error"] is not None:
         return str(line["error"]["message"])
     response = line["response"]

@@ -48,7 +48,7 @@ class Judge:
         self._ways = (False,) if is_raw else (True, False)
 
     def why_not(self, request: Request) -> str | None:
-        """What is wrong with a request, or None.
+        """The reason why a request is refused, or None.
 
         Whether a bare prompt is a message is known only with the model: it is wrong if it would
         be in either case.

@@ -72,7 +72,7 @@ class JobFolder:
         return len(self._offsets)
 
     def num_failed(self, count: int) -> int:
-        """Failures among the first so many lines."""
+        """The number of failures among the first `count` lines."""
         return sum(index < count for index in self._failures)
 
     def settle(self, name: str, value: str) -> None:

@@ -44,5 +44,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What is left of the output goes nowhere, so that Python does not try again at the exit."""
+    """Discard the rest of the output, so that Python does not try to write it again at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

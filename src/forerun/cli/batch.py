@@ -146,7 +146,7 @@ def _dry_run(source: Input, settings: Any) -> int:
 
 
 def _model_id(settings: Any) -> str:
-    """What bodies may call the model, as the loaded one would say."""
+    """The name that bodies may give the model: that of the loaded one."""
     if settings.name is not None:
         return str(settings.name)
     return (settings.model or NAME) + (f"-{settings.quantize}" if settings.quantize else "")

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def values_of(option: argparse.Action) -> list[str]:
-    """What may follow an option, where that is known; empty for files and free text."""
+    """The words that may follow an option, where they are known; none for files and free text."""
     if option.choices is not None:
         return [str(choice) for choice in option.choices]
     known = known_values()
@@ -33,7 +33,7 @@ def values_of(option: argparse.Action) -> list[str]:
 
 @cache
 def known_values() -> dict[str, list[str]]:
-    """What may follow options of these names; looked for once, which takes 20 ms."""
+    """The words that may follow options of these names; collected once, which takes 20 ms."""
     models = installed_names()
     return {
         "--drafter": ["auto", *names(), "none"],
@@ -129,7 +129,7 @@ def _positional_choices(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _helps(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """What the help says about each command."""
+    """The line of help for each command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return {choice.dest: choice.help or "" for choice in action._choices_actions}

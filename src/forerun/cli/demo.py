@@ -103,7 +103,7 @@ def _compare(target: Any, drafter: Drafter, title: str, prompt: str) -> int:
 
 
 def _trade(plain: Stats, ahead: Stats) -> str | None:
-    """What a speculative round costs and brings; the round that reads the prompt is left out."""
+    """The cost and gain of a speculative round; the round that reads the prompt is left out."""
     if plain.rounds < 2 or ahead.rounds < 2:
         return None
     usual, longer = (mean(one.total for one in s.seconds_by_round[1:]) for s in (plain, ahead))

@@ -204,7 +204,7 @@ def _caches() -> dict[str, Cache]:
 
 
 def _trouble() -> dict[str, str]:
-    """What keeps models from being kept, if anything does."""
+    """The reason why models are not kept on disk, if there is one."""
     reason = why_not_cached()
     return {"no model is kept": f"{reason}; set FORERUN_CACHE"} if reason else {}
 

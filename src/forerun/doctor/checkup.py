@@ -17,8 +17,9 @@ from forerun.base.errors import UnsupportedError, explain
 from forerun.base.signatures import shown_by
 from forerun.doctor.diagnosis import Diagnosis, diagnose
 from forerun.drafters.base import Drafter
+from forerun.engine.answer_options import GREEDY
 from forerun.engine.results import Generation
-from forerun.generation.generate import GREEDY, generate
+from forerun.generation.generate import generate
 from forerun.generation.prompts import encode, prompts_of
 from forerun.loading.named import model_of
 from forerun.models.base import LanguageModel

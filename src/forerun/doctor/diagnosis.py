@@ -23,9 +23,9 @@ import numpy as np
 from forerun.base.arrays import HostArray, to_numpy
 from forerun.doctor.passes import fresh_row, suspects
 from forerun.doctor.rounding import Rounding, distance, exact_row, rounding
+from forerun.engine.answer_options import GREEDY, AnswerOptions
 from forerun.engine.request import Request
-from forerun.generation.generate import GREEDY
-from forerun.generation.intake import ending_tokens, make_request
+from forerun.generation.intake import make_request
 from forerun.generation.prompts import encode
 from forerun.loading.load import wrap
 from forerun.noise.race import race, seed_key
@@ -135,13 +135,8 @@ def diagnose(
         min(len(first), len(second)),
     )
     tokens = tuple(text[index] if index < len(text) else None for text in (first, second))
-    request = make_request(
-        model,
-        encode(model, prompt),
-        sampling,
-        max_new_tokens=index + 1,
-        endings=(*stop_tokens, *ending_tokens(model)),
-    )
+    options = AnswerOptions(sampling, max_new_tokens=index + 1, stop_tokens=stop_tokens)
+    request = make_request(model, encode(model, prompt), options)
     request.tokens = [*request.prompt, *first[:index]]
     raw, exact = fresh_row(model, request.tokens), exact_row(model, request.tokens)
     fresh = to_numpy(raw if exact is None else exact).astype(np.float64)

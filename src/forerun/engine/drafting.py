@@ -33,7 +33,7 @@ from forerun.rules.base import Rule
 
 HARMLESS = "The text is not affected."
 MOST_FAILURES = 3
-"""After so many a drafter is done without for good."""
+"""Failures after which a drafter is not asked again."""
 
 
 MOST_STATES = 256
@@ -45,7 +45,7 @@ LOST = object()
 
 @dataclass
 class Untold:
-    """What the drafter has not been told yet of a row it was not asked about."""
+    """News of a row that the drafter has not received yet, because it was not asked about it."""
 
     tokens: list[int] = field(default_factory=list)  # added to the text
     states: list[Any] = field(default_factory=list)  # of each round, (N, F), where it reads them
@@ -111,7 +111,7 @@ class Drafting:
         return self._state
 
     def propose(self, plan: RoundPlan) -> Drafted:
-        """What the drafter guesses after each answered span, which may be nothing."""
+        """The guess after each answered span, which may be empty."""
         proposals, asked = [NOTHING] * len(plan.answering), plan.drafts.asked
         self._enter(plan.spans)
         if self.drafter is None or not asked:
@@ -186,7 +186,7 @@ class Drafting:
             self._lose_state(error, {outcome.row: request for outcome, request in pairs})
 
     def can_wait(self, plan: RoundPlan) -> bool:
-        """Whether the drafter need not be told of a round now: it was asked nothing."""
+        """Whether news of a round can wait, because the drafter was asked for nothing in it."""
         return not plan.drafts.asked and not self.num_successors
 
     def postpone(
@@ -230,7 +230,7 @@ class Drafting:
         self._count_failure()
 
     def release(self, row: int, others: dict[int, Request]) -> None:
-        """The request of a row is over; others: those that go on."""
+        """End the request of a row; `others` are the requests that go on, by row."""
         untold = self._untold.pop(row, None)
         if self.drafter is not None and row in self._told:
             try:
@@ -281,7 +281,7 @@ class Drafting:
 
 
 def _turn(span: Span, plan: DraftPlan, index: int) -> Turn:
-    """What the drafter is told of the answered span with this index."""
+    """The turn that the drafter receives for the answered span with this index."""
     request, limits = span.request, plan.limits[index]
     assert limits is not None, "the drafter is not asked about this span"
     first = Part(0) if limits.prices is None else limits.prices.parts[0]

@@ -1,4 +1,4 @@
-"""What an engine needs of those who execute its plans, and the one that serves everybody."""
+"""Executors carry out an engine's plans: their protocol, and the one that serves any model."""
 
 from __future__ import annotations
 

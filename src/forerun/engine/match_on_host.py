@@ -34,7 +34,7 @@ class TargetNoise(CounterNoise):
     """The target's own way to sample a law, with the words of a seed, at a position."""
 
     def sample(self, law: Law, row: int, depth: int) -> int:
-        """The target's own token from a law, so many positions into the round."""
+        """The target's own token from a law, `depth` positions into the round."""
         position, scores = int(self.positions[row]) + depth, law.scores
         if self.row_race is not None:
             return self.row_race(law, (self.key[0, 0, row], self.key[0, 1, row]), position)

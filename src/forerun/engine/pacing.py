@@ -18,7 +18,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from statistics import median
+from typing import Any
+
+from forerun.base.errors import InputError, explain, wrong_type
 
 SLOWDOWN = 4.0
 """Times a usual round that a round with part of a prompt may take, unless an operator says more or
@@ -48,7 +52,7 @@ class Pacing:
     usual: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NUM_USUAL))
     """Rows being answered in the latest rounds without a part, and the seconds of those."""
     parts: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
-    """The same of rounds with a part, and its tokens."""
+    """Rows being answered in the latest rounds with a part, their seconds, the part's tokens."""
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_PARTS))
     """Seconds per token of the latest rounds in which nobody was answered."""
     num_since_usual: int = 0
@@ -114,3 +118,13 @@ def _line(parts: Sequence[tuple[int, float]]) -> tuple[float, float]:
         return 0.0, more / high
     slope = max(0.0, (more - less) / (high - low))
     return max(0.0, less - slope * low), slope
+
+
+def check_slowdown(slowdown: Any) -> None:
+    """Refuse a number that no round can be slowed by."""
+    cure = "Use a number from 1 on: times as long as usual that a round may take."
+    number: Any = Real
+    if not isinstance(slowdown, number):
+        raise wrong_type("slowdown", slowdown, cure)
+    if not slowdown >= 1:
+        raise InputError(explain("slowdown is out of range.", slowdown, cure))

@@ -1,4 +1,4 @@
-"""What a round is going to do, decided before anything is computed.
+"""The plan of a round, decided before anything is computed.
 
 A plan is a value: which rows take part, which tokens each is fed, how far to draft, how to sample.
 It is made on the host from what is known between rounds.  Whoever executes it reads no clock and
@@ -36,7 +36,7 @@ class Span:
 
 
 class RowChange(NamedTuple):
-    """What happened to a row between two rounds.
+    """A change of a row between two rounds.
 
     verb: "leave", its request ended; or a method of the model, `release`, `truncate` or
     `copy_prefix`, which was called with these arguments after the state.
@@ -47,7 +47,7 @@ class RowChange(NamedTuple):
 
 
 class DraftLimits(NamedTuple):
-    """How much may be guessed after one span."""
+    """The number of guesses allowed after one span."""
 
     budget: int  # tokens
     depth: int | None = None  # tokens one after another; None: as many as the budget, a chain
@@ -57,7 +57,7 @@ class DraftLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """What is asked of the drafter in a round, and what decides which of its guesses are scored."""
+    """The calls of the drafter in a round, and the prices that decide which guesses are scored."""
 
     limits: Sequence[DraftLimits | None] = ()  # (A,), None: not asked about that span; or empty
     tariff: Tariff | None = None  # None: all guesses are scored

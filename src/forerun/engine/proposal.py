@@ -60,7 +60,7 @@ NOTHING = Proposal([])
 
 @dataclass(frozen=True)
 class Drafted:
-    """What the drafter was asked for in a round, without the guesses that do not pay."""
+    """The drafts of a round, without the guesses that do not pay."""
 
     proposals: Sequence[Proposal]  # (A,)
     height: int | None = None  # of the tallest guess before any was left out; None: not asked

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from forerun.base.arrays import HostArray
-from forerun.engine.results import Fate, Generation, LogprobsOf, Stats, TokenLogprob
+from forerun.engine.answer_options import AnswerOptions
+from forerun.engine.results import Fate, Generation, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.engine.token_bytes import token_text
 from forerun.sampling.options import Bans, Law, Sampling, law
 
 
 class Status(Enum):
-    """How far a request has come."""
+    """The stages of a request."""
 
     WAITING = "waiting"  # for a row
     READING = "reading"  # its text is being fed, and no token has been given to it yet
@@ -33,21 +34,16 @@ class Request:
     """A prompt on its way to an answer."""
 
     index: int  # its place among the prompts of the call
+    sample: int  # its place among the samples of its prompt
     prompt: list[int]
-    sampling: Sampling
-    seed: int
+    options: AnswerOptions
+    sampling: Sampling  # of the options, its grammar with a matcher of the request's own
     limit: int  # tokens to generate at most
     limit_reason: str  # "length" or "context"
     endings: tuple[int, ...]  # tokens that end the text
     bans: Bans
-    num_logprobs: int | None = None
-    logprobs_of: LogprobsOf = "model"
     text: TextStream | None = None
-    sample: int = 0  # its place among the samples of its prompt
     given: Sequence[int] = ()  # output that exists already: the request goes on after it
-    owner: str = ""  # requests of different owners learn nothing of each other
-    draft_length: int | None = None  # guesses in a row at most; None: as many as the engine has
-    priority: int = 0  # a higher one is served first
     deadline: float | None = None  # by the engine's clock
 
     number: int = -1  # given by the engine
@@ -64,6 +60,11 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = [*self.prompt, *self.given]
         self.fates = [Fate.GIVEN] * len(self.given)
+        self.seed = self.sampling.seed or 0
+        self.owner, self.priority = self.options.owner, self.options.priority
+        self.num_logprobs, self.logprobs_of = self.options.logprobs, self.options.logprobs_of
+        length = self.options.draft_length
+        self.draft_length = None if length == "auto" else length
         self.processors = [copy.deepcopy(processor) for processor in self.sampling.processors]
 
     @property
@@ -186,6 +187,6 @@ def token_logprob(token: int, logits: HostArray, num_top: int) -> TokenLogprob:
 
 
 def with_texts(told: TokenLogprob, tokenizer: Any) -> TokenLogprob:
-    """The same, with its tokens as text."""
+    """The log-probability, with its tokens as text."""
     texts = [token_text(tokenizer, token) for token in (told.token, *(one for one, _ in told.top))]
     return replace(told, text=texts[0], top_texts=tuple(texts[1:]))

@@ -1,4 +1,4 @@
-"""What a generation gives back: text, tokens, why it ended, and what speculation did for it."""
+"""The results of a generation: text, tokens, the reason why it ended, and statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 
 class Fate(Enum):
-    """How a token came about."""
+    """The origin of a token."""
 
     ACCEPTED = "accepted"  # drafted, and kept
     CORRECTION = "correction"  # the target's own, after a refusal

@@ -73,13 +73,13 @@ class Seats:
         return request
 
     def take_changes(self) -> Sequence[RowChange]:
-        """What happened to rows since this was last asked."""
+        """The changes of rows since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
     def is_being_read(self, request: Request) -> bool:
         """Whether a row is on the way to store more of this text than any does now."""
-        if not self._can_share or any(
+        if not self._may_share(request.tokens) or any(
             other is not None and other.status is Status.ANSWERING and not self._state.lengths[row]
             for row, other in enumerate(self.occupants)
         ):
@@ -97,11 +97,15 @@ class Seats:
         getattr(self._target, verb)(self._state, *arguments)
         self._changes.append(RowChange(verb, arguments))
 
+    def _may_share(self, tokens: Sequence[int]) -> bool:
+        """Whether a text is long enough for its beginning to be worth taking over."""
+        return self._can_share and len(tokens) > WORTH_TAKING
+
     def _best_source(self, tokens: Sequence[int], owner: str) -> tuple[int, int]:
         """The row of this owner that stores most of a text's beginning, and how much: all but one
         token at most, because a row has to be fed something to be given logits."""
         best, most = 0, 0
-        if self._can_share:
+        if self._may_share(tokens):
             for row, other in enumerate(self.occupants):
                 text = self._texts[row] if other is None else other.tokens
                 limit = min(self._state.lengths[row], len(tokens) - 1)

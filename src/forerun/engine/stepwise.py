@@ -33,7 +33,7 @@ XP = compat.array_namespace(np.empty(0))
 
 @dataclass(frozen=True)
 class Decision:
-    """What came of a plan, for each span that is answered: integers, and rows for the host."""
+    """The outcome of a plan for each answered span: integers, and rows for the host."""
 
     drafted: Drafted
     paths: Sequence[Sequence[int]]  # (A,): the accepted nodes of each draft
@@ -49,7 +49,7 @@ class Decision:
         return self.drafted.proposals
 
     def tokens(self, index: int) -> list[int]:
-        """What an answered span is given: the accepted tokens of its draft, and the extra one."""
+        """The new tokens of an answered span: the accepted ones of its draft, and the extra one."""
         drafted = self.drafted.proposals[index].tokens
         return [*(drafted[node] for node in self.paths[index]), self.extra[index]]
 
@@ -118,7 +118,7 @@ class Stepwise:
     def _outcomes(
         self, plan: RoundPlan, decision: Decision, counts: Sequence[int]
     ) -> list[Outcome]:
-        """What the drafter is told of each row, those included that only read."""
+        """The outcome of each row for the drafter, rows that only read included."""
         outcomes: list[Outcome] = []
         for index, (span, count) in enumerate(zip(plan.answering, counts, strict=True)):
             path, draft = decision.paths[index], decision.drafts[index]
@@ -150,7 +150,7 @@ class Stepwise:
         return to_numpy(self._score_on_device(plan, drafts))
 
     def _score_on_device(self, plan: RoundPlan, drafts: Sequence[Proposal]) -> Any:
-        """The same, where the model computes."""
+        """Those arrays on the device where the model computes."""
         rows = [span.row for span in (*plan.answering, *plan.reading)]
         feeds = [
             span.tokens + draft.tokens for span, draft in zip(plan.answering, drafts, strict=True)
@@ -212,7 +212,7 @@ class Stepwise:
 
 
 def _kept(num_fed: int, path: Sequence[int], draft: Proposal) -> Kept:
-    """What a model keeps of its feed: the text and a path; of a chain, how many tokens."""
+    """The part of its feed that a model keeps: text and path; of a chain, the number of tokens."""
     if draft.tree is None:
         return num_fed + len(path)
     return [*range(num_fed), *(num_fed + node for node in path)]

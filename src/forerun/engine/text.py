@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 UNFINISHED = "�"
-"""What decoding shows while the bytes of a character are still incomplete."""
+"""The character that decoding shows while the bytes of a character are incomplete."""
 
 
 class TextStream:
@@ -50,7 +50,7 @@ class TextStream:
         return "".join(part for _, part in self.release_parts(final=final))
 
     def release_parts(self, *, final: bool = False) -> list[tuple[int, str]]:
-        """The same, in parts, each with the index of the token that completed it."""
+        """Release text in parts, each with the index of the token that completed it."""
         if final:
             self._finish()
         end = len(self.text) if self.stopped_at is None else self.stopped_at

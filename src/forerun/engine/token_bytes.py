@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """How a tokenizer writes its tokens, and the bytes of those that were asked for."""
+    """A tokenizer's spelling of its tokens, and a cache of tokens' bytes."""
 
     is_byte_level: bool
     added: frozenset[int]  # special tokens and the like, written as they are

@@ -191,7 +191,7 @@ def _column_of(x: int, xs: Sequence[int], width: int) -> int:
 
 
 def _ticks(xs: Sequence[int], width: int, gutter: int) -> CurveLine:
-    """The x values below the axis, without those that would touch the one before."""
+    """The x values below the axis, without labels that would touch the one before."""
     text = [" "] * (width + 4)
     free_from = 0
     for x in xs:

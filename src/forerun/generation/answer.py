@@ -43,7 +43,7 @@ class Answer(AsyncIterator[Piece]):
 
     @property
     def stats(self) -> Stats:
-        """What was counted so far; the engine's thread may be adding to it."""
+        """The counts so far; the engine's thread may be adding to them."""
         return self.request.stats
 
     @property

@@ -14,32 +14,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 from weakref import finalize
 
 from forerun import rules
-from forerun.base.clock import now
 from forerun.base.errors import InputError, explain
 from forerun.drafters.base import Drafter
 from forerun.drafters.forced import Forced
+from forerun.engine.answer_options import GREEDY, AnswerOptions, check_counts
 from forerun.engine.engine import Engine
-from forerun.engine.pacing import SLOWDOWN
+from forerun.engine.pacing import SLOWDOWN, check_slowdown
+from forerun.engine.request import Request
 from forerun.engine.results import LogprobsOf
 from forerun.generation.answer import Answer
-from forerun.generation.checks import (
-    check_choice,
-    check_counts,
-    check_slowdown,
-    check_timeout,
-    given_of,
-    idle_options,
-    limits_of,
-    samplings_of,
-)
-from forerun.generation.choosing import drafter_for
-from forerun.generation.generate import GREEDY
+from forerun.generation.choosing import drafter_for, idle_options
 from forerun.generation.intake import make_samples
 from forerun.generation.options import refuses_unknown
+from forerun.generation.prompts import encode
 from forerun.generation.worker import Worker
 from forerun.gpu_rounds.choosing import executor_of
 from forerun.loading.load import wrap
@@ -121,33 +112,21 @@ class AsyncEngine:
         priority: a higher one gets a row first.  timeout: seconds after which the request ends as
         it is, with finish_reason "deadline".
         """
-        check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
-        check_counts("auto" if draft_length is None else draft_length, logprobs=logprobs)
-        check_timeout(timeout)
-        (options,), (limit,) = samplings_of(sampling, 1), limits_of(max_new_tokens, 1)
-        if options.n != 1:
+        options = AnswerOptions(
+            sampling, max_new_tokens, stop, stop_tokens, ignore_eos, logprobs, logprobs_of, owner,
+            draft_length, priority, timeout,
+        )  # fmt: skip
+        if sampling.n != 1:
             cure = "Submit each sample as a request of its own, with a seed of its own."
-            raise InputError(explain("A request has one answer.", f"n={options.n}", cure))
-        (given,) = given_of(resume, 1, is_one=True)
-        (request,) = make_samples(
-            self.target,
-            prompt,
-            options,
-            max_new_tokens=limit,
-            stop=stop,
-            stop_tokens=stop_tokens,
-            ignore_eos=ignore_eos,
-            num_logprobs=logprobs,
-            logprobs_of=logprobs_of,
-            given=given,
-            owner=owner,
-            draft_length=draft_length,
-            priority=priority,
-            deadline=None if timeout is None else now() + timeout,
-        )
+            raise InputError(explain("A request has one answer.", f"n={sampling.n}", cure))
+        tokens = encode(self.target, prompt)
+        return self.enqueue(*make_samples(self.target, tokens, options, given=resume))
+
+    def enqueue(self, request: Request) -> Answer:
+        """Queue a request that was made for the target, from a coroutine."""
         note = self._note
         if note is None and self._is_plain:
-            note = idle_options(draft_length or 0, None)
+            note = idle_options(request.draft_length or 0, None)
         request.stats.notes += [] if note is None else [note]
         answer = Answer(request, self, self._worker.abort)
         self._worker.submit(answer)
@@ -165,7 +144,7 @@ class AsyncEngine:
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the engine, if anything did: a model that raised, mostly.  It takes no more
+        """The exception that ended the engine, if any: mostly a model's.  The engine takes no more
         requests then."""
         return self._worker.failure
 

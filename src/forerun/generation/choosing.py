@@ -16,6 +16,8 @@ from forerun.drafters.verbs import check_verbs
 from forerun.generation.usual import usual_drafter
 from forerun.models.adapter import as_model
 from forerun.models.base import LanguageModel, identity
+from forerun.rules.types import DraftLength
+from forerun.trees.tree import Tree
 
 Drafters = Drafter | str | Sequence[Drafter | str] | Mapping[str, Drafter | str | None]
 """One drafter or several, as objects or by names of the command line."""
@@ -83,3 +85,9 @@ def _is_model(given: Any) -> bool:
 
 def _make(target: LanguageModel, name: str) -> Drafter | None:
     return usual_drafter(target) if name == "auto" else make_drafter(name)
+
+
+def idle_options(draft_length: DraftLength, tree: int | Tree | None) -> str | None:
+    """The note about drafting options that have no effect without a drafter."""
+    idle = ["draft_length"] * (draft_length not in ("auto", 0)) + ["tree"] * (tree is not None)
+    return f"no drafter, so {' and '.join(idle)} did nothing" if idle else None

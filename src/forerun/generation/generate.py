@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 from forerun.base.signatures import shown_by
 from forerun.drafters.base import Drafter
+from forerun.engine.answer_options import GREEDY
 from forerun.engine.pacing import SLOWDOWN
 from forerun.engine.request import Request
 from forerun.engine.results import Generation, LogprobsOf, Piece
@@ -19,7 +20,6 @@ from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
 from forerun.trees.tree import Tree
 
-GREEDY = Sampling(temperature=0.0)
 Target = Any
 """A model from `load` or `wrap`, a transformers model, a function, or the name of a model."""
 Results = TypeVar("Results", covariant=True)
@@ -85,8 +85,10 @@ def generate(
         "return" returns them, the failed one with its `error`.
     """
     run = Run(
-        target, prompt, drafter, draft_length, tree, rule, sampling, max_new_tokens, stop,
-        stop_tokens, ignore_eos, logprobs, logprobs_of, resume, batch_size, errors,
+        target, prompt, drafter=drafter, draft_length=draft_length, tree=tree, rule=rule,
+        sampling=sampling, max_new_tokens=max_new_tokens, stop=stop, stop_tokens=stop_tokens,
+        ignore_eos=ignore_eos, logprobs=logprobs, logprobs_of=logprobs_of, resume=resume,
+        batch_size=batch_size, errors=errors,
     )  # fmt: skip
     try:
         while run.engine.busy:
@@ -156,11 +158,11 @@ class Stream(Iterator[Piece], Generic[Results]):
         self.close()
 
     def generation(self, index: int) -> Generation:
-        """What there is by now of the answer to one of the prompts (its first sample)."""
+        """The answer to one of the prompts as far as it has got (its first sample)."""
         return self._run.requests[sum(self._run.counts[:index])].generation()
 
     def results(self) -> Results:
-        """What `generate` would have returned, as far as it got; this ends the stream."""
+        """The results as `generate` returns them, as far as they have got; this ends the stream."""
         self.close()
         done: Results = self._run.results()
         return done
@@ -178,7 +180,7 @@ def _pieces(run: Run) -> Generator[Piece, None, Any]:
 
 
 def piece_of(request: Request, gained: int) -> Piece:
-    """What the last round gave a request to show."""
+    """The piece that a request gained in the last round."""
     ended = request.finish_reason is not None
     parts = [] if request.text is None else request.text.release_parts(final=ended)
     logprobs = None

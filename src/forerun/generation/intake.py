@@ -2,137 +2,114 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.base.errors import InputError, explain, shown
+import numpy as np
+
+from forerun.base.clock import now
+from forerun.base.errors import InputError, UnsupportedError, explain, shown, wrong_type
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.request import Request
-from forerun.engine.results import LogprobsOf
 from forerun.engine.text import TextStream
-from forerun.generation.checks import check_ids, refuse_processors, stops_of
-from forerun.generation.prompts import encode, refuse_halves
+from forerun.generation.prompts import refuse_halves
 from forerun.grammars.base import NOTHING_ALLOWED, Cursor, Grammar
 from forerun.models.base import LanguageModel, endings_of
 from forerun.noise.race import fold
-from forerun.rules.types import DraftLength
 from forerun.sampling.options import Bans, Sampling, allowed_after
 
 
 def make_samples(
     model: LanguageModel,
-    prompt: Any,
-    sampling: Sampling,
+    prompt: Sequence[int],
+    options: AnswerOptions,
     *,
     index: int = 0,
-    stop: str | Sequence[str] = (),
-    stop_tokens: Sequence[int] = (),
-    ignore_eos: bool = False,
     given: Sequence[int] = (),
-    **options: Any,
 ) -> list[Request]:
-    """The requests for the n samples of one prompt; options as in `make_request`."""
+    """The requests for the samples of one prompt in token ids, each with a seed of its own."""
+    sampling = options.sampling
     if given and sampling.n > 1:
         cure = "Resume each sample as a request of its own, with its own seed."
         raise InputError(explain("Several samples cannot share an output.", sampling.n, cure))
-    check_ids("stop_tokens", stop_tokens, model)
-    stops = stops_of(stop)
-    tokens = encode(model, prompt)
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
     biases = dict(sampling.logit_bias)  # ours: the caller's may change while it is answered
-    return [
-        make_request(
-            model,
-            tokens,
-            replace(sampling, seed=fold(seed, sample), logit_bias=biases),
-            index=index,
-            sample=sample,
-            stops=stops,
-            endings=tuple(stop_tokens) + (() if ignore_eos else ending_tokens(model)),
-            given=given,
-            **options,
-        )
-        for sample in range(sampling.n)
-    ]
+    requests = []
+    for sample in range(sampling.n):
+        own = replace(sampling, seed=fold(seed, sample), logit_bias=biases, n=1)
+        asked = replace(options, sampling=own)
+        requests.append(make_request(model, prompt, asked, index=index, sample=sample, given=given))
+    return requests
 
 
 def make_request(
     model: LanguageModel,
-    prompt: list[int],
-    sampling: Sampling,
+    prompt: Sequence[int],
+    options: AnswerOptions,
     *,
     index: int = 0,
     sample: int = 0,
-    max_new_tokens: int,
-    stops: Sequence[str] = (),
-    endings: Sequence[int] = (),
-    num_logprobs: int | None = None,
-    logprobs_of: LogprobsOf = "model",
     given: Sequence[int] = (),
-    owner: str = "",
-    draft_length: DraftLength | None = None,
-    priority: int = 0,
-    deadline: float | None = None,
 ) -> Request:
     """A request that fits the model, or the reason why it does not.
 
+    prompt: token ids of the model, as `encode` gives them.
     given: output that exists already; max_new_tokens counts it.
-    draft_length: guesses in a row at most; None and "auto" leave it to the engine.
     """
-    if max_new_tokens < 1:
-        raise InputError(explain("max_new_tokens is too small.", max_new_tokens, "Use 1 or more."))
+    sampling = options.sampling
     tokenizer = getattr(model, "tokenizer", None)
-    if stops and tokenizer is None:
+    if options.stop and tokenizer is None:
         cure = "Use stop_tokens, or wrap the model with its tokenizer."
-        raise InputError(explain("Stop strings need a tokenizer.", list(stops), cure))
-    room = max_new_tokens if model.max_context is None else model.max_context - len(prompt)
+        raise InputError(explain("Stop strings need a tokenizer.", list(options.stop), cure))
+    room = options.max_new_tokens if model.max_context is None else model.max_context - len(prompt)
     if room < 1:
         received = f"{len(prompt)} tokens for a context of {model.max_context}"
         cure = f"Shorten it to {(model.max_context or 1) - 1} tokens or fewer."
         raise InputError(explain("The prompt leaves no room in the context.", received, cure))
-    if not isinstance(priority, int):
-        raise InputError(explain("priority is no whole number.", shown(priority), "Use 0, 1, ..."))
-    if not isinstance(owner, str):
-        raise InputError(explain("owner is no text.", shown(owner), "Use a name, or leave it out."))
     refuse_processors(sampling)
+    check_ids("stop_tokens", options.stop_tokens, model)
     check_ids("logit_bias", sampling.logit_bias, model)
     for word in sampling.bad_words:
         check_ids("bad_words", () if isinstance(word, str) else word, model)
+    endings = (*options.stop_tokens, *(() if options.ignore_eos else ending_tokens(model)))
     if isinstance(sampling.grammar, Grammar):
         sampling, endings = _with_cursor(model, sampling, sampling.grammar, endings)
-    text = None if tokenizer is None else TextStream(tokenizer, stops, sampling.min_tokens)
-    limit = min(max_new_tokens, room)
-    _check_given(given, model, limit, endings, text)
+    text = None if tokenizer is None else TextStream(tokenizer, options.stop, sampling.min_tokens)
+    limit = min(options.max_new_tokens, room)
+    given = _checked_output(given, model, limit, endings, text)
     return Request(
         index=index,
-        prompt=prompt,
-        sampling=sampling,
-        seed=sampling.seed or 0,
-        limit=limit,
-        limit_reason="length" if max_new_tokens <= room else "context",
-        endings=tuple(endings),
-        bans=Bans(_bad_words(sampling, model), tuple(endings)),
-        num_logprobs=num_logprobs,
-        logprobs_of=logprobs_of,
-        text=text,
         sample=sample,
+        prompt=list(prompt),
+        options=options,
+        sampling=sampling,
+        limit=limit,
+        limit_reason="length" if options.max_new_tokens <= room else "context",
+        endings=endings,
+        bans=Bans(_bad_words(sampling, model), endings),
+        text=text,
         given=given,
-        owner=owner,
-        draft_length=None if draft_length == "auto" else draft_length,
-        priority=priority,
-        deadline=deadline,
+        deadline=None if options.timeout is None else now() + options.timeout,
     )
 
 
-def _check_given(
-    given: Sequence[int],
+def _checked_output(
+    given: Any,
     model: LanguageModel,
     limit: int,
     endings: Sequence[int],
     text: TextStream | None,
-) -> None:
-    """Refuse output that leaves nothing to generate; the rest becomes the beginning of the text."""
+) -> list[int]:
+    """Output that exists already, which becomes the beginning of the text; refuses what is no
+    output of the model, or leaves nothing to generate."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not all(isinstance(token, int | np.integer) for token in given):
+        cure = "Pass output tokens: a list of ids, for several prompts one list for each."
+        wrong, received = "resume does not fit the prompts.", f"{shown(given):.80}"
+        raise InputError(explain(wrong, received, cure))
     check_ids("resume", given, model)
     if len(given) >= limit:
         cure = f"Pass at most {limit - 1} tokens, or allow more new ones."
@@ -147,6 +124,7 @@ def _check_given(
             raise InputError(explain(wrong, token, cure))
     if text is not None:
         text.release()
+    return [int(token) for token in given]
 
 
 def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
@@ -158,7 +136,7 @@ def ending_tokens(model: LanguageModel) -> tuple[int, ...]:
 
 def _with_cursor(
     model: LanguageModel, sampling: Sampling, grammar: Grammar, endings: Sequence[int]
-) -> tuple[Sampling, Sequence[int]]:
+) -> tuple[Sampling, tuple[int, ...]]:
     """Options whose grammar has a matcher of its own, and the tokens that end the text.
 
     Nothing can follow the end of a grammar, so its ending tokens end the text in any case.
@@ -205,3 +183,35 @@ def _bad_words(sampling: Sampling, model: LanguageModel) -> tuple[tuple[int, ...
             for form in (word, " " + word):
                 words.add(tuple(tokenizer.encode(form, add_special_tokens=False)))
     return tuple(sorted(words - {()}))
+
+
+def check_ids(name: str, ids: Any, model: LanguageModel) -> None:
+    """Refuse what is no list of token ids of the model."""
+    listed: list[Any] = list(ids) if isinstance(ids, Iterable) else [None]
+    if not all(isinstance(token, int | np.integer) for token in listed):
+        raise wrong_type(name, ids, "Pass token ids, in a list even for one.")
+    outside = [token for token in listed if not 0 <= token < model.vocab_size]
+    if outside:
+        cure = f"Ids must lie in 0 .. {model.vocab_size - 1}."
+        wrong = f"{name} names tokens outside the vocabulary."
+        raise InputError(explain(wrong, outside[:5], cure))
+
+
+def refuse_processors(sampling: Sampling) -> None:
+    """A processor that runs a model of its own has a cache that cannot be put back."""
+    for processor in sampling.processors:
+        if not callable(processor):
+            cure = "Pass transformers LogitsProcessor objects."
+            raise InputError(explain("A processor is not callable.", shown(processor), cure))
+        name, cure = type(processor).__name__, "Leave it out; all others are honoured exactly."
+        parts = [*getattr(processor, "__dict__", {}).values()]
+        parts += processor if isinstance(processor, list) else []
+        nested = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+        if any(hasattr(part, "forward") for part in (*parts, *nested)):
+            wrong = "A processor that runs a model of its own cannot be rolled back exactly."
+            raise UnsupportedError(explain(wrong, name, cure))
+        try:
+            copy.deepcopy(processor)
+        except Exception as error:
+            wrong = "A processor that cannot be copied cannot be rolled back exactly."
+            raise UnsupportedError(explain(wrong, f"{name} ({error})", cure)) from error

@@ -65,9 +65,9 @@ NOWHERE = {
 }
 """Options without a counterpart, mostly of transformers, and what to do instead."""
 
-OF_ENGINE = {name: name for name in ("drafter", "tree", "rule", "max_batch", "max_waiting")} | {
-    "batch_size": "max_batch"
-}
+OF_ENGINE = {
+    name: name for name in ("drafter", "tree", "rule", "max_batch", "max_waiting", "slowdown")
+} | {"batch_size": "max_batch"}
 """Options that all requests of an `AsyncEngine` share, and what it calls them."""
 
 IN_SAMPLING = {field.name: field.name for field in fields(Sampling)} | {

@@ -178,7 +178,7 @@ def _ids(prompt: Any) -> list[int]:
 
 
 def _described(value: Any) -> str:
-    """What was given in place of a prompt, in words; of a list, the types of what it holds."""
+    """A description of a value that is no prompt; of a list, the types of its items."""
     if value is None or isinstance(value, bytes):
         return "None" if value is None else "bytes"
     kind = type(value).__name__

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
 
 from forerun import rules
-from forerun.base.errors import GenerationError
+from forerun.base.errors import GenerationError, InputError, explain, shown
 from forerun.drafters.base import Drafter
 from forerun.drafters.forced import Forced
+from forerun.engine.answer_options import AnswerOptions, check_choice, check_counts
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
-from forerun.engine.results import Generation, LogprobsOf
-from forerun.generation.checks import (
-    check_choice,
-    check_counts,
-    given_of,
-    idle_options,
-    limits_of,
-    samplings_of,
-)
-from forerun.generation.choosing import drafter_for
+from forerun.engine.results import Generation
+from forerun.generation.choosing import drafter_for, idle_options
 from forerun.generation.intake import has_grammar, make_samples
-from forerun.generation.prompts import prompts_of
+from forerun.generation.prompts import encode, prompts_of
 from forerun.gpu_rounds.choosing import executor_of
 from forerun.loading.named import model_of
 from forerun.rules.base import Rule
@@ -38,49 +34,36 @@ class Run:
         self,
         target: Any,
         prompt: Any,
+        *,
         drafter: Drafter | str | None,
         draft_length: DraftLength,
         tree: int | Tree | None,
         rule: str | Rule,
         sampling: Sampling | Sequence[Sampling],
         max_new_tokens: int | Sequence[int],
-        stop: str | Sequence[str],
-        stop_tokens: Sequence[int],
-        ignore_eos: bool,
-        logprobs: int | None,
-        logprobs_of: LogprobsOf,
         resume: Sequence[Any],
         batch_size: int,
         errors: Literal["raise", "return"],
         slowdown: float | None = None,
+        **options: Any,
     ) -> None:
+        """options: those of `AnswerOptions` that all prompts share; the others as in `generate`."""
         model = model_of(target)
-        check_counts(draft_length, logprobs=logprobs, batch_size=batch_size)
+        check_counts(draft_length, batch_size=batch_size)
         check_choice("errors", errors, ("raise", "return"))
-        check_choice("logprobs_of", logprobs_of, get_args(LogprobsOf))
         self.raises = errors == "raise"
         prompts, self.has_one_prompt = prompts_of(prompt)
-        samplings = samplings_of(sampling, len(prompts))
-        limits = limits_of(max_new_tokens, len(prompts))
-        beginnings = given_of(resume, len(prompts), is_one=self.has_one_prompt)
-        self.counts = [sampling.n for sampling in samplings]
+        samplings = _each(sampling, len(prompts), "sampling", Sampling)
+        limits = _each(max_new_tokens, len(prompts), "max_new_tokens", int | np.integer)
+        outputs = [resume] if self.has_one_prompt else _outputs(resume, len(prompts))
+        asked = AnswerOptions(**options)
+        self.counts: list[int] = []  # samples of each prompt
         self.requests: list[Request] = []
-        for index, (single_prompt, options, limit, given) in enumerate(
-            zip(prompts, samplings, limits, beginnings, strict=True)
-        ):
-            self.requests += make_samples(
-                model,
-                single_prompt,
-                options,
-                index=index,
-                max_new_tokens=limit,
-                stop=stop,
-                stop_tokens=stop_tokens,
-                ignore_eos=ignore_eos,
-                num_logprobs=logprobs,
-                logprobs_of=logprobs_of,
-                given=given,
-            )
+        for index, one in enumerate(prompts):
+            asked = _with(asked, samplings[index], limits[index])
+            tokens, given = encode(model, one), outputs[index]
+            self.requests += make_samples(model, tokens, asked, index=index, given=given)
+            self.counts.append(asked.sampling.n)
         drafts_with = drafter_for(model, drafter)
         if drafts_with is None and (note := idle_options(draft_length, tree)):
             for request in self.requests:
@@ -124,3 +107,30 @@ class Run:
             group = [next(done) for _ in range(count)]
             grouped.append(group[0] if count == 1 else group)
         return grouped[0] if self.has_one_prompt else grouped
+
+
+def _with(options: AnswerOptions, sampling: Sampling, limit: int) -> AnswerOptions:
+    """The options of the next prompt, which are mostly those of the one before."""
+    if sampling is options.sampling and limit is options.max_new_tokens:
+        return options
+    return replace(options, sampling=sampling, max_new_tokens=limit)
+
+
+def _each(value: Any, count: int, name: str, kind: Any) -> Sequence[Any]:
+    """One value per prompt, of a value of this kind for all prompts or a list of them."""
+    if isinstance(value, kind | str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        cure = f"Pass one for all, or a list of {count}."
+        received = f"{len(value)} for {count} prompt{'s' * (count != 1)}"
+        raise InputError(explain(f"{name} does not fit the prompts.", received, cure))
+    return value
+
+
+def _outputs(resume: Any, count: int) -> Sequence[Any]:
+    """The output that exists already of each of several prompts; none is given for all of them."""
+    is_list = isinstance(resume, Sequence) and not isinstance(resume, str)
+    if not is_list or len(resume) not in (0, count):
+        cure = f"Pass a list of {count} lists of tokens, empty ones included."
+        raise InputError(explain("resume does not fit the prompts.", f"{shown(resume):.80}", cure))
+    return resume or [()] * count

@@ -25,7 +25,7 @@ class Request(Generic[Known]):
     known: Known | None = None
 
     def goes_on_as(self, text: Text, num_sampled: int) -> bool:
-        """Whether this text is the request's, with so many new tokens."""
+        """Whether this text is the request's with `num_sampled` new tokens."""
         end = len(self.text)
         return len(text) == end + num_sampled and bool(np.array_equal(text[:end], self.text))
 

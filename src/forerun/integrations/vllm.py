@@ -50,7 +50,7 @@ class Elsewhere:
 
 @dataclass
 class Guessed:
-    """What is known of one request: its row in the drafter's state, and its last guess."""
+    """One request of vLLM's: its row in the drafter's state, and its last guess."""
 
     row: int
     position: int = 0  # output tokens so far
@@ -153,7 +153,7 @@ def _options(additional: Any) -> Mapping[str, Any]:
 
 
 def _outcome(known: Guessed, sampled: list[int]) -> Outcome:
-    """What became of the last guess: vLLM's tokens begin with those that it accepted."""
+    """The outcome of the last guess: vLLM's tokens begin with the accepted ones."""
     num_accepted = 0
     for token, guess in zip(sampled[:-1], known.tokens, strict=False):
         if token != guess:

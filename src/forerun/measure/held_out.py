@@ -1,4 +1,4 @@
-"""What the fastest cell of a sweep gains on prompts that it was not chosen on.
+"""The gain of a sweep's fastest cell on prompts that it was not chosen on.
 
 The fastest of many cells owes part of its figure to luck on the prompts that made it the fastest.
 Here the batches of prompts are split at random into halves, many times: the fastest cell on one

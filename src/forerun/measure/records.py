@@ -164,7 +164,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the probe expects of a cell before it is run."""
+    """The probe's forecast of a cell before it is run."""
 
     cell: Cell
     tokens_per_round: Interval

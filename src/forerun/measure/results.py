@@ -80,7 +80,7 @@ class Results:
         return max(cells, key=lambda entry: entry.tokens_per_second.mean, default=None)
 
     def gain(self, setting: Setting) -> Gain | None:
-        """What our fastest cell gains over plain decoding, on prompts it was not chosen on."""
+        """The gain of our fastest cell over plain decoding, on prompts it was not chosen on."""
         return self._gains[setting]
 
     def reached_by_position(self, cell: Cell) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a sweep says about our own promises, in a few numbers; docs/measuring.md defines them.
+"""The few numbers by which a sweep checks our own promises; docs/measuring.md defines them.
 
 Do predictions come true?  Is the automatic draft length as good as the best fixed one, and never
 worse than none?  Does the simulator give back what was recorded?

@@ -63,7 +63,7 @@ def write_texts(
 
 
 def one_each(sampling: Sampling, count: int) -> list[Sampling]:
-    """The same options with a different seed per prompt.
+    """The sampling options, with a different seed for each prompt.
 
     With one seed all prompts would share their noise, and intervals over prompts would be wrong.
     """

@@ -48,8 +48,8 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Write keys and values (R, heads, N, head size); return those that the rows may attend to,
-        (R, heads, keys, head size) each."""
+        """Write keys and values (R, heads, N, head size); return the keys and values that
+        the rows may attend to, (R, heads, keys, head size) each."""
         at = self.cache.placement
         if not self._has_room(at.end):
             self.lazy_initialization(key_states, value_states)

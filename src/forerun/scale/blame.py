@@ -70,6 +70,6 @@ class Blame(Trial):
 
 
 def chance_of(count: int, expected: float) -> float:
-    """Of at least so many events where so many are expected (Poisson)."""
+    """The chance of at least `count` events where `expected` are expected (Poisson)."""
     below = sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(count))
     return 1 - below

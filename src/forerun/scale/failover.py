@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from forerun.base.clock import now
 from forerun.base.errors import LOG, GenerationError
+from forerun.engine.request import Request
 from forerun.engine.results import Fate, Generation, Piece, Stats, TokenLogprob
 from forerun.engine.text import TextStream
 from forerun.scale.messages import Beat, Ending, Message, Refusal, ReplicaLostError, Work, grow
@@ -60,8 +61,8 @@ class RemoteEngine:
     def leave(self) -> None:
         self._left = now()
 
-    def submit(self, prompt: list[int], **options: Any) -> RemoteAnswer:
-        return self._start(self, prompt, options)
+    def enqueue(self, request: Request) -> RemoteAnswer:
+        return self._start(self, request)
 
 
 class RemoteAnswer(AsyncIterator[Piece]):
@@ -78,7 +79,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self.stats = Stats()
         self.has_entered = False
         self.replica = ""  # who writes it
-        self.tokens: list[int] = [*work.options.get("resume", ())]  # the output so far
+        self.tokens = [*work.given]  # the output so far
         self._fates = [Fate.GIVEN] * len(self.tokens)
         self._logprobs: list[TokenLogprob] = []
         self._engine = engine
@@ -93,7 +94,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         self._reading = asyncio.create_task(self._read())
         self._watch = self._loop.call_later(PATIENCE, self._check_silence)
         self._alarm: asyncio.TimerHandle | None = None
-        if (seconds := work.options.get("timeout")) is not None:
+        if (seconds := work.options.timeout) is not None:
             self._alarm = self._loop.call_later(seconds, self._ring)
 
     def __await__(self) -> Generator[Any, None, Generation]:
@@ -225,7 +226,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
     def _text_so_far(self) -> TextStream:
         """The text as a replica would have it, of which everything sure has been shown."""
         options = self.work.options
-        text = TextStream(self._tokenizer, options["stop"], options["sampling"].min_tokens)
+        text = TextStream(self._tokenizer, options.stop, options.sampling.min_tokens)
         for token in self.tokens:
             text.push(token)
         text.release()
@@ -245,12 +246,11 @@ class RemoteAnswer(AsyncIterator[Piece]):
 
     @property
     def _num_logprobs(self) -> int | None:
-        num_logprobs: int | None = self.work.options["logprobs"]
-        return num_logprobs
+        return self.work.options.logprobs
 
     @property
     def _seed(self) -> int:
-        return int(self.work.options["sampling"].seed)
+        return self.work.options.sampling.seed or 0
 
     def _generation(self, reason: str, text: str | None, seed: int) -> Generation:
         return Generation(

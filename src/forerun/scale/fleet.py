@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from forerun.base.clock import now
+from forerun.engine.request import Request
 from forerun.scale.conversations import Conversations
 from forerun.scale.failover import RemoteAnswer, RemoteEngine, Replicas
 from forerun.scale.messages import Work
@@ -47,7 +49,7 @@ class Fleet:
         return sum(answer.is_running for answer in self._answers)
 
     async def get(self, pair: Pair) -> RemoteEngine:
-        """Any replica, which is chosen when work is submitted."""
+        """Any replica, which is chosen when a request enters."""
         if not self._is_sound:
             await asyncio.sleep(PAUSE)
         return RemoteEngine(partial(self._start, pair))
@@ -64,13 +66,13 @@ class Fleet:
         for answer in list(self._answers):
             answer.abort()
 
-    def _start(
-        self, pair: Pair, engine: RemoteEngine, prompt: list[int], options: Mapping[str, Any]
-    ) -> RemoteAnswer:
-        owner = options["owner"]
+    def _start(self, pair: Pair, engine: RemoteEngine, request: Request) -> RemoteAnswer:
+        owner, prompt = request.owner, request.prompt
         home, avoid = self._conversations.find(owner, prompt), self._avoided()
         home = "" if home in avoid else home
-        work = Work(pair, prompt, options, self._model_digest, home, avoid)
+        left = None if request.deadline is None else max(request.deadline - now(), 1e-9)
+        options = replace(request.options, timeout=left)
+        work = Work(pair, prompt, options, request.given, self._model_digest, home, avoid)
         answer = RemoteAnswer(engine, work, self._replicas.answer(work), self._tokenizer)
         self._answers.add(answer)
 

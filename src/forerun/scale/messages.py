@@ -1,16 +1,16 @@
 """What travels between an ingress and a replica: one answer's work there, its pieces back.
 
-Work is a prompt in token ids, the options of `AsyncEngine.submit` with a seed among them, and the
-output so far.  That is all there is to an answer, so any replica of the same model goes on with it.
+Work is a prompt in token ids, the options of its answer with a seed among them, and the output so
+far.  That is all there is to an answer, so any replica of the same model goes on with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import Any
 
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Piece, Seconds, Stats
 from forerun.serve.admission.engine_roles import Pair
 
@@ -21,8 +21,9 @@ class Work:
 
     pair: Pair  # names of the drafter and the rule
     prompt: Sequence[int]
-    options: Mapping[str, Any]  # of `AsyncEngine.submit`; `resume` holds the output so far
-    model_digest: str  # of the model that wrote the output so far
+    options: AnswerOptions
+    given: Sequence[int]  # the output so far
+    model_digest: str  # of the model that wrote it
     replica: str = ""  # the one that holds the prompt's beginning, as far as is known
     avoid: Sequence[str] = ()  # replicas that were lost lately, and may only hang
 

@@ -14,6 +14,7 @@ from forerun.base.errors import LOG, ForerunError, GenerationError, InputError
 from forerun.engine.results import Piece
 from forerun.generation.answer import Answer
 from forerun.generation.async_engine import AsyncEngine
+from forerun.generation.intake import make_request
 from forerun.scale.messages import (
     Beat,
     Ending,
@@ -23,6 +24,7 @@ from forerun.scale.messages import (
     Refusal,
     Work,
 )
+from forerun.serve.admission.admission import WARM_UP
 from forerun.serve.admission.engine_roles import Pair
 from forerun.serve.admission.engines import Engines
 from forerun.serve.admission.errors import ApiError
@@ -99,7 +101,9 @@ class Replica:
             return
         try:
             engine = await self._engines.get(work.pair)
-            answer = engine.submit(list(work.prompt), **work.options)
+            how = work.options
+            request = make_request(engine.target, work.prompt, how, given=work.given)
+            answer = engine.enqueue(request)
         except GenerationError:
             yield FAILED
             return
@@ -121,8 +125,7 @@ class Replica:
 
     async def warm_up(self, pair: Pair, prompt: Sequence[int]) -> None:
         """Answer once what nobody asked, so that what is made and compiled once is there."""
-        options = {"max_new_tokens": 16, "ignore_eos": True}
-        async for message in self.answer(Work(pair, prompt, options, self._model_digest)):
+        async for message in self.answer(Work(pair, prompt, WARM_UP, (), self._model_digest)):
             if isinstance(message, Refusal):
                 raise InputError(message.reason)
 

@@ -1,4 +1,4 @@
-"""How a target's chat template frames what is said, as texts that go around it."""
+"""The texts that a target's chat template puts around each message."""
 
 from __future__ import annotations
 

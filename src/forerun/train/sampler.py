@@ -67,7 +67,7 @@ def by_kernel(
     positions: Tensor,  # (R, 1)
     scaling: float,
 ) -> Tensor:
-    """The same (R, 1, H, d), reading only the slots up to each row's position."""
+    """Attention (R, 1, H, d) that reads only the slots up to each row's position."""
     import triton
 
     from forerun.gpu.kernels.attention import attend

@@ -13,6 +13,7 @@ from tiny_models import Architecture
 import forerun as fr
 from forerun import rules
 from forerun.drafters import Mixed, Model, NGram, Recycling, Suffix
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.generation.intake import make_request
@@ -39,7 +40,9 @@ def answers(drafter: Any, limits: Any, rule: str = "match", **options: Any) -> l
     )  # fmt: skip
     requests = [
         make_request(
-            TARGET, [1, 2, 3], fr.Sampling(seed=seed), max_new_tokens=16, draft_length=limit
+            TARGET,
+            [1, 2, 3],
+            AnswerOptions(fr.Sampling(seed=seed), max_new_tokens=16, draft_length=limit),
         )
         for seed, limit in enumerate(limits)
     ]

@@ -17,6 +17,7 @@ import forerun as fr
 from clocks import StillClock
 from forerun import rules
 from forerun.drafters import Guess
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.engine import Engine
 from forerun.engine.proposal import Drafted, Proposal
 from forerun.engine.steering import policy as policy_module
@@ -355,9 +356,9 @@ def test_an_engine_that_always_reads_a_prompt_tries_no_drafts(still_clock: Still
         target, drafter=drafter, draft_length="auto", rule=rules.get("match"), num_rows=4
     )
     sampling = fr.Sampling(seed=1)
-    engine.submit(make_request(target, [1], sampling, max_new_tokens=99))
+    engine.submit(make_request(target, [1], AnswerOptions(sampling, max_new_tokens=99)))
     for _ in range(50):
-        engine.submit(make_request(target, [2], sampling, max_new_tokens=2))
+        engine.submit(make_request(target, [2], AnswerOptions(sampling, max_new_tokens=2)))
         engine.step()
     assert drafter.asked == 0
     for _ in range(10):

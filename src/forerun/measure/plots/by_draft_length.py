@@ -88,7 +88,7 @@ _READING = (
 
 
 def _title(results: Results, setting: Setting) -> str:
-    """What `Results.gain` says: the fastest of many cells is no promise."""
+    """A line with `Results.gain`: the fastest of many cells is no promise."""
     best, gain = results.winner(setting), results.gain(setting)
     if best is None:
         return "Only a peer was measured here"

@@ -44,7 +44,7 @@ def tokens(results: Results) -> Plot | None:
 
 
 def layout(tokens: Sequence[Token]) -> list[tuple[int, int, str, Token]]:
-    """(row, column, text) of the tokens on a page of so many columns; what does not fit is cut."""
+    """(row, column, text) of the tokens on a page of `COLUMNS` columns; the rest is cut."""
     placed: list[tuple[int, int, str, Token]] = []
     row = column = 0
     for token in tokens:

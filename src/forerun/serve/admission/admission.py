@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -18,8 +19,10 @@ from forerun import rules as rules_by_name
 from forerun.base.clock import now
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.drafters.base import Drafter
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.pacing import SLOWDOWN
-from forerun.generation.intake import make_request
+from forerun.engine.request import Request
+from forerun.generation.intake import make_request, make_samples
 from forerun.loading.load import wrap
 from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
@@ -35,6 +38,7 @@ from forerun.serve.watching.roles import Watcher
 
 ABORT_SECONDS = 10.0
 """How long a shutdown waits for requests that it has aborted: a round or two."""
+WARM_UP = AnswerOptions(Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
 
 
 class Desk:
@@ -133,7 +137,7 @@ class Desk:
         """
         pair = self._pair(ask)
         self.check_room(ask.num_choices, owner)
-        self._check_fit(ask)
+        requests = self._requests(ask, owner, begun)
         entered = now()
 
         def choice_ended() -> None:
@@ -147,12 +151,13 @@ class Desk:
             ask,
             owner,
             request_id,
+            requests,
+            target=self.target,
             pair=pair,
             engines=self._engines,
             rows=self._rows,
             trial=self._trial,
             watcher=self.watcher,
-            begun=begun,
             on_choice_end=choice_ended,
             on_end=ended,
         )
@@ -187,8 +192,7 @@ class Desk:
     async def warm_up(self) -> None:
         """Answer a request that nobody asked: the first client need not wait for what is made
         once, the usual engine and the code that is compiled for it."""
-        prompt = warm_up_prompt(self.target)
-        ask = Ask(prompts=[prompt], sampling=Sampling(seed=0), max_new_tokens=16, ignore_eos=True)
+        ask = Ask([warm_up_prompt(self.target)], WARM_UP)
         try:
             await self.enter(ask, owner="warm-up", request_id="warm-up").results()
         except ApiError as error:  # whoever starts a server may see what clients may not
@@ -222,18 +226,19 @@ class Desk:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _check_fit(self, ask: Ask) -> None:
-        """Refuse what an engine would refuse, before it waits for a row."""
+    def _requests(self, ask: Ask, owner: str, begun: Sequence[Sequence[int]]) -> list[Request]:
+        """The requests for an ask's choices; refuses what an engine would refuse later."""
+        options = replace(ask.options, owner=owner)
         try:
-            for prompt in ask.prompts:
-                make_request(
-                    self.target,
-                    list(prompt),
-                    ask.sampling,
-                    max_new_tokens=ask.max_new_tokens,
-                    stops=ask.stop,
-                    num_logprobs=ask.logprobs,
-                )
+            requests = [
+                request
+                for prompt in ask.prompts
+                for request in make_samples(self.target, prompt, options)
+            ]
+            for choice, given in enumerate(begun):
+                new = requests[choice]
+                requests[choice] = make_request(self.target, new.prompt, new.options, given=given)
+            return requests
         except ForerunError as error:
             raise ApiError(str(error)) from error
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Generation, Piece, TokenLogprob
-from forerun.rules.types import DraftLength
-from forerun.sampling.options import Sampling
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,10 @@ class Speculation:
     """How a request is drafted for.  Under `match` none of it changes the text.
 
     drafter: one of the names the server was started with; None for its first.
-    draft_length: None for the server's own; 0 for plain decoding.
     rule: None for the server's own.
     """
 
     drafter: str | None = None
-    draft_length: DraftLength | None = None
     rule: str | None = None
 
 
@@ -29,26 +26,24 @@ class Speculation:
 class Ask:
     """One request of a client: `n` answers to each of its prompts.
 
+    options: for all answers, with a seed: the server draws one where the client gave none.
     Choices are numbered prompt by prompt: choice i is sample i % n of prompt i // n.
     """
 
     prompts: Sequence[Sequence[int]]  # token ids
-    sampling: Sampling  # with n=1 and a seed: the server draws one where the client gave none
-    max_new_tokens: int
-    n: int = 1
-    stop: Sequence[str] = ()
-    stop_tokens: Sequence[int] = ()  # ids that end an answer, beside the model's own
-    ignore_eos: bool = False
-    logprobs: int | None = None  # so many alternatives per token; 0: of the token alone
+    options: AnswerOptions
     speculation: Speculation = field(default_factory=Speculation)
-    priority: int = 0
-    timeout: float | None = None  # seconds
     is_streamed: bool = False
     includes_usage: bool = False  # a last chunk with the counts
     counts_in_chunks: bool = False  # and the counts so far in every chunk before it
     includes_fates: bool = False  # how each token came about
     scores_prompts: bool = False  # log-probabilities of the prompts' own tokens as well
     detail: Mapping[str, Any] = field(default_factory=dict)  # what only the route itself reads
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        return self.options.sampling.n
 
     @property
     def num_choices(self) -> int:

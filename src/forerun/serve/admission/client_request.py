@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from typing import Any
 
 from forerun.base.clock import now
-from forerun.base.errors import LOG, ForerunError, GenerationError
+from forerun.base.errors import LOG, GenerationError
+from forerun.engine.request import Request, Status
 from forerun.engine.results import Fate, Generation, Piece, Stats
-from forerun.noise.race import fold
+from forerun.generation.intake import make_request
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.engine_deaths import Trial
 from forerun.serve.admission.engine_roles import Pair, Pool, PooledEngine, Writing
@@ -23,7 +24,8 @@ from forerun.serve.watching.roles import Watcher
 class Ticket(AsyncIterator[tuple[int, Piece]]):
     """Iterate over (choice, piece), await `results`, or `abort`.
 
-    begun: tokens that each choice goes on after, if any; they are not in its pieces.
+    requests: one for each choice, which was made for the target.  Pieces leave out the output that
+    exists already.
     on_choice_end: called whenever a choice has ended.  on_end: called when all have.
     """
 
@@ -32,28 +34,30 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         ask: Ask,
         owner: str,
         request_id: str,
+        requests: Sequence[Request],
         *,
+        target: Any,
         pair: Pair,
         engines: Pool,
         rows: RowBudget,
         trial: Trial,
         watcher: Watcher,
-        begun: Sequence[Sequence[int]],
         on_choice_end: Callable[[], None],
         on_end: Callable[[Ticket], None],
     ) -> None:
         self.ask = ask
         self.owner = owner
         self.request_id = request_id
+        self._requests = requests
+        self._target = target
         self._pair = pair
         self._engines = engines
         self._rows = rows
         self._trial = trial
         self._watcher = watcher
-        self._begun = begun
         self._on_choice_end = on_choice_end
         self._on_end = on_end
-        self._deadline = None if ask.timeout is None else now() + ask.timeout
+        self._deadline = requests[0].deadline if requests else None
         self._pieces: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
         self._answers: dict[int, Writing] = {}  # by choice, in the present engine
         self._num_submitted = 0
@@ -151,7 +155,7 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
     @property
     def _kind(self) -> str:
         """Requests whose acceptance can be compared."""
-        sampling = self.ask.sampling
+        sampling = self.ask.options.sampling
         way = "greedy" if sampling.temperature == 0 else "sampled"
         return ", ".join([*self._pair, "guided" if sampling.grammar is not None else way])
 
@@ -168,15 +172,14 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
     async def _choice(self, choice: int) -> Generation:
         """One choice, with one row, over as many engines as it takes."""
         progress, ask = Progress(), self.ask
-        if self._begun:
-            progress.tokens = list(self._begun[choice])
-            progress.fates = [Fate.GIVEN] * len(progress.tokens)
-            progress.num_before = len(progress.tokens)
+        progress.tokens = list(self._requests[choice].given)
+        progress.fates = [Fate.GIVEN] * len(progress.tokens)
+        progress.num_before = len(progress.tokens)
         await self._engines.get(self._pair)  # or the reason why there is none, before any waiting
         self._num_submitted += 1
         if self._num_submitted == ask.num_choices and not self._submitted.done():
             self._submitted.set_result(None)
-        how = (self._pair, self.owner, ask.priority, self._seconds_left())
+        how = (self._pair, self.owner, ask.options.priority, self._seconds_left())
         async with self._rows.row(*how) as has_row:
             if not has_row:
                 self._deadline = now()
@@ -259,28 +262,14 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
         return progress.complete(last) if is_over else last
 
     def _submit(self, engine: PooledEngine, choice: int, progress: Progress) -> Writing:
-        ask, speculation = self.ask, self.ask.speculation
-        prompt, sample = divmod(choice, ask.n)
-        seed = ask.sampling.seed
-        try:
-            answer = engine.submit(
-                list(ask.prompts[prompt]),
-                sampling=replace(ask.sampling, seed=None if seed is None else fold(seed, sample)),
-                max_new_tokens=ask.max_new_tokens,
-                stop=ask.stop,
-                stop_tokens=ask.stop_tokens,
-                ignore_eos=ask.ignore_eos,
-                logprobs=ask.logprobs,
-                resume=progress.tokens,
-                priority=ask.priority,
-                timeout=self._seconds_left(),
-                owner=self.owner,
-                draft_length=speculation.draft_length,
-            )
-        except GenerationError:
-            raise
-        except ForerunError as error:
-            raise ApiError(str(error)) from error
+        """Hand a choice to an engine.  One that another engine had is a new request, which goes on
+        after the tokens that were written there."""
+        request = self._requests[choice]
+        if request.status is Status.ENDED or request.given != progress.tokens:
+            options, given = request.options, progress.tokens
+            request = make_request(self._target, request.prompt, options, given=given)
+        request.deadline = self._deadline
+        answer = engine.enqueue(request)
         answer.when_entered(self._start)
         return answer
 
@@ -301,15 +290,14 @@ class Ticket(AsyncIterator[tuple[int, Piece]]):
 
     def _unfinished(self, choice: int, reason: str, progress: Progress | None = None) -> Generation:
         """An answer that no engine ended."""
-        progress = progress or Progress()
-        seed = self.ask.sampling.seed or 0
+        progress, request = progress or Progress(), self._requests[choice]
         return Generation(
-            prompt_tokens=list(self.ask.prompts[choice // self.ask.n]),
+            prompt_tokens=request.prompt,
             tokens=progress.tokens,
             text=None,
             finish_reason=reason,
-            seed=fold(seed, choice % self.ask.n),
+            seed=request.seed,
             stats=progress.stats or Stats(),
             fates=progress.fates,
-            logprobs=None if self.ask.logprobs is None else progress.logprobs,
+            logprobs=None if request.num_logprobs is None else progress.logprobs,
         )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from forerun.engine.request import Request
 from forerun.engine.results import Generation, Piece, Stats
 
 Pair = tuple[str, str]
@@ -32,7 +33,7 @@ class PooledEngine(Protocol):
     @property
     def failure(self) -> Exception | None: ...
 
-    def submit(self, *prompt: Any, **options: Any) -> Writing: ...
+    def enqueue(self, request: Request) -> Writing: ...
 
 
 class Pool(Protocol):

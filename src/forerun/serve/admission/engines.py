@@ -9,9 +9,9 @@ from typing import Any
 
 from forerun.base.errors import LOG, ForerunError
 from forerun.drafters.base import Drafter
+from forerun.engine.answer_options import MOST
 from forerun.engine.pacing import SLOWDOWN
 from forerun.generation.async_engine import AsyncEngine
-from forerun.generation.checks import MOST
 from forerun.rules.types import DraftLength
 from forerun.serve.admission.engine_roles import Pair
 from forerun.serve.admission.errors import ApiError

@@ -113,7 +113,7 @@ class Answering:
         """Give a request a place at the desk."""
         route, state = served.routes[self._path], scope["state"]
         key: Key = state["key"]
-        key.quota.check_priority(ask.priority)
+        key.quota.check_priority(ask.options.priority)
         _check_alternatives(ask, self._bounds.max_alternatives)
         request_id: str = state["request_id"]
         reply = route.reply(ask, request_id, int(time.time()), served.fingerprint(ask))
@@ -130,7 +130,7 @@ class Answering:
         if not ask.scores_prompts:
             return
         assert isinstance(reply, ScoredReply)
-        num_top = ask.logprobs or 0
+        num_top = ask.options.logprobs or 0
 
         def work() -> None:
             how = {"is_busy": lambda: desk.num_running > 0, "has_left": gone.is_set}
@@ -209,8 +209,8 @@ def _failure(reply: Reply, error: ApiError) -> Sequence[Any]:
 
 def _check_alternatives(ask: Ask, most: int) -> None:
     """Refuse an answer whose log-probabilities would fill the memory."""
-    beside = ask.logprobs or 0
-    longest = ask.max_new_tokens + (max(map(len, ask.prompts)) if ask.scores_prompts else 0)
+    beside = ask.options.logprobs or 0
+    longest = ask.options.max_new_tokens + (max(map(len, ask.prompts)) if ask.scores_prompts else 0)
     if ask.num_choices * longest * beside > most:
         message = (
             f"{ask.num_choices} answers of up to {longest} tokens with {beside} "

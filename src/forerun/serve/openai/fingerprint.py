@@ -59,11 +59,11 @@ class Fingerprint:
         if rule == "match":
             return []
         drafter = asked.drafter or self._offer.drafters[0]
-        if drafter == "none" or 0 in (asked.draft_length, self._draft_length):
+        if drafter == "none" or 0 in (ask.options.draft_length, self._draft_length):
             return [rule]
         if self._draft_length == "auto" or "+" in drafter:  # both follow measurements
             return [rule, secrets.token_hex(16)]
-        limit = asked.draft_length
+        limit = ask.options.draft_length
         length = min(self._draft_length, limit) if isinstance(limit, int) else self._draft_length
         return [rule, drafter, str(length)]
 

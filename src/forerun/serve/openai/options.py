@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.base.errors import InputError, explain
+from forerun.engine.answer_options import AnswerOptions
 from forerun.generation.prompts import encode
 from forerun.sampling.options import MOST_PENALTY, Sampling
 from forerun.serve.admission.ask import Speculation
@@ -134,10 +135,31 @@ def _speculation(offer: Offer) -> Either:
     return Either((Flag(), Object(table)), "an object, or false for none")
 
 
-def speculation_of(value: bool | Mapping[str, Any] | None) -> Speculation:
-    if value is False:
-        return Speculation(draft_length=0)
-    return Speculation(**value) if isinstance(value, Mapping) else Speculation()
+def speculation_of(fields: Mapping[str, Any]) -> Speculation:
+    """Which drafter and rule a body asks for."""
+    asked = fields["speculation"]
+    if not isinstance(asked, Mapping):
+        return Speculation()
+    return Speculation(asked.get("drafter"), asked.get("rule"))
+
+
+def options_of(
+    fields: Mapping[str, Any], sampling: Sampling, max_new_tokens: int, logprobs: int | None
+) -> AnswerOptions:
+    """The options of an answer that all routes read alike, and three that they do not."""
+    asked = fields["speculation"]
+    length = asked.get("draft_length") if isinstance(asked, Mapping) else None
+    return AnswerOptions(
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop=_stops_of(fields["stop"]),
+        stop_tokens=fields["stop_token_ids"] or (),
+        ignore_eos=fields["ignore_eos"],
+        logprobs=logprobs,
+        draft_length=0 if asked is False else length,
+        priority=fields["priority"],
+        timeout=fields["timeout"],
+    )
 
 
 def sampling_of(offer: Offer, fields: Mapping[str, Any], grammar: Any = None) -> Sampling:
@@ -162,6 +184,7 @@ def sampling_of(offer: Offer, fields: Mapping[str, Any], grammar: Any = None) ->
         logit_bias=_biases(offer, fields["logit_bias"] or {}),
         min_tokens=fields["min_tokens"],
         grammar=grammar,
+        n=fields.get("n", 1),
         seed=secrets.randbits(63) if seed is None else seed % (1 << 64),
     )
 
@@ -175,7 +198,7 @@ def _biases(offer: Offer, biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): bias for key, bias in biases.items()}
 
 
-def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
+def _stops_of(value: str | list[str] | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 

@@ -144,7 +144,7 @@ def speculation(offer: Offer, ask: Ask, answers: Sequence[Generation]) -> dict[s
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "tokens_per_round": emitted / rounds if rounds else 0.0,
-        "drafter": "none" if asked.draft_length == 0 else asked.drafter or offer.drafters[0],
+        "drafter": "none" if ask.options.draft_length == 0 else asked.drafter or offer.drafters[0],
         "rule": asked.rule or offer.rules[0],
     }
 
@@ -158,8 +158,8 @@ class Track:
     """
 
     def __init__(self, offer: Offer, ask: Ask) -> None:
-        self._text = TextStream(offer.tokenizer, ask.stop, ask.sampling.min_tokens)
-        self._is_on = ask.logprobs is not None or ask.includes_fates
+        self._text = TextStream(offer.tokenizer, ask.options.stop, ask.options.sampling.min_tokens)
+        self._is_on = ask.options.logprobs is not None or ask.includes_fates
         self._fates: list[Fate] = []
         self._logprobs: list[TokenLogprob] = []
 

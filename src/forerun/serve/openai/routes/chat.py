@@ -17,10 +17,10 @@ from forerun.serve.openai.options import (
     check_model,
     common_fields,
     counts_of,
+    options_of,
     room_for,
     sampling_of,
     speculation_of,
-    stops_of,
     stream_options,
     usual_tokens,
 )
@@ -98,18 +98,11 @@ class Chat:
         sampling = sampling_of(self.offer, fields, grammar or toolbox.grammar)
         begun = fields["messages"][-1]["content"] if fields["continue_final_message"] else None
         thoughts = thoughts_of(template_of(self.offer), text, sampling.grammar, text_of(begun))
+        most = _max_tokens(fields) or min(room, usual_tokens(self.offer, room))
         return Ask(
             prompts=[tokens],
-            sampling=sampling,
-            max_new_tokens=_max_tokens(fields) or min(room, usual_tokens(self.offer, room)),
-            n=fields["n"],
-            stop=stops_of(fields["stop"]),
-            stop_tokens=fields["stop_token_ids"] or (),
-            ignore_eos=fields["ignore_eos"],
-            logprobs=_num_logprobs(fields),
-            speculation=speculation_of(fields["speculation"]),
-            priority=fields["priority"],
-            timeout=fields["timeout"],
+            options=options_of(fields, sampling, most, _num_logprobs(fields)),
+            speculation=speculation_of(fields),
             is_streamed=fields["stream"],
             **counts_of(fields),
             includes_fates=fields["fates"],

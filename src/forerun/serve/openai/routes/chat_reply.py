@@ -49,7 +49,7 @@ class ChatReply:
         _, parts = state.track.take_piece(piece)
         told = state.read(piece.text, final=piece.finish_reason is not None)
         extra: dict[str, Any] = {}
-        if piece.tokens and ask.logprobs is not None:
+        if piece.tokens and ask.options.logprobs is not None:
             extra["logprobs"] = self._logprobs(piece.logprobs)
         if piece.tokens and ask.includes_fates:
             extra |= told_fates(piece.tokens, piece.fates, parts)

@@ -19,10 +19,10 @@ from forerun.serve.openai.options import (
     check_model,
     common_fields,
     counts_of,
+    options_of,
     room_for,
     sampling_of,
     speculation_of,
-    stops_of,
     stream_options,
     tokens_of,
     usual_tokens,
@@ -94,18 +94,11 @@ class Completions:
         for prompt in tokens:
             room_for(self.offer, prompt, "prompt")
         grammar = guided_by(self.offer, fields)
+        sampling = sampling_of(self.offer, fields, grammar)
         return Ask(
             prompts=tokens,
-            sampling=sampling_of(self.offer, fields, grammar),
-            max_new_tokens=fields["max_tokens"],
-            n=fields["n"],
-            stop=stops_of(fields["stop"]),
-            stop_tokens=fields["stop_token_ids"] or (),
-            ignore_eos=fields["ignore_eos"],
-            logprobs=fields["logprobs"],
-            speculation=speculation_of(fields["speculation"]),
-            priority=fields["priority"],
-            timeout=fields["timeout"],
+            options=options_of(fields, sampling, fields["max_tokens"], fields["logprobs"]),
+            speculation=speculation_of(fields),
             is_streamed=fields["stream"],
             **counts_of(fields),
             includes_fates=fields["fates"],
@@ -145,7 +138,7 @@ class CompletionReply:
         """Take the log-probabilities of each prompt's tokens but the first."""
         for tokens, logprobs in zip(self._ask.prompts, prompts, strict=True):
             offsets = offsets_of(self._offer.tokenizer, tokens)
-            num_top = self._ask.logprobs or 0
+            num_top = self._ask.options.logprobs or 0
             told = self._words.completion_logprobs(logprobs, offsets[1:], num_top)
             first = {"tokens": [self._words.text(tokens[0])], "text_offset": [0]}
             unknown = {"token_logprobs": [None], "top_logprobs": [None]}
@@ -171,7 +164,7 @@ class CompletionReply:
         ask = self._ask
         self._usage.count(piece)
         offsets, parts = self._tracks[choice].take_piece(piece)
-        has_tokens = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
+        has_tokens = bool(piece.tokens) and (ask.options.logprobs is not None or ask.includes_fates)
         if not piece.text and piece.finish_reason is None and not has_tokens:
             return []
         logprobs = self._logprobs(piece.logprobs, offsets, choice)
@@ -203,12 +196,12 @@ class CompletionReply:
         self, logprobs: Sequence[TokenLogprob] | None, offsets: list[int], index: int
     ) -> dict[str, Any] | None:
         """Log-probabilities in this route's shape, with offsets that count the echoed prompt."""
-        if self._ask.logprobs is None:
+        if self._ask.options.logprobs is None:
             return None
         echo = self._ask.detail["echo"]
         start = 0 if echo is None else len(echo[index // self._ask.n])
         places = [start + offset for offset in offsets]
-        return self._words.completion_logprobs(logprobs or (), places, self._ask.logprobs)
+        return self._words.completion_logprobs(logprobs or (), places, self._ask.options.logprobs)
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

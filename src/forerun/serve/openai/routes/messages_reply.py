@@ -129,7 +129,7 @@ class MessagesReply:
             return {"stop_reason": REASONS[finish], "stop_sequence": None}
         text = str(self._offer.tokenizer.decode(answer.tokens))
         end = len(answer.text or "")
-        places = {stop: text.find(stop, end) for stop in self._ask.stop}
+        places = {stop: text.find(stop, end) for stop in self._ask.options.stop}
         found = sorted((place, stop) for stop, place in places.items() if place >= 0)
         sequence = found[0][1] if found else None
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}

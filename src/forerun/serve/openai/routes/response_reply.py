@@ -67,7 +67,7 @@ class ResponseReply:
         for step in self._told.read(piece.text, final=piece.finish_reason is not None):
             events += self._take(step)
         deltas = [one for one in events if one["type"] == "response.output_text.delta"]
-        has_more = bool(piece.tokens) and (ask.logprobs is not None or ask.includes_fates)
+        has_more = bool(piece.tokens) and (ask.options.logprobs is not None or ask.includes_fates)
         if has_more and not deltas and not ask.detail["toolbox"].functions:
             events += self._take("")
             deltas = events[-1:]

@@ -16,10 +16,10 @@ from forerun.serve.openai.options import (
     REFUSED,
     check_model,
     common_fields,
+    options_of,
     room_for,
     sampling_of,
     speculation_of,
-    stops_of,
     usual_tokens,
 )
 from forerun.serve.openai.replies import Words
@@ -186,17 +186,11 @@ class Responses:
         if grammar is not None and toolbox.functions:
             raise both_format_and_tools("text.format")
         sampling = sampling_of(offer, fields, grammar or toolbox.grammar)
+        most = fields["max_output_tokens"] or min(room, usual_tokens(offer, room))
         return Ask(
             prompts=[tokens],
-            sampling=sampling,
-            max_new_tokens=fields["max_output_tokens"] or min(room, usual_tokens(offer, room)),
-            stop=stops_of(fields["stop"]),
-            stop_tokens=fields["stop_token_ids"] or (),
-            ignore_eos=fields["ignore_eos"],
-            logprobs=_num_logprobs(fields),
-            speculation=speculation_of(fields["speculation"]),
-            priority=fields["priority"],
-            timeout=fields["timeout"],
+            options=options_of(fields, sampling, most, _num_logprobs(fields)),
+            speculation=speculation_of(fields),
             is_streamed=fields["stream"],
             includes_usage=True,
             includes_fates=fields["fates"],
