@@ -149,6 +149,8 @@ class Answerer:
             return Answered(request.index, refused(request, told))
 
     async def _answer(self, request: Request) -> Answered:
+        """The output line of a request: its body read by a route, answered by the desk, worded by
+        the route.  Raises the `ApiError` of a body or an answer that fails."""
         has_template = getattr(self._offer.tokenizer, "chat_template", None) is not None
         url, body = routed(request, is_chat=has_template and not self._settings.is_raw)
         route = self._routes[url]

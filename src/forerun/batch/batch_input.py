@@ -120,6 +120,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a line; raises `_LineError` with the reason why it is none."""
     try:
         return parse_object(raw)
     except ApiError as error:
@@ -128,6 +129,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _custom_id(row: Mapping[str, Any], number: int, *, is_required: bool) -> str:
+    """The line's `custom_id`, or one made of its number where none is required."""
     if row.get("custom_id") is None and not is_required:
         return f"line-{number}"
     custom_id = row.get("custom_id")

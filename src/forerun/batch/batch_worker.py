@@ -27,6 +27,8 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
+    """Load the model that the first message names, then answer requests from standard input until
+    it ends.  A model that is refused ends the process with status 2."""
     tell = _teller(_answer_output())
     messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
@@ -41,12 +43,14 @@ def main() -> None:
 
 
 def _listen(messages: SimpleQueue[dict[str, Any]]) -> None:
+    """Queue the messages of standard input; its end ends the process."""
     for line in sys.stdin:
         messages.put(json.loads(line))
     os._exit(0)
 
 
 async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell: Tell) -> None:
+    """Warm up, say so with the fingerprint, and answer requests as they come, each as a task."""
     await answerer.warm_up()
     tell({"ready": answerer.fingerprint})
     tasks: set[asyncio.Task[None]] = set()

@@ -130,6 +130,7 @@ class JobFolder:
         return self._replaced("output.jsonl", write_json)
 
     def close(self) -> None:
+        """Bring the journal to disk and close it; raises where the disk fails."""
         try:
             os.fsync(self._journal.fileno())
         except OSError as error:

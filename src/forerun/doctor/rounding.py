@@ -50,7 +50,7 @@ SUMMED_AS_THEY_ARE = ("float32", "float64")
 
 
 class Rounding(NamedTuple):
-    """What float arithmetic explains at one position, in logits."""
+    """The difference that float arithmetic explains at one position, in logits."""
 
     dtype: str
     bound: float

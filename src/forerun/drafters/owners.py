@@ -1,4 +1,4 @@
-"""What a drafter remembers of texts, kept apart by their owners.
+"""A drafter's memories of texts, kept apart by their owners.
 
 A guess made from another request's text cannot change an answer, but a fast answer tells that the
 text was there.  So a drafter that learns from one request for the next has a memory per owner,

@@ -90,6 +90,7 @@ def _check_kind(name: str, value: object, kind: type, fault: str, cure: str) -> 
 
 
 def _check_sampling(value: Any) -> None:
+    """Refuse sampling options that are no `Sampling`; of a mapping, say how to write it as one."""
     if isinstance(value, Sampling):
         return
     cure = "Pass a forerun.Sampling, or one for each prompt."

@@ -173,6 +173,8 @@ class Drafting:
             self._lose_state(error, {span.row: span.request for span in new})
 
     def observe(self, outcomes: Sequence[Outcome], requests: Sequence[Request]) -> None:
+        """Tell the drafter what was decided of rows that it knows.  If it raises, these rows go on
+        without it."""
         pairs = [
             (outcome, request)
             for outcome, request in zip(outcomes, requests, strict=True)

@@ -188,6 +188,7 @@ class Engine:
         self._planner.enter(row, request)
 
     def _leave(self, row: int) -> None:
+        """Empty a row: the drafter, the planner and the schedule let go of its request."""
         others = {
             other: request
             for other, request in enumerate(self._seats.occupants)

@@ -124,6 +124,8 @@ class TargetLaws(MadeRows):
         return None
 
     def _make(self, row: int, slot: int) -> Law:
+        """The law at a slot, from its logits and the draft tokens before it.  Where a processor or
+        a grammar raises, the fault is kept for the case that the slot is reached."""
         request, draft = self.requests[row], self.drafts[row]
         logits, path = self.logits[row, slot], draft.path(slot - 1)
         try:  # a grammar or processor of the user's may object to a draft that is never reached
@@ -157,6 +159,7 @@ class DraftLaws(MadeRows):
         self.vocab_size = vocab_size
 
     def law(self, row: int, slot: int) -> HostArray:
+        """The law (V,) that a guess was drawn from; a point mass where the drafter gave none."""
         draft = self.drafts[row]
         if draft.probs is not None and draft.drawn is Drawn.SAMPLED:
             return np.asarray(draft.probs[slot])

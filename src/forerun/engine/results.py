@@ -154,6 +154,7 @@ class Stats:
         self.seconds = Seconds(*map(add, vars(self.seconds).values(), spent))
 
     def to_dict(self) -> dict[str, Any]:
+        """The counts and rates as plain values, for JSON."""
         return {
             "rounds": self.rounds,
             "num_reused": self.num_reused,

@@ -154,6 +154,10 @@ def simulate_fleet(fleet: Fleet, *, num_requests: int = 20_000, seed: int = 0) -
 
 
 class _Simulation:
+    """A simulation by events: arrivals, ends of answers, deaths and starts of replicas, and looks
+    of the autoscaler.  Time passes from event to event; the first quarter of the requests warms up
+    and is not counted."""
+
     def __init__(self, fleet: Fleet, num_requests: int, seed: int) -> None:
         self.fleet = fleet
         self._requests = np.random.default_rng([seed, 0])
@@ -175,6 +179,8 @@ class _Simulation:
         self._called_for: dict[int, float] = {}  # the time since more (1) or fewer (-1) are needed
 
     def run(self) -> Outcome:
+        """Play events in their order until every request has been answered or rejected; returns the
+        counts."""
         scale = self.fleet.autoscale
         for _ in range(self.fleet.replicas if scale is None else scale.least):
             self._add_replica()
@@ -191,9 +197,12 @@ class _Simulation:
         return self.outcome
 
     def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        """Plan an event, `seconds` from now."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), event))
 
     def _pass_time(self, time: float) -> None:
+        """Let the clock go on to `time`, and count replicas and busy rows for the seconds
+        between."""
         seconds = time - self.now
         num_replicas = len(self._replicas) + self._num_starting
         self.outcome.replica_seconds += seconds * num_replicas
@@ -205,12 +214,15 @@ class _Simulation:
         self.now = time
 
     def _gap(self) -> float:
+        """Seconds until the next request: exponential, at a higher rate in the middle third if
+        there is a surge."""
         third = self._num_requests / (2 + self.fleet.surge)  # a third of the time each
         is_surging = third <= self._num_arrived < self._num_requests - third
         rate = self.fleet.rate * (self.fleet.surge if is_surging else 1.0)
         return float(self._requests.exponential(1 / rate))
 
     def _arrive(self) -> None:
+        """A request arrives: it waits, or is rejected where the queue is full."""
         self._num_arrived += 1
         if self._num_arrived < self._num_requests:
             self._after(self._gap(), self._arrive)
@@ -237,6 +249,8 @@ class _Simulation:
             self._start(self._queue.popleft(), replica)
 
     def _start(self, job: Job, replica: Replica) -> None:
+        """Put a job on a replica.  It ends when each row of the replica has made as many tokens as
+        the job's reading and answer take."""
         if job.first_start is None:
             job.first_start = self.now
         if job.died is not None:
@@ -256,6 +270,7 @@ class _Simulation:
         return fleet.prompt_cost * (fleet.prompt_tokens + job.answer - job.left)
 
     def _plan_end(self, replica: Replica) -> None:
+        """Plan the end of the replica's shortest job; plans made before are void."""
         replica.version += 1
         if replica.jobs:
             tokens = max(0.0, replica.jobs[0][0] - replica.tokens)
@@ -264,6 +279,8 @@ class _Simulation:
             self._after(seconds, lambda: self._end_job(replica, version))
 
     def _end_job(self, replica: Replica, version: int) -> None:
+        """The replica's shortest job ends, unless its number of jobs has changed since this was
+        planned."""
         if replica.version != version:
             return
         replica.advance(self.now, self.fleet)
@@ -283,6 +300,7 @@ class _Simulation:
         self._give_out()
 
     def _add_replica(self) -> None:
+        """Add a replica that takes jobs at once and dies after a random time."""
         replica = Replica(next(self._order), updated=self.now)
         self._replicas[replica.number] = replica
         self._add_load(replica)
@@ -292,6 +310,8 @@ class _Simulation:
         self._give_out()
 
     def _start_replica(self) -> None:
+        """Begin to start a replica, which is ready after `start_seconds`."""
+
         def ready() -> None:
             self._num_starting -= 1
             self._add_replica()

@@ -89,6 +89,7 @@ class Answer(AsyncIterator[Piece]):
         self._call(self._set_end, error)
 
     def _set_end(self, error: Exception | None) -> None:
+        """Called in the loop: resolve the future of the end, and end the iteration over pieces."""
         if not self._end.done():
             if error is None:
                 self._end.set_result(None)

@@ -169,6 +169,7 @@ class Stream(Iterator[Piece], Generic[Results]):
 
 
 def _pieces(run: Run) -> Generator[Piece, None, Any]:
+    """The pieces of all requests, round by round; closing the generator closes the engine."""
     try:
         while run.engine.busy:
             for request, gained in run.engine.step():

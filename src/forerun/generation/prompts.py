@@ -160,6 +160,8 @@ def _is_part(part: Any) -> bool:
 
 
 def _ids(prompt: Any) -> list[int]:
+    """The token ids in an array or a list; refuses what is neither, with a cure by the kind of
+    value."""
     try:
         ids = to_numpy(prompt) if hasattr(prompt, "ndim") else np.asarray(prompt)
     except ValueError:  # lists of different lengths
@@ -205,6 +207,7 @@ def refuse_halves(what: str, text: str) -> None:
 
 
 def _tokenizer(model: LanguageModel, what: str) -> Any:
+    """The model's tokenizer; raises `InputError` where it has none."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         cure = "Pass token ids, or wrap it with its tokenizer: forerun.wrap(model, tokenizer)."

@@ -57,6 +57,7 @@ class Worker:
             self._lock.notify()
 
     def _check_open(self) -> None:
+        """Refuse a request of an engine that has failed or is closed."""
         if self.failure is not None:
             raise GenerationError(f"The engine has failed: {shown(self.failure)}.", None)
         if self._is_closing:
@@ -64,6 +65,7 @@ class Worker:
             raise InputError(explain("The engine is closed.", "a request", cure))
 
     def abort(self, answer: Answer) -> bool:
+        """Ask the thread to end a request.  False if it has ended already, or everything ends."""
         with self._lock:
             if answer.request.finish_reason is not None or self._is_closing:
                 return False

@@ -46,7 +46,7 @@ ALIGNED = 16  # bytes, of rows that bulk copies read
 
 
 class PassShape(NamedTuple):
-    """What is fixed when a pass is captured."""
+    """The settings that are fixed when a pass is captured."""
 
     num_tokens: int
     num_logits: int

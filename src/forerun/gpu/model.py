@@ -38,7 +38,7 @@ SPARE = 4  # times the storage that is needed, up to which a larger one is used
 
 @dataclass
 class DevicePass:
-    """What wrappers of one model share; it holds no reference to the model."""
+    """The parts that wrappers of one model share; they hold no reference to the model."""
 
     weights: Weights
     places: tuple[int, ...]  # where the parameters lie of which these are views

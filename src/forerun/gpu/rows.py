@@ -57,7 +57,7 @@ class GpuRows(PathRows):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Whose states are kept."""
+        """The layers whose hidden states are kept."""
         return self.storage.layers
 
     def score(

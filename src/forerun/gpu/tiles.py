@@ -81,11 +81,11 @@ FEWEST_PROGRAMS = 64
 """A product of a small model is cut narrower, as long as it makes fewer programs: one alone does
 not read at the speed of memory."""
 NARROWEST, MOST_NARROWED = 16, 64
-"""Columns of a tile; tokens of passes whose tiles are narrowed."""
+"""The fewest columns of a tile, and the most tokens of a pass whose tiles are narrowed."""
 
 
 def chosen(kernel: str, num_tokens: int) -> Tile:
-    """The tile of a product of so many tokens."""
+    """The tile of a product of `num_tokens` tokens."""
     most = min(most for most in TILES[kernel] if most >= num_tokens)
     found = TILES[kernel][most]
     return found if found.rows else found._replace(rows=most)

@@ -1,4 +1,4 @@
-"""What drafts in captured rounds: its rows, and how much of each text they store."""
+"""The drafter of captured rounds: its rows, and how much of each text they store."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Pass:
 
 
 class ModelSteps:
-    """Draft steps of a model, for so many lanes."""
+    """Draft steps of a model, for `num_lanes` lanes."""
 
     def __init__(
         self, draft: Storage, num_lanes: int, num_chunks: int, sizes: dict[str, int]

@@ -155,7 +155,7 @@ def _counts_tokens(request: Request) -> bool:
 
 
 def _words(request: Request) -> list[tuple[Sequence[int], int]]:
-    """What is forbidden after what, and before which position of the output."""
+    """The tokens that are forbidden, after which tokens and before which position of the output."""
     words: list[tuple[Sequence[int], int]] = [(word, ALWAYS) for word in request.bans.words]
     if request.sampling.min_tokens:
         words += [((token,), request.sampling.min_tokens) for token in request.bans.endings]

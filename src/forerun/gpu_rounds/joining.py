@@ -40,7 +40,7 @@ def proposal_of(tree: Tree | None, tokens: list[int], height: int, drawn: Drawn)
 
 
 class CapturedLaws:
-    """What a captured round tells about its laws: nothing but faults."""
+    """The laws of a captured round, of which the host knows nothing but faults."""
 
     def __init__(self, faults: Sequence[Fault | None]) -> None:
         self._faults = faults

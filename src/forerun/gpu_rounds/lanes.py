@@ -52,7 +52,7 @@ def lane_of(span: Span, text: Sequence[int], draft_temperature: float | None) ->
 
 
 class Lanes:
-    """So many lanes; a negative row is a lane that is not in use."""
+    """The inputs of the lanes of a round; a negative row is a lane that is not in use."""
 
     def __init__(self, num_lanes: int, device: Any) -> None:
         def empty(count: int, dtype: Any) -> Any:

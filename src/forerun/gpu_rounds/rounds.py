@@ -38,7 +38,7 @@ DECISIONS = {"match": decide_match, "ratio": decide_ratio, "block": decide_block
 
 
 class RoundShape(NamedTuple):
-    """What is fixed when a round is captured."""
+    """The settings that are fixed when a round is captured."""
 
     num_lanes: int
     draft_length: int

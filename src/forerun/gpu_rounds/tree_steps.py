@@ -23,7 +23,7 @@ PER_WARP = 512
 
 
 class TreeSteps:
-    """Drafts trees of one shape, for so many lanes."""
+    """Drafts trees of one shape, for a fixed number of lanes."""
 
     def __init__(
         self, draft: HeadsStorage, tables: TreeTables, num_lanes: int, num_chunks: int

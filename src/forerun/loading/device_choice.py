@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 """The numbers that a model can be asked to compute in."""
 
 GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
-"""Of which a Linux system with a GPU has one: NVIDIA's, an embedded board's, Windows', AMD's."""
+"""Files of a Linux system with a GPU, one of: NVIDIA's, an embedded board's, Windows', AMD's."""
 
 
 def usual_device() -> str | None:

@@ -136,7 +136,7 @@ def of(tokenizer: Any) -> KeptTokenizer:
 
 
 def _answers(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
-    """What a tokenizer says to texts and to chats of several kinds."""
+    """The ids and decoded texts that a tokenizer gives for some texts and some kinds of chats."""
     told: list[Any] = []
     for text in texts:
         ids = tokenizer.encode(text)

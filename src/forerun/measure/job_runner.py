@@ -64,6 +64,8 @@ class ReadOnce:
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
+        """Score as the model does, but copy stored prompts into rows instead of reading them
+        again."""
         check_score(state.lengths, rows, tokens, num_logits, self._model.vocab_size)
         unknown: dict[int, Key] = {}
         for row, fed, count in zip(rows, tokens, num_logits, strict=True):
@@ -82,6 +84,8 @@ class ReadOnce:
         return logits
 
     def _remember(self, key: Key, begun: Any) -> None:
+        """Keep what a row stores after a prompt; the least recently used ones go when memory is
+        short."""
         if key in self._known:  # two rows of the batch share the prompt
             return
         self._known[key] = begun

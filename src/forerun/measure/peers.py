@@ -142,6 +142,7 @@ def _answer(
     seconds: float,
     num_rows: int,
 ) -> AnswerRecord:
+    """The record of one answer of transformers, from the times at which its tokens came."""
     if num_rows == 1:
         gained = steps.counts[1:]
     else:  # each row emits one token per step until its own end

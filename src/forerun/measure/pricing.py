@@ -117,6 +117,7 @@ def _check(
     temperature: float,
     rule: str,
 ) -> None:
+    """Refuse a setting that the probe has not measured."""
     deepest = probe.subject.max_draft_length
     known: dict[str, tuple[object, Sequence[object]]] = {
         "draft_length": (draft_length, range(deepest + 1) if tree is None else (deepest,)),

@@ -52,6 +52,7 @@ def build(kind: Any, value: Any, where: str = "it") -> Any:
 
 
 def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
+    """The object of a dataclass from JSON; raises `ValueError` for missing and unknown fields."""
     _checked(isinstance(value, dict), value, "an object", where)
     hints = _hints(kind)
     known = set(hints)
@@ -75,6 +76,7 @@ def _has_default(field: Field[Any]) -> bool:
 
 
 def _build_union(parts: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The value as the first type of a union that it fits; raises `ValueError` if it fits none."""
     if value is None and NoneType in parts:
         return None
     others = [part for part in parts if part is not NoneType]
@@ -89,6 +91,7 @@ def _build_union(parts: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _checked(fine: bool, value: Any, expected: str, where: str) -> Any:
+    """The value, or a `ValueError` that says where it stands and what was expected there."""
     if not fine:
         raise ValueError(f"{where} is {str(value)[:40]!r} and not {expected}")
     return value

@@ -74,6 +74,7 @@ def _answers(
     max_new_tokens: int,
     logprobs: int | None = None,
 ) -> list[Generation]:
+    """The generations for the questions of one batch, in the setting of a cell."""
     length: Any = cell.draft_length
     generations: list[Generation] = generate(
         target,
@@ -91,6 +92,7 @@ def _answers(
 
 
 def _answer(question: Question, generation: Generation) -> AnswerRecord:
+    """The record of one generation: counts, and seconds as observed."""
     stats = generation.stats
     first = stats.accepted_by_round[0] + 1
     return AnswerRecord(

@@ -101,6 +101,8 @@ class Auto:
 
 @dataclass(frozen=True)
 class Summary:
+    """How far forecasts, automatic lengths and replays of a sweep were off."""
+
     num_predicted: int  # cells that were predicted and measured
     misses: list[Miss]
     autos: list[Auto]

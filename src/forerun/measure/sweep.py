@@ -155,6 +155,7 @@ class _Runner(JobRunner):
         seed: int,
         progress: Progress,
     ) -> None:
+        """Probe each drafter once, and add a forecast for each of its cells to the log."""
         subject = look_at(
             self.target,
             [question.tokens for question in questions],

@@ -57,6 +57,8 @@ class CropRows:
         num_logits: Sequence[int],
         parents: Sequence[Parents | None] | None = None,
     ) -> Any:
+        """Logits (R, max N, V) after the last tokens of each row.  Rows that were fed the same
+        tokens before, by a pass that was not committed, reuse their keys."""
         fed, parts = feeds(tokens, parents), []
         for row, feed, count in zip(rows, fed, num_logits, strict=True):
             end = len(feed.tokens)
@@ -69,6 +71,8 @@ class CropRows:
         return logits
 
     def commit(self, rows: Sequence[int], kept: Sequence[Kept]) -> None:
+        """Keep the given number of fed tokens of each row, or a path through its tree, which is
+        moved together."""
         paths = [
             self._fed[row].path(row, row_kept) for row, row_kept in zip(rows, kept, strict=True)
         ]
@@ -158,6 +162,8 @@ class CropRows:
         return scored[0] if len(scored) == 1 else torch.cat(scored, dim=1)
 
     def _pass(self, parts: Sequence[FeedPart]) -> Any:
+        """Logits of one pass over parts of rows, which lie in one run of the cache or are gathered
+        from it."""
         counts, slots = [len(part) for part in parts], [part.slot for part in parts]
         rows = [part.row for part in parts]
         self._cache.reserve_rows(max(rows) + 1)
@@ -208,6 +214,7 @@ class CropRows:
         run: slice | None,
         trees: Branches | None,
     ) -> Any:
+        """Logits of one pass that is replayed from a CUDA graph."""
         ids, positions, slots, rows = torch.from_numpy(plan(parts, width)).to(self._device)
         end = max(part.slot for part in parts) + width
         chosen = rows[:, 0].contiguous() if run is None else run

@@ -61,7 +61,7 @@ Span = tuple[float, float]
 WHOLE: Span = (0.0, 1.0)
 """The span of a number of which nothing is known."""
 Memory = tuple[tuple[Address, Span], ...]
-"""What is known, in the order of addresses, of numbers that a later round may meet again."""
+"""Facts about numbers that a later round may meet again, in the order of addresses."""
 
 
 def edges(weights: Array) -> Array:

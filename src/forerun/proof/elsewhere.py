@@ -29,7 +29,7 @@ OLD_NAMES: dict[str, Callable[..., Any]] = {
 """Functions of numpy.random that a Generator has under another name."""
 
 Answer = Callable[..., Any]
-"""a(chance, the real function, its arguments)."""
+"""Replaces a function that draws; called with a chance, the real function and its arguments."""
 TORCHS = ("manual_seed", "seed", "Generator")
 """Names of Torch that make or seed a generator, none of which can be followed."""
 PYTHONS = ("random", "uniform", "choices", "choice", "randint", "sample", "shuffle", "seed")

@@ -36,7 +36,7 @@ Model = Callable[[Prefix], HostArray]
 Emission = Mapping[tuple[Prefix, Memory], float]
 """The tokens a round emits, with what is then known of later rounds' numbers, and how likely."""
 Shape = int | Tree
-"""What a round drafts: K tokens in a chain, or a tree."""
+"""The shape of a draft: K tokens in a chain, or a tree."""
 Shapes = Shape | Callable[[Prefix], Shape]
 """The shape of every round's draft, fixed or as a function of what has been emitted."""
 Step = Callable[[Sequence[Prefix], Shape, Memory], Sequence[Emission]]

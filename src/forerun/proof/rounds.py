@@ -100,7 +100,7 @@ class Verifying:
 
 
 def checked(tokens: Any, vocab_size: int) -> Prefix:
-    """What was emitted, as ids of the vocabulary."""
+    """The emitted tokens, as ids of the vocabulary."""
     try:
         emitted = tuple(int(token) for token in tokens)
     except TypeError as error:

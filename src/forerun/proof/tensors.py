@@ -339,7 +339,7 @@ class FollowedTensors(TorchFunctionMode):  # type: ignore[misc]
         return isinstance(one, Unknown) or id(one) in self._marked
 
     def _cells(self, tensor: Any) -> Cells:
-        """What stands in a tensor, (shape), as objects."""
+        """The entries of a tensor, (shape), as objects."""
         if isinstance(tensor, Unknown):
             cell = np.empty((), dtype=object)
             cell[()] = tensor

@@ -96,6 +96,7 @@ class Follower:
         return False
 
     def _do(self, verb: str, number: int, arguments: Sequence[Any]) -> None:
+        """Carry out one message of rank 0: make or drop rows, or call a method on them."""
         from forerun.ranks.model import digest, start, whole_embedding
 
         if verb == "start":

@@ -31,6 +31,8 @@ class Block:
     judges_trees: ClassVar[bool] = False
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        """Test slots from the last to the first; the first success is the number of accepted tokens
+        (B,). Returns it with the token after them (B,)."""
         xp = trial.xp
         survival = survivals(trial)  # pi_0 .. pi_K, (B, K + 1)
         num_accepted = xp.zeros_like(trial.lengths)

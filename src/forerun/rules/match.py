@@ -26,6 +26,8 @@ class Match:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        """Sample the target along the draft as long as it guessed the same.  Returns the row
+        reached (B,) and the token sampled there (B,)."""
         xp = trial.xp
         reached, extra = xp.zeros_like(trial.lengths), xp.zeros_like(trial.lengths)
         alive = trial.lengths >= 0  # rows whose draft has been right so far, (B,)

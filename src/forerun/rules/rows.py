@@ -54,6 +54,8 @@ class Dense:
     greedy: bool = False
 
     def at(self, tokens: Array, used: Array) -> Array:
+        """The probabilities (B, K) of the draft tokens, 0 where a slot is not used; refuses an
+        entry that is no probability."""
         if self.greedy:
             return _entries(self.xp, self, tokens, used)
         drafted = self.probs[:, : tokens.shape[1], :]  # the target's last row is that of the bonus
@@ -68,6 +70,7 @@ class Dense:
         return self.xp.where(used, entries, 0.0)
 
     def take(self, rows: Array, slots: Array) -> Array:
+        """Whole rows (R, V), checked to sum to 1; with `greedy` as point masses."""
         taken = upcast(self.xp, _take(self.xp, self.probs, rows, slots))
         check_rows(self.xp, taken, rows, slots, self.name, self.tolerance)
         return one_hot_argmax(self.xp, taken) if self.greedy else taken
@@ -88,9 +91,11 @@ class Logits:
     name: str
 
     def at(self, tokens: Array, used: Array) -> Array:
+        """The probabilities (B, K) of the draft tokens, from whole rows."""
         return _entries(self.xp, self, tokens, used)
 
     def take(self, rows: Array, slots: Array) -> Array:
+        """Whole rows (R, V) of the softmax; refuses a row whose largest logit is not finite."""
         xp = self.xp
         taken = upcast(xp, _take(xp, self.logits, rows, slots))
         highest = xp.max(taken, axis=1, keepdims=True)  # NaN if any entry is

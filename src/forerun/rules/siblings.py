@@ -28,6 +28,8 @@ class Siblings:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        """Test nodes in order, each against what its parent's earlier children left of the target's
+        law. Returns the row reached (B,) and the token after it (B,)."""
         xp, everyone = trial.xp, trial.everyone
         assert trial.draft is not None, "law-only rules are never reached without a draft law"
         reached = xp.zeros_like(trial.lengths)

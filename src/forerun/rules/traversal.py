@@ -31,6 +31,8 @@ class Traversal:
     judges_trees: ClassVar[bool] = True
 
     def decide(self, trial: Trial, noise: Noise) -> tuple[Array, Array]:
+        """Test nodes children first; the first success ends the round there.  Returns the row
+        reached (B,) and the token after it (B,)."""
         xp = trial.xp
         debts, chances = _debts(trial)
         reached, undecided = xp.zeros_like(trial.lengths), trial.lengths >= 0

@@ -53,6 +53,8 @@ class Blame(Trial):
         return Loss(is_explained=engine.has_given, seconds=engine.seconds, others=engine.known)
 
     def blames(self, deaths: Sequence[Death]) -> bool:
+        """Whether replicas died around a request more often than around others, beyond chance: a
+        Poisson test at the rate of all other losses."""
         losses = [death for death in unexplained(deaths) if isinstance(death, Loss)]
         if len(losses) < LEAST_DEATHS:
             return False

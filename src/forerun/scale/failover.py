@@ -138,6 +138,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._reading.cancel()
 
     async def _read(self) -> None:
+        """Take messages until the answer ends.  Whatever is raised on the way counts as a lost
+        replica."""
         try:
             async for message in self._messages:
                 if self._end.done():
@@ -157,6 +159,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
                 await close()
 
     def _take(self, message: Message | Refusal) -> None:
+        """Add a message's pieces and counts.  One that came twice is skipped; one that is missing
+        means that the answer has to go on elsewhere."""
         if isinstance(message, Refusal):
             self._refuse(message)
             return
@@ -182,6 +186,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._conclude(message)
 
     def _conclude(self, ending: Ending) -> None:
+        """End the answer with the last message, as a generation or as the error of the request
+        itself."""
         reason = ending.pieces[-1].finish_reason
         assert reason is not None
         self.stats.notes, self.stats.compared = list(ending.notes), ending.compared
@@ -193,6 +199,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
             self._finish(GenerationError(ending.error, answer))
 
     def _refuse(self, refusal: Refusal) -> None:
+        """Refuse the request where no replica could honour it; otherwise count the replica as
+        lost."""
         if refusal.status < 409:
             self._finish(ApiError(refusal.reason, param=refusal.param))
             return
@@ -200,6 +208,8 @@ class RemoteAnswer(AsyncIterator[Piece]):
         raise ReplicaLostError(refusal.reason)
 
     def _lose(self, error: Exception) -> None:
+        """End the answer with a `GenerationError` that carries what has arrived, and mark the
+        engine dead."""
         LOG.warning(
             "A replica was lost; an answer goes on after %d tokens.",
             len(self.tokens),
@@ -233,6 +243,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return text
 
     def _finish(self, outcome: Generation | Exception) -> None:
+        """Set the outcome, once, and stop the timers."""
         self._engine.leave()
         if isinstance(outcome, Generation):
             self._end.set_result(outcome)
@@ -253,6 +264,7 @@ class RemoteAnswer(AsyncIterator[Piece]):
         return self.work.options.sampling.seed or 0
 
     def _generation(self, reason: str, text: str | None, seed: int) -> Generation:
+        """The answer as far as its messages have arrived."""
         return Generation(
             prompt_tokens=list(self.work.prompt),
             tokens=self.tokens,

@@ -67,6 +67,8 @@ class Fleet:
             answer.abort()
 
     def _start(self, pair: Pair, engine: RemoteEngine, request: Request) -> RemoteAnswer:
+        """Send a request's work to a replica: to the one that stores its beginning, unless it was
+        lost lately."""
         owner, prompt = request.owner, request.prompt
         home, avoid = self._conversations.find(owner, prompt), self._avoided()
         home = "" if home in avoid else home

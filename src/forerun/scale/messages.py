@@ -92,6 +92,7 @@ class Odometer:
     num_told: int = field(default=0)  # rounds
 
     def growth(self) -> Growth:
+        """The counts that have grown since the last call."""
         stats, begin = self.stats, self.num_told
         self.num_told = end = len(stats.seconds_by_round)  # which a round adds to last
         rounds = zip(

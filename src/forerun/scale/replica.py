@@ -92,6 +92,8 @@ class Replica:
             await messages.aclose()
 
     async def _answer(self, work: Work) -> AsyncGenerator[Message | Refusal]:
+        """The messages of one answer, or a `Refusal` that says whether another replica could write
+        it."""
         if work.model_digest != self._model_digest:
             yield Refusal(
                 f"Replica {self.name} would give other texts: its weights, versions or processor "
@@ -135,6 +137,7 @@ class Replica:
     async def _messages(
         self, answer: Answer, engine: AsyncEngine
     ) -> AsyncIterator[Message | Refusal]:
+        """Pieces as messages, several together where they come faster than messages may be sent."""
         odometer = Odometer(answer.stats)
         if await _entered(answer):
             yield Message((), Growth(), self.name)
@@ -152,6 +155,8 @@ class Replica:
             await asyncio.sleep(self._num_open * self._message_seconds)
 
     async def _ending(self, answer: Answer, pieces: list[Piece], odometer: Odometer) -> Ending:
+        """The last message, with the text, the seed and the error of a request that failed by
+        itself."""
         error = None
         try:
             last = await answer

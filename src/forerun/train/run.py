@@ -137,6 +137,8 @@ def _collect(
     scales: Sequence[Scale],
     options: TrainOptions,
 ) -> None:
+    """Let the target answer the prompts until there are enough answer tokens on disk, or time is
+    over. A run that was stopped goes on with what is there."""
     data, endings = options.out / DATA, _endings(model)
     data.mkdir(exist_ok=True)
     if not (data / HELD_OUT).exists():
@@ -173,6 +175,8 @@ def _collect(
 
 
 def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
+    """Train the network on the collected answers, save it, measure it on held-out answers, and
+    write its page.  Returns the exit status."""
     data = options.data / DATA
     spoken = [
         conversation

@@ -129,6 +129,7 @@ class Training:
         return True
 
     def save(self) -> None:
+        """Write weights, optimiser and progress into the folder, whole or not at all."""
         unfinished = self.folder / f"{STATE}.part"
         saved = {
             "network": self.network.state_dict(),

@@ -58,7 +58,8 @@ def _attend(
     later: list[tuple[Tensor, Tensor]],  # (B, KV, 1, Q, d)
     bias: Tensor,  # (Q, T)
 ) -> Tensor:
-    """Gather from the past and from the place's own later keys, (B, KV, G, Q, d)."""
+    """Attention (B, KV, G, Q, d) over the keys of step 0 up to each place and the keys of the later
+    steps at the place itself."""
     query = query / math.sqrt(query.shape[-1])
     scores = (query.flatten(2, 3) @ past[0].transpose(2, 3)).unflatten(2, query.shape[2:4]) + bias
     self_scores = [(query * key).sum(-1, keepdim=True).to(scores.dtype) for key, _ in later]

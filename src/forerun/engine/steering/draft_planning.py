@@ -156,6 +156,8 @@ class DraftPlanner:
     def _limits(
         self, request: Request, room: int, depth: int, prices: Prices | None
     ) -> DraftLimits:
+        """The most nodes and levels that a request's draft may have, by the request, the given tree
+        and what the policy chose."""
         depth = request.most_guesses(depth)
         if isinstance(self._tree, Tree):
             depth = request.most_guesses(min(self._tree.height, room))
@@ -168,8 +170,8 @@ class DraftPlanner:
 
 
 def policy_key(drafter: Any, num_rows: int, is_tree: bool, coin_rule: str | None) -> Hashable:
-    """What a policy was learned for.  A drafter known by its identity is referred to weakly: a
-    policy must not keep a draft model alive."""
+    """The key under which a policy is kept for later engines.  A drafter known by its identity is
+    referred to weakly: a policy must not keep a draft model alive."""
     drafter = getattr(drafter, "steered_as", drafter)
     hashing: Any = type(drafter).__hash__
     known_as = ref(drafter) if hashing is object.__hash__ else drafter

@@ -1,4 +1,4 @@
-"""What stands between the products of a drafting network that reads the target's hidden states.
+"""Kernels between the products of a drafting network that reads the target's hidden states.
 
 An entry stands for a token.  Its input is a feature and the embedding of the token after it, each
 normalised, side by side (`drafters/heads/network.py`).  The features of tokens that the target has

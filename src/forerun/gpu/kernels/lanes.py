@@ -1,4 +1,4 @@
-"""What stands between the passes of a captured round: the inputs of the next, and its outcome.
+"""Kernels between the passes of a captured round: the inputs of the next, and its outcome.
 
 A lane is a request's place in a captured round.  All lanes fit one program.  Their number and the
 draft length are no constants of the kernels, so that rounds of many shapes share a compilation.

@@ -1,4 +1,4 @@
-"""What stands between the passes of a captured round whose draft is a tree of a given shape.
+"""Kernels between the passes of a captured round whose draft is a tree of a given shape.
 
 Nodes are in level order, so that a tree cut at some height is its first nodes.  The target is fed a
 *line* of each text: row 0 is its last token, row i + 1 node i.  Sizes: N nodes, height H, K the

@@ -18,6 +18,7 @@ READING = (
 
 
 def accepted_lengths(results: Results, setting: Setting) -> Plot | None:
+    """The drawing of the shares of rounds by accepted length, for each drafter."""
     rows = results.longest(setting)
     if not rows:
         return None

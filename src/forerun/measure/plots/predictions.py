@@ -18,6 +18,7 @@ READING = (
 
 
 def predictions(results: Results) -> Plot | None:
+    """The drawing of predicted against measured figures, one mark per cell."""
     pairs = results.predicted
     if not pairs:
         return None

@@ -19,6 +19,7 @@ READING = (
 
 
 def time_split(results: Results, setting: Setting) -> Plot | None:
+    """The drawing of where the time goes, a bar per cell in parts by stage."""
     cells = [results.best(setting, series) for series in results.series(setting)]
     plain = results.plain(setting)
     rows = [figures for figures in [*([plain] if plain else []), *cells] if figures.time_shares]

@@ -22,6 +22,7 @@ READING = (
 
 
 def tokens(results: Results) -> Plot | None:
+    """The drawing of a generation token by token, coloured by fate."""
     sample = results.sample
     if sample is None:
         return None
