@@ -26,8 +26,7 @@ import triton.language as tl
 
 from forerun.gpu import ARITHMETIC
 from forerun.kernels import decide
-from forerun.kernels.decide import Round
-from forerun.kernels.grids import LawPiece, RacePiece
+from forerun.kernels.decide import LawPiece, RacePiece, Round
 from forerun.kernels.scratch import Outcome, Scratch
 from forerun.noise.addresses import Purpose
 from machine import result_file, write

@@ -11,8 +11,7 @@ import pytest
 from serving import tiny_llama
 
 from forerun.batch.answerer import Answered, Answerer, Settings
-from forerun.batch.batch_output import first_text
-from forerun.batch.lines import Request, seed_of
+from forerun.batch.lines import Request, first_text, seed_of
 from forerun.drafters import NGram
 
 MESSAGES = [{"role": "user", "content": "the cat sat on the mat, the cat sat on"}]

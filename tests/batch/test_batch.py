@@ -16,8 +16,7 @@ from forerun.base.errors import InputError
 from forerun.batch.answerer import Answered, Counts, Settings
 from forerun.batch.batch import Summary, batch
 from forerun.batch.batch_input import Input
-from forerun.batch.batch_output import answered
-from forerun.batch.lines import Request
+from forerun.batch.lines import Request, answered
 
 SETTINGS = Settings(model="tiny")
 NUM_LINES, BAD = 40, (0, 7, 39)

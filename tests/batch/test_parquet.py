@@ -10,8 +10,7 @@ import pytest
 
 from forerun.base.errors import InputError, MissingExtraError
 from forerun.batch.batch_input import Input
-from forerun.batch.batch_output import answered, failed
-from forerun.batch.lines import Request
+from forerun.batch.lines import Request, answered, failed
 from forerun.batch.parquet import write_parquet
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from forerun.batch.answerer import Counts
 from forerun.batch.batch import Summary
-from forerun.batch.batch_output import OutputLine
 from forerun.batch.job_folder import BEGUN, JobFolder
+from forerun.batch.lines import OutputLine
 from forerun.cli import main
 from forerun.cli.batch import _in_words
 from forerun.loading.bundled import NAME

@@ -18,8 +18,7 @@ from forerun.drafters import Drafter, Model, NGram, Recycling, Suffix
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.drafting import Drafting
 from forerun.engine.engine import Engine
-from forerun.engine.plan import RoundPlan
-from forerun.engine.sampling_arrays import SamplingArrays
+from forerun.engine.plan import RoundPlan, SamplingArrays
 from forerun.engine.stepwise import Decision, Stepwise
 from forerun.generation.intake import make_request
 from forerun.loading.load import wrap

@@ -14,7 +14,7 @@ import forerun as fr
 from forerun import Fate, Sampling
 from forerun.drafters import Model, NGram
 from forerun.engine.request import token_logprob
-from forerun.engine.token_bytes import token_bytes, token_text
+from forerun.engine.text import token_bytes, token_text
 from forerun.models import TableModel
 
 RECITER = Reciter(TEXT)

@@ -14,8 +14,7 @@ from reciting import TEXT, Reciter
 
 import forerun as fr
 from forerun.drafters import Mixed, Model, NGram, Suffix, ThroughText
-from forerun.generation.choosing import drafter_for, drafters_for
-from forerun.generation.usual import usual_drafter
+from forerun.generation.choosing import drafter_for, drafters_for, usual_drafter
 from forerun.loading import named
 from forerun.models import TableModel
 

@@ -10,7 +10,7 @@ import jinja2
 import pytest
 
 import forerun as fr
-from forerun.generation.roles import check_roles, roles_of
+from forerun.generation.prompts import check_roles, roles_of
 
 CHATML = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}{% endfor %}"
 PICKY = (

@@ -10,8 +10,8 @@ from tiny_heads import save_drafter, tiny_llama
 
 import forerun as fr
 from forerun.drafters import Heads, Mixed, Suffix
-from forerun.generation import usual
-from forerun.generation.usual import BESIDE, trained_folder, usual_drafter
+from forerun.generation import choosing
+from forerun.generation.choosing import BESIDE, trained_folder, usual_drafter
 from forerun.models import HuggingFaceModel
 
 
@@ -45,7 +45,7 @@ def test_the_one_in_the_models_folder(folder: Path) -> None:
 
 
 def test_the_shipped_one_where_it_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usual, "SHIPPED", folder / BESIDE)
+    monkeypatch.setattr(choosing, "SHIPPED", folder / BESIDE)
     assert trained_folder(wrapped(tiny_llama(seed=3), "elsewhere")) == folder / BESIDE
     assert trained_folder(wrapped(tiny_llama(seed=4), "elsewhere")) is None, "other weights"
     other = tiny_llama(seed=3, num_hidden_layers=4)

@@ -29,8 +29,8 @@ from forerun.drafters.heads.listening import Listening  # noqa: E402
 from forerun.engine.answer_options import AnswerOptions  # noqa: E402
 from forerun.engine.engine import Engine  # noqa: E402
 from forerun.engine.request import Request  # noqa: E402
+from forerun.generation.choosing import BESIDE, usual_drafter  # noqa: E402
 from forerun.generation.intake import make_request  # noqa: E402
-from forerun.generation.usual import BESIDE, usual_drafter  # noqa: E402
 from forerun.gpu.heads_rows import HeadsRows  # noqa: E402
 from forerun.gpu.heads_storage import HeadsStorage  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402

@@ -18,8 +18,11 @@ from interpreting import IN_INTERPRETER  # noqa: E402
 from rounds import decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
 
 from forerun.kernels import decide  # noqa: E402
-from forerun.kernels.decide import most_refusals  # noqa: E402
-from forerun.kernels.grids import LawPiece, RacePiece  # noqa: E402
+from forerun.kernels.decide import (  # noqa: E402
+    LawPiece,
+    RacePiece,
+    most_refusals,
+)
 from forerun.kernels.scratch import FAR, LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.kernels.triton.arithmetic import exponential  # noqa: E402
 from forerun.kernels.triton.drawing import pick  # noqa: E402

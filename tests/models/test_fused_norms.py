@@ -10,7 +10,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from forerun.models.fused_norms import (
+from forerun.models.captured_pass import (
     EQUAL,
     FORMULAS,
     MOST_NARROW_ULPS,

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from forerun.models.grouped_attention import NAME, attend, grouped_attention
+from forerun.models.captured_pass import NAME, attend, grouped_attention
 
 
 def inputs(num_heads: int, num_tokens: int) -> tuple[Any, Any, Any, Any]:

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from forerun.base.errors import InputError, UnsupportedError
 from forerun.ranks import load, watchdog
-from forerun.ranks.checks import check_config, check_device
+from forerun.ranks.loading import check_config, check_device
 from forerun.ranks.watchdog import Watchdog
 from forerun.ranks.wire import Wire
 

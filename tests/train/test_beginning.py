@@ -15,8 +15,8 @@ from forerun.base.errors import InputError, UnsupportedError
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
-from forerun.train.beginning import Beginning
 from forerun.train.fit import likeliest_tokens
+from forerun.train.run_folder import Beginning
 
 LARGER = 50  # draft tokens; the drafter has 40
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from tiny_training import some_texts, tiny_training
 
-from forerun.train.objectives import STEP_WEIGHTS, StepWeights, forward_kl, mixed, top_one
 from forerun.train.teacher import Batch
-from forerun.train.unroll import unroll
+from forerun.train.unroll import STEP_WEIGHTS, StepWeights, forward_kl, mixed, top_one, unroll
 
 NUM_STEPS = 3
 

@@ -21,8 +21,8 @@ from forerun.cli import main
 from forerun.drafters import Heads
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
-from forerun.train import optimiser
 from forerun.train import run as training_run
+from forerun.train import training
 from forerun.train.fit import check_trainable
 from forerun.train.sampler import Slots
 
@@ -164,9 +164,9 @@ def test_prompts_that_leave_no_room_are_told_first(
 
 def test_the_optimiser_goes_by_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_products, expected in ((True, "muon"), (False, "adamw")):
-        monkeypatch.setattr(optimiser, "_has_bfloat16_products", lambda has=has_products: has)
-        assert optimiser.usual_optimiser("cpu") == expected
-        assert optimiser.usual_optimiser("cuda:1") == "muon"
+        monkeypatch.setattr(training, "_has_bfloat16_products", lambda has=has_products: has)
+        assert training.usual_optimiser("cpu") == expected
+        assert training.usual_optimiser("cuda:1") == "muon"
 
 
 @pytest.mark.parametrize("mlp_size", [None, 40])

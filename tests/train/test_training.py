@@ -16,10 +16,10 @@ from forerun.base.errors import InputError
 from forerun.drafters import Heads
 from forerun.sampling.options import Sampling
 from forerun.train.held_out import measure, posterior_delays
-from forerun.train.objectives import OBJECTIVES
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Batch, Teacher
 from forerun.train.training import STATE, Progress
+from forerun.train.unroll import OBJECTIVES
 
 STEPS = 9
 

@@ -14,11 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
-from forerun.train.objectives import STEP_WEIGHTS, forward_kl
-from forerun.train.optimiser import Optimiser
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Teacher
-from forerun.train.training import Budget, Training
+from forerun.train.training import Budget, Optimiser, Training
+from forerun.train.unroll import STEP_WEIGHTS, forward_kl
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<s>' + ' ' + m['content'] + ' ' + '</s>' + ' ' }}{% endfor %}"

@@ -10,9 +10,8 @@ from itertools import count
 from typing import Any
 
 from forerun.base.errors import LOG
-from forerun.batch.batch_output import OutputLine, answered, refused, request_id_of
 from forerun.batch.batch_routes import check_whole, routed
-from forerun.batch.lines import Request
+from forerun.batch.lines import OutputLine, Request, answered, refused, request_id_of
 from forerun.drafters.base import Drafter
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Generation

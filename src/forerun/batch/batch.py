@@ -13,9 +13,8 @@ from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.base.version import __version__
 from forerun.batch.answerer import Answered, Counts, Settings
 from forerun.batch.batch_input import Input
-from forerun.batch.batch_output import failed, why_failed
 from forerun.batch.job_folder import JobFolder
-from forerun.batch.lines import BadLine, Begun, Request
+from forerun.batch.lines import BadLine, Begun, Request, failed, why_failed
 from forerun.batch.worker_pool import WorkerPool
 
 OnFailure = Callable[[int, str], None]

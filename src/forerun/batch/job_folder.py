@@ -21,8 +21,7 @@ from typing import IO, Any
 from zlib import crc32
 
 from forerun.base.errors import InputError, explain, notice
-from forerun.batch.batch_output import OutputLine, may_be_retried, why_failed
-from forerun.batch.lines import Begun
+from forerun.batch.lines import Begun, OutputLine, may_be_retried, why_failed
 from forerun.batch.parquet import write_parquet
 
 JOB, JOURNAL, BEGUN = "job.json", "journal.jsonl", "begun.json"

@@ -1,4 +1,4 @@
-"""One line of a batch job: a request, or the reason why it is none."""
+"""Lines of a batch job: requests, or the reasons why they are none, and lines of output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+from forerun.serve.admission.errors import ApiError
 
 Begun = Sequence[Sequence[int]]
 
@@ -40,3 +42,71 @@ def seed_of(seed: int, custom_id: str) -> int:
     """The seed of one line of a job."""
     digest = blake2b(f"{seed}\0{custom_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+OutputLine = dict[str, Any]
+VOLATILE = ("speculation", "prompt_tokens_details", "input_tokens_details")
+"""Fields of `usage` that depend on when a request runs."""
+
+
+def request_id_of(request: Request) -> str:
+    """A name for a request, the same in every run of it."""
+    text = f"{request.body['seed']}\0{request.custom_id}"
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def answered(request: Request, body: Mapping[str, Any]) -> OutputLine:
+    """The line of a request that was answered."""
+    kept = {name: value for name, value in body["usage"].items() if name not in VOLATILE}
+    return _responded(request, 200, {**body, "usage": kept})
+
+
+def refused(request: Request, error: ApiError) -> OutputLine:
+    """The line of a request that a server would have refused, with that status."""
+    return _responded(request, error.status, error.body())
+
+
+def failed(line: Request | BadLine, code: str, message: str) -> OutputLine:
+    """A line that never became a request, or whose worker died."""
+    error = {"code": code, "message": message, "line": line.number, "param": None}
+    name = f"batch_req_line_{line.number}"
+    return {"id": name, "custom_id": line.custom_id, "response": None, "error": error}
+
+
+def why_failed(line: Mapping[str, Any]) -> str | None:
+    """The reason why a line has no answer; None if it has one."""
+    if line["error"] is not None:
+        return str(line["error"]["message"])
+    response = line["response"]
+    if response["status_code"] == 200:
+        return None
+    return str(response["body"]["error"]["message"])
+
+
+def may_be_retried(line: Mapping[str, Any]) -> bool:
+    """Whether a line failed for a reason outside of itself."""
+    if line["error"] is not None:
+        return bool(line["error"]["code"] == "worker_died")
+    return bool(line["response"]["status_code"] >= 500)
+
+
+def first_text(body: Mapping[str, Any] | None) -> str | None:
+    """The text of the first choice of a body, of any of the routes; None of a refusal."""
+    if body is None or body.get("error") is not None:
+        return None
+    if "output" in body:  # /v1/responses
+        return "".join(part["text"] for item in body["output"] for part in item["content"])
+    choice = body["choices"][0]
+    text: str | None = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text
+
+
+def _responded(request: Request, status: int, body: Mapping[str, Any]) -> OutputLine:
+    name = request_id_of(request)
+    response = {"status_code": status, "request_id": f"req_{name}", "body": body}
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": request.custom_id,
+        "response": response,
+        "error": None,
+    }

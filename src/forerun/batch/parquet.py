@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InputError, MissingExtraError, explain
-from forerun.batch.batch_output import first_text
+from forerun.batch.lines import first_text
 
 ROWS_AT_ONCE = 1000
 

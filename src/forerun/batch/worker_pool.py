@@ -20,8 +20,7 @@ from typing import Any
 from forerun.base.clock import now
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.batch.answerer import Answered, Counts, Settings
-from forerun.batch.batch_output import failed
-from forerun.batch.lines import Begun, Request
+from forerun.batch.lines import Begun, Request, failed
 
 AHEAD = 2  # requests on their way to a worker, as a multiple of its rows
 STOP_SECONDS = 5.0  # for the workers to say what they have begun

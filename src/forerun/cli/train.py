@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
         cure = 'Install it with: pip install "forerun[hf]"'
         received = "an environment without torch"
         raise MissingExtraError(explain("Training needs torch.", received, cure))
-    from forerun.train.beginning import Beginning
-    from forerun.train.optimiser import usual_optimiser
     from forerun.train.prompts import read_prompts
     from forerun.train.run import TrainOptions, train
+    from forerun.train.run_folder import Beginning
+    from forerun.train.training import usual_optimiser
 
     start = Beginning.named(args.start_from) if args.start_from else None
     usual_vocab = start.trained.design.num_tokens if start else 8192

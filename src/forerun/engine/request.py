@@ -15,8 +15,7 @@ import numpy as np
 from forerun.base.arrays import HostArray
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Fate, Generation, Stats, TokenLogprob
-from forerun.engine.text import TextStream
-from forerun.engine.token_bytes import token_text
+from forerun.engine.text import TextStream, token_text
 from forerun.sampling.options import Bans, Law, Sampling, law
 
 

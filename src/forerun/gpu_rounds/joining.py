@@ -13,7 +13,7 @@ from forerun.engine.proposal import NOTHING, Drafted, Proposal
 from forerun.engine.request import Request
 from forerun.engine.stepwise import Decision
 from forerun.gpu_rounds.edits import edits_law, fits_device
-from forerun.kernels.triton.faults import TARGET_ROW
+from forerun.kernels.triton.keys import TARGET_ROW
 from forerun.rules.types import Drawn
 from forerun.trees.tree import Tree
 

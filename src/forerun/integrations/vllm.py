@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -30,8 +30,62 @@ from forerun.drafters.base import Drafter, Outcome, Turn
 from forerun.drafters.mixed import Mixed
 from forerun.drafters.ngram import NGram
 from forerun.drafters.suffix import Suffix
-from forerun.integrations.recognition import Recognition
 from forerun.sampling.options import Sampling
+
+Known = TypeVar("Known")
+Text = np.ndarray[Any, Any]
+"""Token ids, (N,)."""
+
+
+@dataclass
+class Request(Generic[Known]):
+    """A request in the batch, and what its owner knows of it."""
+
+    text: Text
+    known: Known | None = None
+
+    def goes_on_as(self, text: Text, num_sampled: int) -> bool:
+        """Whether this text is the request's with `num_sampled` new tokens."""
+        end = len(self.text)
+        return len(text) == end + num_sampled and bool(np.array_equal(text[:end], self.text))
+
+
+class Recognition(Generic[Known]):
+    """Tells which request a row holds, because vLLM gives texts and no names.
+
+    It keeps the requests of the last step, by row.  Between two steps a text grows by the tokens
+    that were just sampled and is the same before them.  Rows may be swapped, filled with other
+    requests, or left empty for a while.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[Request[Known]] = []
+
+    def update(
+        self, texts: Sequence[Text], counts: Sequence[int]
+    ) -> tuple[list[Request[Known]], list[Known]]:
+        """The request of each row now, and what was known of those that are in no row any more.
+
+        counts: (R,), how many tokens were sampled.  Equal texts are interchangeable.
+        """
+        missing = dict(enumerate(self._last))
+        present: list[Request[Known] | None] = [None] * len(texts)
+        for take_any in (False, True):  # rows that stayed where they were come first
+            for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
+                if present[row] is None:
+                    candidates = list(missing) if take_any else [row] if row in missing else []
+                    for source in candidates:
+                        if missing[source].goes_on_as(text, count):
+                            present[row] = missing.pop(source)
+                            break
+        now = []
+        for request, text in zip(present, texts, strict=True):
+            request = request or Request(text)
+            request.text = np.array(text)
+            now.append(request)
+        self._last = now
+        return now, [gone.known for gone in missing.values() if gone.known is not None]
+
 
 DRAFTERS: dict[str, Any] = {"ngram": NGram, "suffix": Suffix}
 """Those that need nothing but the text: vLLM hands out no hidden states and no logits."""

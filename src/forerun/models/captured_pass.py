@@ -3,23 +3,27 @@
 A graph holds addresses and sizes, so a pass is padded to a whole number of blocks of keys, and its
 inputs (tokens, positions, slots, the mask of a tree) are copied to fixed places first.  The mask of
 a chain is made within the graph.  Only the passes of rounds are captured: prompts are long enough
-to keep the device busy.
+to keep the device busy.  Norms and attention over grouped heads are replaced by quicker ones there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from forerun.base.capturing import captured
 from forerun.base.errors import warn
 from forerun.models.attention import LayerKind, attention_mask
 from forerun.models.forward import Forward
-from forerun.models.fused_norms import Norm, fused_norms, taken
-from forerun.models.grouped_attention import grouped_attention
 from forerun.models.ragged_cache import Placement, RaggedCache
 
 MOST_TOKENS = 32  # per row in a captured pass
@@ -158,3 +162,150 @@ def _parts(mask: Any) -> dict[str, Any]:
     if mask is None:
         return {}
     return mask if isinstance(mask, dict) else {"": mask}
+
+
+NAME = "forerun_grouped"
+USUAL = "sdpa"  # the name in transformers of the attention that this replaces
+EXTRAS = ("softcap", "position_bias", "cache", "s_aux")  # arguments that change a result
+
+
+def attend(
+    module: Any,
+    query: Any,  # (R, H, N, head size)
+    key: Any,  # (R, KV, keys, head size)
+    value: Any,
+    attention_mask: Any,  # (R, 1, N, keys), additive, or None
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
+    """Attention of the query heads of a group together, (R, N, H, head size)."""
+    num_rows, num_heads, num_tokens, head_size = query.shape
+    num_groups = key.shape[1]
+    is_plain = attention_mask is not None and attention_mask.shape[1] == 1
+    is_plain = is_plain and all(kwargs.get(name) is None for name in EXTRAS)
+    if num_groups == num_heads or not is_plain:
+        result: tuple[Any, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return result
+    members = num_heads // num_groups
+    mask = attention_mask[:, :, None].expand(-1, -1, members, -1, -1).flatten(2, 3)
+    grouped = query.reshape(num_rows, num_groups, members * num_tokens, head_size)
+    mixed = scaled_dot_product_attention(
+        grouped, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    mixed = mixed.reshape(num_rows, num_heads, num_tokens, head_size)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def grouped_attention(model: Any) -> Iterator[None]:
+    """Within the context, a model that uses torch's fused attention uses `attend` instead."""
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    if before == USUAL:
+        config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes in which norms may be fused
+NUM_ROWS = 8  # rows of input for which results are compared
+SIZES = (-4, 2)  # magnitudes of these rows as powers of ten: the smallest show where epsilon is
+MOST_ULPS = 4  # the largest difference of a float32 number, as the order of the sum is different
+MOST_NARROW_ULPS = 2  # the largest difference of a 16-bit number: one rounding the other way
+EQUAL = 0.98  # the share of 16-bit numbers that must be equal
+
+Norm = Callable[[Any], Any]
+
+
+def _rounded_first(norm: Any, eps: float) -> Norm:
+    """The norm of Llama, Mistral, Qwen and Phi: rounded before the weight multiplies it."""
+    return lambda x: norm.weight * rms_norm(x, norm.weight.shape, None, eps)
+
+
+def _rounded_last(norm: Any, eps: float) -> Norm:
+    """The norm of OLMo 2: rounded after the weight has multiplied it."""
+    return lambda x: (norm.weight * rms_norm(x.float(), norm.weight.shape, None, eps)).to(x.dtype)
+
+
+def _around_one(norm: Any, eps: float) -> Norm:
+    """The norm of Gemma: the weight is stored minus 1, and rounding comes last."""
+
+    def fused(x: Any) -> Any:
+        result = rms_norm(x.float(), norm.weight.shape, None, eps)
+        return (result * (1.0 + norm.weight.float())).to(x.dtype)
+
+    return fused
+
+
+FORMULAS = (_rounded_first, _rounded_last, _around_one)
+
+
+def fused_norms(model: Any) -> dict[Any, Norm]:
+    """For each norm of a model that a formula reproduces, the function that computes it."""
+    norms = [
+        module
+        for module in model.modules()
+        if type(module).__name__.endswith("RMSNorm") and "forward" not in vars(module)
+    ]
+    with torch.no_grad():
+        pairs = [(norm, _fused(norm)) for norm in norms]
+    return {norm: fused for norm, fused in pairs if fused is not None}
+
+
+@contextmanager
+def taken(norms: dict[Any, Norm]) -> Iterator[None]:
+    """Within the context, compute the given norms by their fused functions."""
+    for module, fused in norms.items():
+        module.forward = fused
+    try:
+        yield
+    finally:
+        for module in norms:
+            del module.forward
+
+
+def _fused(norm: Any) -> Norm | None:
+    """The first formula that reproduces a norm on random rows; None if none does."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    weight = getattr(norm, "weight", None)
+    if not isinstance(eps, float) or weight is None or weight.dim() != 1:
+        return None
+    if weight.dtype not in DTYPES or len(signature(norm.forward).parameters) != 1:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((NUM_ROWS, len(weight)), generator=generator)
+    rows *= torch.logspace(*SIZES, NUM_ROWS)[:, None]
+    rows = rows.to(weight.device, weight.dtype)
+    expected = norm(rows)
+    made = (formula(norm, eps) for formula in FORMULAS)
+    chosen = next((fused for fused in made if _agree(fused(rows), expected)), None)
+    return None if chosen is None else _for_its_dtype(norm, chosen)
+
+
+def _for_its_dtype(norm: Any, fused: Norm) -> Norm:
+    """A function that uses `fused` for rows of the weight's dtype, for which results were compared,
+    and the module itself for others."""
+    usual = norm.forward
+    return lambda x: fused(x) if x.dtype == norm.weight.dtype else usual(x)
+
+
+def _agree(got: Any, expected: Any) -> bool:
+    """Whether two results are equal up to the differences that are allowed for their dtype."""
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return False
+    limits = torch.finfo(expected.dtype)
+    is_narrow = expected.dtype.itemsize == 2
+    got, expected = got.double(), expected.double()
+    ulp = limits.eps * expected.abs().clamp(min=limits.tiny)
+    most = MOST_NARROW_ULPS if is_narrow else MOST_ULPS
+    is_near = bool(((got - expected).abs() <= most * ulp).all())
+    return is_near and (not is_narrow or float((got == expected).double().mean()) >= EQUAL)

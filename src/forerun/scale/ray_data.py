@@ -18,8 +18,7 @@ from typing import Any
 
 from forerun.base.errors import ForerunError, InputError, explain
 from forerun.batch.answerer import Answered, Answerer, Counts, Settings
-from forerun.batch.batch_output import first_text, why_failed
-from forerun.batch.lines import Request, seed_of
+from forerun.batch.lines import Request, first_text, seed_of, why_failed
 from forerun.scale.ray_cluster import reason_of, share_of_cluster, start_ray
 
 REQUESTS_PER_ROW = 4

@@ -18,20 +18,17 @@ from forerun.drafters.heads.eagle3_export import export
 from forerun.drafters.heads.files import Trained, load, save
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.network import Network
-from forerun.train.batches import epoch
-from forerun.train.beginning import Beginning
 from forerun.train.chat import Chat
 from forerun.train.collection import MOST_REPEATS, Collection, Source, collect, count_answers
 from forerun.train.fit import check_disk, check_prompts, check_trainable, likeliest_tokens
 from forerun.train.held_out import HeldOut, HeldOutFigures, divided, held_out_answers, measure
-from forerun.train.objectives import OBJECTIVES, STEP_WEIGHTS
-from forerun.train.optimiser import Optimiser
 from forerun.train.prompts import TrainingPrompt
-from forerun.train.run_folder import DATA, HELD_OUT, card, check_data, open_run
-from forerun.train.shards import Spoken, list_shards, read, write
+from forerun.train.run_folder import DATA, HELD_OUT, Beginning, card, check_data, open_run
+from forerun.train.shards import Spoken, epoch, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.teacher import Batch, Teacher
-from forerun.train.training import Budget, Progress, Training, steps_of
+from forerun.train.training import Budget, Optimiser, Progress, Training, steps_of
+from forerun.train.unroll import OBJECTIVES, STEP_WEIGHTS
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
 """Makes a source of conversations that are not held here."""

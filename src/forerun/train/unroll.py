@@ -2,18 +2,67 @@
 
 Step j starts at each place t where step j - 1 left off: its feature is the drafter's own output
 there, its token the text's.  It sees the verified keys up to t, which are those of step 0, and
-the keys of steps 1 .. j at its own place: exactly what a chain of guesses sees.
+the keys of steps 1 .. j at its own place: exactly what a chain of guesses sees.  The objectives
+compare its laws with the target's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from forerun.drafters.heads.network import Network
+
+
+class StepWeights(NamedTuple):
+    """Step j counts decay^j where the guesses before it were right, elsewhere `least` of that."""
+
+    decay: float
+    least: float
+
+
+STEP_WEIGHTS = {"fading": StepWeights(0.8, 1.0), "reached": StepWeights(0.9, 0.2)}
+
+
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Draft logits (A, Vd), target probabilities (A, Vd) that may sum to less than 1, and the draft
+index (A,) of the target's likeliest token, -1 where it has none; gives losses (A,)."""
+
+
+def forward_kl(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's law, which differs from the divergence by a constant."""
+    return -(probs * torch.log_softmax(logits, -1, dtype=torch.float32)).sum(-1)
+
+
+def total_variation(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """One minus the overlap of the two laws."""
+    return 1 - torch.minimum(logits.float().softmax(-1), probs.float()).sum(-1)
+
+
+def top_one(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """Cross-entropy with the target's likeliest token."""
+    return torch.nn.functional.cross_entropy(
+        logits.float(), best, ignore_index=-1, reduction="none"
+    )
+
+
+def mixed(logits: Tensor, probs: Tensor, best: Tensor) -> Tensor:
+    """The mean of `forward_kl` and `top_one`."""
+    aim = probs / 2
+    aim.scatter_add_(1, best.clamp_min(0)[:, None], (best >= 0)[:, None].to(aim.dtype) / 2)
+    return forward_kl(logits, aim, best)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "kl": forward_kl,
+    "tv": total_variation,
+    "top1": top_one,
+    "mix": mixed,
+}
 
 
 def unroll(

@@ -32,8 +32,8 @@ from forerun.kernels.triton.drawing import (
     summarise,
     tokens_of,
 )
-from forerun.kernels.triton.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 from forerun.kernels.triton.handover import is_past_refusal, tell
+from forerun.kernels.triton.keys import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)

@@ -24,8 +24,8 @@ from forerun.kernels.triton.arithmetic import (
     unit,
 )
 from forerun.kernels.triton.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
-from forerun.kernels.triton.faults import outside
 from forerun.kernels.triton.handover import forget, hear
+from forerun.kernels.triton.keys import outside
 
 
 @triton.jit

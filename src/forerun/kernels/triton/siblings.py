@@ -25,7 +25,7 @@ from forerun.kernels.triton.arithmetic import (
     unit,
 )
 from forerun.kernels.triton.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
-from forerun.kernels.triton.faults import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
+from forerun.kernels.triton.keys import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 
 @triton.jit

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from forerun.engine.results import Fate, Generation, Piece, TokenLogprob
-from forerun.engine.text import TextStream
-from forerun.engine.token_bytes import token_bytes
+from forerun.engine.text import TextStream, token_bytes
 from forerun.serve.admission.ask import Ask
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.offer import Offer
