@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from serving import tiny_llama
 
-from forerun.batch.answerer import Answered, Answerer, Settings
-from forerun.batch.lines import Request, first_text, seed_of
+from forerun.batch.answerer import Answered, Answerer, WorkerSettings
+from forerun.batch.lines import BatchRequest, first_text, seed_of
 from forerun.drafters import NGram
 
 MESSAGES = [{"role": "user", "content": "the cat sat on the mat, the cat sat on"}]
@@ -22,15 +22,17 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def a_request(index: int, url: str | None, **body: Any) -> Request:
+def a_request(index: int, url: str | None, **body: Any) -> BatchRequest:
     custom_id = f"c{index}"
     seeded = {"seed": seed_of(0, custom_id), **(BODIES[url] if url else {}), **body}
-    return Request(index, index + 1, custom_id, url, seeded)
+    return BatchRequest(index, index + 1, custom_id, url, seeded)
 
 
-def answers(requests: Sequence[Request], *, at_once: bool = True, **options: Any) -> list[Answered]:
+def answers(
+    requests: Sequence[BatchRequest], *, at_once: bool = True, **options: Any
+) -> list[Answered]:
     drafter = options.pop("drafter", None)
-    settings = Settings(name="tiny", created=7, **options)
+    settings = WorkerSettings(name="tiny", created=7, **options)
     drafters = {"none": None} if drafter is None else {"ngram": drafter, "none": None}
 
     async def run() -> list[Answered]:
@@ -84,7 +86,7 @@ def test_an_answer_that_was_begun_goes_on_to_the_same_line(choices: int) -> None
 
     async def run() -> tuple[Answered, list[dict[int, list[list[int]]]]]:
         answerer, seen = (
-            Answerer(tiny_llama(), Settings(name="tiny", created=7), {"none": None}),
+            Answerer(tiny_llama(), WorkerSettings(name="tiny", created=7), {"none": None}),
             [],
         )
         try:
@@ -144,7 +146,9 @@ def test_what_a_server_refuses_has_its_status_and_the_rest_goes_on(
 
 def test_fingerprints_are_of_the_model_and_not_of_the_drafting() -> None:
     async def fingerprint(**options: Any) -> str:
-        answerer = Answerer(tiny_llama(), Settings(**options), {"ngram": NGram(), "none": None})
+        answerer = Answerer(
+            tiny_llama(), WorkerSettings(**options), {"ngram": NGram(), "none": None}
+        )
         await answerer.close()
         return answerer.fingerprint
 

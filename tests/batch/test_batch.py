@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from forerun.base.errors import InputError
-from forerun.batch.answerer import Answered, Counts, Settings
-from forerun.batch.batch import Summary, batch
+from forerun.batch.answerer import AnswerCounts, Answered, WorkerSettings
+from forerun.batch.batch import JobSummary, batch
 from forerun.batch.batch_input import Input
-from forerun.batch.lines import Request, answered
+from forerun.batch.lines import BatchRequest, answered
 
-SETTINGS = Settings(model="tiny")
+SETTINGS = WorkerSettings(model="tiny")
 NUM_LINES, BAD = 40, (0, 7, 39)
 
 
@@ -36,10 +36,13 @@ class Answers:
         self.fingerprint = "fp"
 
     def __call__(
-        self, settings: Settings, on_ready: Callable[[str], None], requests: Iterator[Request]
+        self,
+        settings: WorkerSettings,
+        on_ready: Callable[[str], None],
+        requests: Iterator[BatchRequest],
     ) -> Iterator[Answered]:
         on_ready(self.fingerprint)
-        window: list[Request] = []
+        window: list[BatchRequest] = []
         for num_answered in range(NUM_LINES):
             while len(window) < 6 and (request := next(requests, None)):
                 window.append(request)
@@ -51,7 +54,7 @@ class Answers:
             self.asked.append(request.index)
             body = {"text": f"{request.body['prompt']} {request.body['seed']}", "usage": {}}
             body["created"] = settings.created
-            yield Answered(request.index, answered(request, body), Counts(new_tokens=2))
+            yield Answered(request.index, answered(request, body), AnswerCounts(new_tokens=2))
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def source(tmp_path: Path) -> Input:
     return Input(path)
 
 
-def run(source: Input, out: Path, answers: Answers, **options: Any) -> Summary:
+def run(source: Input, out: Path, answers: Answers, **options: Any) -> JobSummary:
     return batch(source, out, SETTINGS, answers=answers, **options)
 
 

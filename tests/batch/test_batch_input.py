@@ -10,7 +10,7 @@ import pytest
 
 from forerun.base.errors import InputError
 from forerun.batch.batch_input import Input
-from forerun.batch.lines import BadLine, Request, seed_of
+from forerun.batch.lines import BadLine, BatchRequest, seed_of
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
@@ -20,7 +20,7 @@ def openai_line(**changes: Any) -> dict[str, Any]:
     return {"custom_id": "a", "method": "POST", "url": CHAT, "body": BODY, **changes}
 
 
-def read(path: Path, *lines: Any, **options: Any) -> list[Request | BadLine]:
+def read(path: Path, *lines: Any, **options: Any) -> list[BatchRequest | BadLine]:
     file = path / "in.jsonl"
     texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     file.write_bytes(b"\n".join(texts))
@@ -37,23 +37,25 @@ def test_openai_lines_and_bare_ones(tmp_path: Path) -> None:
         defaults={"temperature": 0.1, "max_tokens": 5},
     )
     seed = seed_of(7, "a")
-    assert openai == Request(0, 1, "a", CHAT, {**BODY, "seed": seed})  # no defaults in OpenAI's
-    assert prompt == Request(
+    assert openai == BatchRequest(
+        0, 1, "a", CHAT, {**BODY, "seed": seed}
+    )  # no defaults in OpenAI's
+    assert prompt == BatchRequest(
         1,
         2,
         "line-2",
         None,
         {"temperature": 0.5, "max_tokens": 5, "prompt": "hello", "seed": seed_of(7, "line-2")},
     )
-    assert isinstance(messages, Request)
+    assert isinstance(messages, BatchRequest)
     assert messages.custom_id == "mine"
     assert "custom_id" not in messages.body
 
 
 def test_a_seed_of_the_line_itself_is_kept(tmp_path: Path) -> None:
     given, null = read(tmp_path, {"prompt": "a", "seed": 3}, {"prompt": "a", "seed": None})
-    assert isinstance(given, Request)
-    assert isinstance(null, Request)
+    assert isinstance(given, BatchRequest)
+    assert isinstance(null, BatchRequest)
     assert given.body["seed"] == 3
     assert null.body["seed"] == seed_of(0, "line-2")
 
@@ -69,7 +71,7 @@ def test_seeds_differ_between_lines_and_jobs_and_do_not_move_with_the_line(tmp_p
 def test_empty_lines_are_none_and_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     lines = read(tmp_path, b"\xef\xbb\xbf" + b'{"prompt": "a"}', b"", b"  ", {"prompt": "b"}, b"")
     assert [(line.index, line.number) for line in lines] == [(0, 1), (1, 4)]
-    assert all(isinstance(line, Request) for line in lines)
+    assert all(isinstance(line, BatchRequest) for line in lines)
     assert len(Input(tmp_path / "in.jsonl")) == 2
 
 
@@ -95,8 +97,8 @@ def test_a_bad_line_is_told_by_its_number_and_the_rest_goes_on(
     tmp_path: Path, line: Any, code: str, message: str
 ) -> None:
     first, bad, last = read(tmp_path, openai_line(custom_id="first"), line, {"prompt": "b"})
-    assert isinstance(first, Request)
-    assert isinstance(last, Request)
+    assert isinstance(first, BatchRequest)
+    assert isinstance(last, BatchRequest)
     assert isinstance(bad, BadLine)
     assert (bad.index, bad.number, bad.code) == (1, 2, code)
     assert message in bad.message

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.base.errors import InputError, MissingExtraError
 from forerun.batch.batch_input import Input
-from forerun.batch.lines import Request, answered, failed
+from forerun.batch.lines import BatchRequest, answered, failed
 from forerun.batch.parquet import write_parquet
 
 
@@ -37,12 +37,12 @@ def test_rows_are_lines(tmp_path: Path) -> None:
     columns = {name: [row.get(name) for row in rows] for name in names}
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
     first, second, third, fourth = Input(tmp_path / "in.parquet")
-    assert isinstance(first, Request)
+    assert isinstance(first, BatchRequest)
     assert {**first.body, "seed": 0} == {"prompt": "a", "temperature": 0.5, "seed": 0}
     assert first.custom_id == "line-1"
-    assert isinstance(second, Request)
+    assert isinstance(second, BatchRequest)
     assert second.body["messages"] == messages
-    assert isinstance(third, Request)
+    assert isinstance(third, BatchRequest)
     assert (third.url, third.body["prompt"]) == ("/v1/completions", "x")
     assert fourth.code == "invalid_body"  # type: ignore[union-attr]
 
@@ -51,7 +51,7 @@ def test_output_as_columns(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    request = Request(0, 1, "a", None, {"seed": 1})
+    request = BatchRequest(0, 1, "a", None, {"seed": 1})
     body = {"choices": [{"text": "hello"}], "usage": {}}
     lines = [answered(request, body), failed(request, "worker_died", "why")]
     write_parquet(tmp_path / "out.parquet", lines * 1001)

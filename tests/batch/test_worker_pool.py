@@ -10,11 +10,11 @@ import pytest
 
 from forerun.base.errors import InputError
 from forerun.batch import worker_pool
-from forerun.batch.answerer import Answered, Settings
-from forerun.batch.lines import Begun, Request
+from forerun.batch.answerer import Answered, WorkerSettings
+from forerun.batch.lines import BatchRequest, Begun
 from forerun.batch.worker_pool import WorkerPool, WorkersDyingError, share_of_cores
 
-SETTINGS = Settings(max_batch=3)
+SETTINGS = WorkerSettings(max_batch=3)
 
 
 class FakeWorker:
@@ -24,10 +24,12 @@ class FakeWorker:
     is_refusing = False
     dies_at_start = False
 
-    def __init__(self, place: int, settings: Settings, threads: int, events: SimpleQueue[Any]):
+    def __init__(
+        self, place: int, settings: WorkerSettings, threads: int, events: SimpleQueue[Any]
+    ):
         self.place, self.events = place, events
         self.is_ready = self.is_alone = self.is_dead = False
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, BatchRequest] = {}
         self.most_held = 0
         self.started.append(self)
         if self.dies_at_start:
@@ -37,7 +39,7 @@ class FakeWorker:
         else:
             events.put((self, {"ready": f"fp{place}"}))
 
-    def send(self, request: Request) -> None:
+    def send(self, request: BatchRequest) -> None:
         self.requests[request.index] = request
         self.most_held = max(self.most_held, len(self.requests))
         if self.is_dead:
@@ -67,13 +69,13 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWorker, "started", [])
 
 
-def requests(count: int, killers: tuple[int, ...] = ()) -> list[Request]:
+def requests(count: int, killers: tuple[int, ...] = ()) -> list[BatchRequest]:
     prompts = ["kill" if i in killers else "hello" for i in range(count)]
-    return [Request(i, i + 1, f"c{i}", None, {"prompt": p}) for i, p in enumerate(prompts)]
+    return [BatchRequest(i, i + 1, f"c{i}", None, {"prompt": p}) for i, p in enumerate(prompts)]
 
 
 def answers(
-    todo: list[Request], num_workers: int = 2, on_ready: Callable[[str], None] = lambda _: None
+    todo: list[BatchRequest], num_workers: int = 2, on_ready: Callable[[str], None] = lambda _: None
 ) -> list[Answered]:
     return list(WorkerPool(iter(todo), SETTINGS, num_workers, on_ready, lambda _: None))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from forerun.batch.answerer import Counts
-from forerun.batch.batch import Summary
+from forerun.batch.answerer import AnswerCounts
+from forerun.batch.batch import JobSummary
 from forerun.batch.job_folder import BEGUN, JobFolder
 from forerun.batch.lines import OutputLine
 from forerun.cli import main
@@ -129,13 +129,13 @@ def test_wrong_files_and_folders_are_told_before_a_model_is_loaded(
 
 
 def test_the_summary_adds_up() -> None:
-    counts = Counts(new_tokens=40, rounds=20)
-    summary = Summary(Path("out"), num_lines=9, num_new=5, num_failed=1, counts=counts)
+    counts = AnswerCounts(new_tokens=40, rounds=20)
+    summary = JobSummary(Path("out"), num_lines=9, num_new=5, num_failed=1, counts=counts)
     assert _in_words(summary, 4.0) == (
         "9 lines: 8 answered, 1 failed; 5 of them done in this run, 40 tokens in 4 s with loading "
         "the model (10.0 tokens/s, 2.00 per round)"
     )
-    assert _in_words(replace(summary, counts=Counts()), 4.0).endswith("done in this run")
+    assert _in_words(replace(summary, counts=AnswerCounts()), 4.0).endswith("done in this run")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from processes import save_tiny
 from replicas import kill_descendant
 from tiny_training import save_prompts, save_target
 
-from forerun.batch.answerer import Settings
+from forerun.batch.answerer import WorkerSettings
 from forerun.batch.batch import batch
 from forerun.batch.batch_input import Input
 from forerun.cli import main
@@ -55,7 +55,7 @@ def test_a_job_on_ray_is_the_job_without(ray: Any, tmp_path: Path, tiny_model: s
     texts = [json.dumps({"prompt": f"the cat sat on mat {i}"}) for i in range(40)]
     path.write_text("\n".join([*texts[:20], "{", *texts[20:]]))
     source = Input(path, defaults=DEFAULTS)
-    settings = Settings(model=tiny_model, name="tiny", drafter="ngram", max_batch=4)
+    settings = WorkerSettings(model=tiny_model, name="tiny", drafter="ngram", max_batch=4)
     here = batch(source, tmp_path / "here", settings)
     there = batch(
         source, tmp_path / "there", settings, answers=partial(answers_on_ray, num_workers=2)

@@ -19,7 +19,7 @@ from forerun.cli import main
 from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.scale import ray_cluster, ray_train
 from forerun.scale.ray_cluster import Share, share_of_cluster
-from forerun.scale.ray_train import MOST_DEATHS, NoWorkersError, SpreadOnRay, Workers
+from forerun.scale.ray_train import MOST_DEATHS, NoWorkersError, TrainingOnRay, Workers
 from forerun.train.chat import Chat
 from forerun.train.collection import Collection, collect
 from forerun.train.shards import list_shards, read
@@ -51,7 +51,7 @@ def workers_on(
     scales = [Scale(3, 48, 0.6), Scale(1, 60, 0.4)]
     seed = 1000 * collection.num_shards
     work = Assignment(prompts, collection.asked, [2], scales, 20, seed)
-    spread = SpreadOnRay(tiny_target, num_workers, Share(1, 0), notes.append)
+    spread = TrainingOnRay(tiny_target, num_workers, Share(1, 0), notes.append)
     fingerprint = Fingerprint.of(target.model, "tiny")
     return Workers(ray, spread, work, collection, fingerprint), collection
 
@@ -196,7 +196,7 @@ def test_an_error_of_a_worker_is_the_error_it_would_be_here(tmp_path: Path) -> N
 def test_a_worker_with_another_model_is_refused(tmp_path: Path) -> None:
     ray = PretendedRay(1)
     source, _ = workers_on(ray, tmp_path, [], num_workers=1)
-    source._spread = SpreadOnRay(partial(tiny_target, 8), 1, Share(1, 0), print)
+    source._spread = TrainingOnRay(partial(tiny_target, 8), 1, Share(1, 0), print)
     with pytest.raises(UnsupportedError, match="another model than the one here"):
         source.play()
 

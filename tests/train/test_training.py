@@ -18,13 +18,13 @@ from forerun.sampling.options import Sampling
 from forerun.train.held_out import measure, posterior_delays
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Batch, Teacher
-from forerun.train.training import STATE, Progress
+from forerun.train.training import STATE, TrainingProgress
 from forerun.train.unroll import OBJECTIVES
 
 STEPS = 9
 
 
-def quiet(progress: Progress, loss: float) -> None: ...
+def quiet(progress: TrainingProgress, loss: float) -> None: ...
 
 
 def weights(training):

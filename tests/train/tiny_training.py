@@ -16,7 +16,7 @@ from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.network import Network
 from forerun.train.shards import Spoken
 from forerun.train.teacher import Teacher
-from forerun.train.training import Budget, Optimiser, Training
+from forerun.train.training import Optimiser, Training, TrainingBudget
 from forerun.train.unroll import STEP_WEIGHTS, forward_kl
 
 TEMPLATE = (
@@ -82,7 +82,7 @@ def tiny_training(folder: Path, steps: int) -> Training:
         teacher=Teacher(model, design.layers, tokens),
         objective=forward_kl,
         optimiser=Optimiser(network, 1e-3, muon=True),
-        budget=Budget(None, steps),
+        budget=TrainingBudget(None, steps),
         num_unrolled=2,
         step_weights=STEP_WEIGHTS["fading"],
         batch_tokens=96,

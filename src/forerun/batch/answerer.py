@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.base.errors import LOG
 from forerun.batch.batch_routes import check_whole, routed
-from forerun.batch.lines import OutputLine, Request, answered, refused, request_id_of
+from forerun.batch.lines import BatchRequest, OutputLine, answered, refused, request_id_of
 from forerun.drafters.base import Drafter
 from forerun.engine.answer_options import AnswerOptions
 from forerun.engine.results import Generation
@@ -31,7 +31,7 @@ PAUSES = (1.0, 5.0, 25.0)
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """The settings of a worker, as plain values that can be sent to another process.
 
     model: hub name or folder; None for the default model.  name: the id that bodies may give.
@@ -53,7 +53,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Counts:
+class AnswerCounts:
     """Tokens and rounds of an answer, over all its choices."""
 
     prompt_tokens: int = 0
@@ -62,9 +62,9 @@ class Counts:
     drafted: int = 0
     accepted: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: AnswerCounts) -> AnswerCounts:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Counts(*(one + two for one, two in pairs))
+        return AnswerCounts(*(one + two for one, two in pairs))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Answered:
 
     index: int
     line: OutputLine
-    counts: Counts = Counts()
+    counts: AnswerCounts = AnswerCounts()
 
 
 class Answerer:
@@ -83,7 +83,7 @@ class Answerer:
     how many workers there are.
     """
 
-    def __init__(self, target: Any, settings: Settings, drafters: Mapping[str, Any]) -> None:
+    def __init__(self, target: Any, settings: WorkerSettings, drafters: Mapping[str, Any]) -> None:
         self._settings = settings
         self._desk = Desk(
             target,
@@ -101,7 +101,7 @@ class Answerer:
         self._fingerprint = Fingerprint(self._offer, settings.draft_length)
 
     @classmethod
-    def load(cls, settings: Settings) -> Answerer:
+    def load(cls, settings: WorkerSettings) -> Answerer:
         """Load the model and the drafter that the settings name."""
         device, dtype = settings.device, settings.dtype
         lean: Any = "auto" if settings.lean else False
@@ -128,7 +128,7 @@ class Answerer:
         """Compile what is compiled once; raises if the model cannot answer at all."""
         await self._desk.warm_up()
 
-    async def answer(self, request: Request) -> Answered:
+    async def answer(self, request: BatchRequest) -> Answered:
         """The output line of a request; one that cannot be answered has one too."""
         try:
             for pause in PAUSES:
@@ -147,7 +147,7 @@ class Answerer:
             told = ApiError(message, status=500, kind="server_error", code="generation_failed")
             return Answered(request.index, refused(request, told))
 
-    async def _answer(self, request: Request) -> Answered:
+    async def _answer(self, request: BatchRequest) -> Answered:
         """The output line of a request: its body read by a route, answered by the desk, worded by
         the route.  Raises the `ApiError` of a body or an answer that fails."""
         has_template = getattr(self._offer.tokenizer, "chat_template", None) is not None
@@ -159,7 +159,7 @@ class Answerer:
         reply = route.reply(ask, name, self._settings.created, self._fingerprint(ask))
         answers = await self._written(request, ask)
         stats = [answer.stats for answer in answers]
-        counts = Counts(
+        counts = AnswerCounts(
             prompt_tokens=sum(map(len, ask.prompts)),
             new_tokens=sum(len(answer.tokens) for answer in answers),
             rounds=sum(one.rounds for one in stats),
@@ -168,7 +168,7 @@ class Answerer:
         )
         return Answered(request.index, answered(request, reply.whole(answers)), counts)
 
-    async def _written(self, request: Request, ask: Ask) -> list[Generation]:
+    async def _written(self, request: BatchRequest, ask: Ask) -> list[Generation]:
         """The answers of a request, whose tokens are noted as they come."""
         begun = request.begun if len(request.begun) == ask.num_choices else ()
         tokens = [list(begun[choice]) if begun else [] for choice in range(ask.num_choices)]

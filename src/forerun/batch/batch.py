@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.base.version import __version__
-from forerun.batch.answerer import Answered, Counts, Settings
+from forerun.batch.answerer import AnswerCounts, Answered, WorkerSettings
 from forerun.batch.batch_input import Input
 from forerun.batch.job_folder import JobFolder
-from forerun.batch.lines import BadLine, Begun, Request, failed, why_failed
+from forerun.batch.lines import BadLine, BatchRequest, Begun, failed, why_failed
 from forerun.batch.worker_pool import WorkerPool
 
 OnFailure = Callable[[int, str], None]
@@ -27,19 +27,22 @@ class Source(Protocol):
     """
 
     def __call__(
-        self, settings: Settings, on_ready: Callable[[str], None], requests: Iterator[Request]
+        self,
+        settings: WorkerSettings,
+        on_ready: Callable[[str], None],
+        requests: Iterator[BatchRequest],
     ) -> Iterable[Answered]: ...
 
 
 @dataclass(frozen=True)
-class Summary:
+class JobSummary:
     """The counts of one run of a job."""
 
     output: Path
     num_lines: int
     num_new: int  # answered by this run
     num_failed: int  # of all lines
-    counts: Counts  # of this run
+    counts: AnswerCounts  # of this run
 
 
 class Stopped(KeyboardInterrupt):
@@ -53,13 +56,13 @@ class Stopped(KeyboardInterrupt):
 def batch(
     source: Input,
     out: str | Path,
-    settings: Settings,
+    settings: WorkerSettings,
     *,
     workers: int = 1,
     answers: Source | None = None,
     retry_failed: bool = False,
     on_failure: OnFailure = lambda number, reason: None,
-) -> Summary:
+) -> JobSummary:
     """Answer all requests of a file; started again, it goes on where it was.
 
     Texts are the same with any number of workers, with any drafter and after any number of
@@ -75,7 +78,7 @@ def batch(
     with JobFolder(Path(out), identity, retries_failures=retry_failed) as folder:
         settings = replace(settings, created=folder.job["created"])
         answers = answers or partial(_here, num_workers=workers, on_stop=folder.keep)
-        num_before, counts = folder.num_done, Counts()
+        num_before, counts = folder.num_done, AnswerCounts()
         with _progress(min(num_before, num_lines), num_lines) as bar:
 
             def ready(fingerprint: str) -> None:
@@ -94,11 +97,13 @@ def batch(
                 raise Stopped(folder.num_done, num_begun, num_lines) from stop
         output = folder.write_output(num_lines, as_parquet=source.is_parquet)
         num_new = folder.num_done - num_before
-        return Summary(output, num_lines, num_new, folder.num_failed(num_lines), counts)
+        return JobSummary(output, num_lines, num_new, folder.num_failed(num_lines), counts)
 
 
 def _answers(
-    source: Input, folder: JobFolder, answers: Callable[[Iterator[Request]], Iterable[Answered]]
+    source: Input,
+    folder: JobFolder,
+    answers: Callable[[Iterator[BatchRequest]], Iterable[Answered]],
 ) -> Iterator[tuple[Answered, int]]:
     """The lines that are not done, answered or failed, with their numbers in the file.
 
@@ -114,22 +119,22 @@ def _answers(
     yield from requests.take_failures()
 
 
-def _after(line: Request | BadLine, begun: Mapping[int, Begun]) -> Request | BadLine:
+def _after(line: BatchRequest | BadLine, begun: Mapping[int, Begun]) -> BatchRequest | BadLine:
     """The line, with what an earlier run has begun of it."""
     if isinstance(line, BadLine) or line.index not in begun:
         return line
     return replace(line, begun=begun[line.index])
 
 
-class _Requests(Iterator[Request]):
+class _Requests(Iterator[BatchRequest]):
     """The requests among lines; bad lines become failures as they are passed."""
 
-    def __init__(self, lines: Iterable[Request | BadLine]) -> None:
+    def __init__(self, lines: Iterable[BatchRequest | BadLine]) -> None:
         self._lines = iter(lines)
         self._failures: list[tuple[Answered, int]] = []
         self.numbers: dict[int, int] = {}  # of requests on their way, by index
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: BatchRequest) -> None:
         self._lines = _chain(request, self._lines)
 
     def take_failures(self) -> list[tuple[Answered, int]]:
@@ -137,9 +142,9 @@ class _Requests(Iterator[Request]):
         failures, self._failures = self._failures, []
         return failures
 
-    def __next__(self) -> Request:
+    def __next__(self) -> BatchRequest:
         for line in self._lines:
-            if isinstance(line, Request):
+            if isinstance(line, BatchRequest):
                 self.numbers[line.index] = line.number
                 return line
             told = failed(line, line.code, line.message)
@@ -147,15 +152,17 @@ class _Requests(Iterator[Request]):
         raise StopIteration
 
 
-def _chain(first: Request, rest: Iterator[Request | BadLine]) -> Iterator[Request | BadLine]:
+def _chain(
+    first: BatchRequest, rest: Iterator[BatchRequest | BadLine]
+) -> Iterator[BatchRequest | BadLine]:
     yield first
     yield from rest
 
 
 def _here(
-    settings: Settings,
+    settings: WorkerSettings,
     on_ready: Callable[[str], None],
-    requests: Iterator[Request],
+    requests: Iterator[BatchRequest],
     *,
     num_workers: int,
     on_stop: Callable[[dict[int, Begun]], None],
@@ -163,7 +170,7 @@ def _here(
     return WorkerPool(requests, settings, num_workers, on_ready, on_stop)
 
 
-def _identity(source: Input, settings: Settings) -> dict[str, Any]:
+def _identity(source: Input, settings: WorkerSettings) -> dict[str, Any]:
     """Everything that a job's texts depend on, so no drafter, draft length, batch or workers."""
     return {
         "input": source.digest(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.base.errors import InputError, explain
-from forerun.batch.lines import BadLine, Request, seed_of
+from forerun.batch.lines import BadLine, BatchRequest, seed_of
 from forerun.batch.parquet import parquet_rows
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.http.requests import parse_object
@@ -64,13 +64,13 @@ class Input:
             raise InputError(explain("The input holds no line.", repr(str(self.path)), cure))
         return count
 
-    def __iter__(self) -> Iterator[Request | BadLine]:
+    def __iter__(self) -> Iterator[BatchRequest | BadLine]:
         lines_by_id: dict[str, int] = {}
         for index, (number, raw) in enumerate(self._rows()):
             line = self._parse(index, number, raw)
             if line.custom_id is not None:
                 first = lines_by_id.setdefault(line.custom_id, number)
-                if first != number and isinstance(line, Request):
+                if first != number and isinstance(line, BatchRequest):
                     message = f"Line {number} repeats the custom_id of line {first}."
                     line = BadLine(index, number, line.custom_id, "duplicate_custom_id", message)
             yield line
@@ -79,7 +79,7 @@ class Input:
         rows = parquet_rows(self.path) if self.is_parquet else _json_lines(self.path)
         return islice(rows, self.limit)
 
-    def _parse(self, index: int, number: int, raw: bytes) -> Request | BadLine:
+    def _parse(self, index: int, number: int, raw: bytes) -> BatchRequest | BadLine:
         custom_id: str | None = None
         try:
             row = _object(raw)
@@ -91,7 +91,7 @@ class Input:
             return BadLine(index, number, custom_id, error.code, message)
         if body.get("seed") is None:
             body = {**body, "seed": seed_of(self.seed, custom_id)}
-        return Request(index, number, custom_id, url, body)
+        return BatchRequest(index, number, custom_id, url, body)
 
     def _bare(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if ("prompt" in row) == ("messages" in row):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.batch.lines import Request
+from forerun.batch.lines import BatchRequest
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.openai.fingerprint import ModelCard
 from forerun.serve.openai.offer import Offer
@@ -15,7 +15,7 @@ ANY_TOKEN = 1 << 31
 """The vocabulary of a model that is not loaded: no token id is too large."""
 
 
-def routed(request: Request, *, is_chat: bool) -> tuple[str, Mapping[str, Any]]:
+def routed(request: BatchRequest, *, is_chat: bool) -> tuple[str, Mapping[str, Any]]:
     """The route of a request, and its body there.  is_chat: a bare prompt is a user's message."""
     body = dict(request.body)
     if request.url is not None:
@@ -47,7 +47,7 @@ class Judge:
         self._routes = {route.path: route for route in text_routes(offer)}
         self._ways = (False,) if is_raw else (True, False)
 
-    def why_not(self, request: Request) -> str | None:
+    def why_not(self, request: BatchRequest) -> str | None:
         """The reason why a request is refused, or None.
 
         Whether a bare prompt is a message is known only with the model: it is wrong if it would

@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from typing import Any, TextIO
 
 from forerun.base.errors import ForerunError
-from forerun.batch.answerer import Answerer, Settings
-from forerun.batch.lines import Request
+from forerun.batch.answerer import Answerer, WorkerSettings
+from forerun.batch.lines import BatchRequest
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -33,7 +33,7 @@ def main() -> None:
     messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(messages,), daemon=True).start()
     first = messages.get()
-    settings = _placed(Settings(**first["settings"]), first["place"])
+    settings = _placed(WorkerSettings(**first["settings"]), first["place"])
     try:
         answerer = Answerer.load(settings)
         asyncio.run(_work(answerer, messages, tell))
@@ -55,7 +55,7 @@ async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell:
     tell({"ready": answerer.fingerprint})
     tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(request: Request) -> None:
+    async def answer(request: BatchRequest) -> None:
         tell({"answer": asdict(await answerer.answer(request))})
 
     while True:  # until its input ends
@@ -63,7 +63,7 @@ async def _work(answerer: Answerer, messages: SimpleQueue[dict[str, Any]], tell:
         if "stop" in message:
             tell({"begun": answerer.begun()})
             continue
-        task = asyncio.create_task(answer(Request(**message)))
+        task = asyncio.create_task(answer(BatchRequest(**message)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -86,7 +86,7 @@ def _teller(output: TextIO) -> Tell:
     return tell
 
 
-def _placed(settings: Settings, place: int) -> Settings:
+def _placed(settings: WorkerSettings, place: int) -> WorkerSettings:
     """Settings for the worker at a place: on a machine with several GPUs they take turns."""
     if settings.device not in (None, "cuda"):
         return settings

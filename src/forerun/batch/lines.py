@@ -13,7 +13,7 @@ Begun = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """One line to answer.  url None: a bare prompt or messages, whose route the model decides.
 
     begun: the tokens that each of its answers had when the job was stopped, to go on after.
@@ -49,24 +49,24 @@ VOLATILE = ("speculation", "prompt_tokens_details", "input_tokens_details")
 """Fields of `usage` that depend on when a request runs."""
 
 
-def request_id_of(request: Request) -> str:
+def request_id_of(request: BatchRequest) -> str:
     """A name for a request, the same in every run of it."""
     text = f"{request.body['seed']}\0{request.custom_id}"
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def answered(request: Request, body: Mapping[str, Any]) -> OutputLine:
+def answered(request: BatchRequest, body: Mapping[str, Any]) -> OutputLine:
     """The line of a request that was answered."""
     kept = {name: value for name, value in body["usage"].items() if name not in VOLATILE}
     return _responded(request, 200, {**body, "usage": kept})
 
 
-def refused(request: Request, error: ApiError) -> OutputLine:
+def refused(request: BatchRequest, error: ApiError) -> OutputLine:
     """The line of a request that a server would have refused, with that status."""
     return _responded(request, error.status, error.body())
 
 
-def failed(line: Request | BadLine, code: str, message: str) -> OutputLine:
+def failed(line: BatchRequest | BadLine, code: str, message: str) -> OutputLine:
     """A line that never became a request, or whose worker died."""
     error = {"code": code, "message": message, "line": line.number, "param": None}
     name = f"batch_req_line_{line.number}"
@@ -101,7 +101,7 @@ def first_text(body: Mapping[str, Any] | None) -> str | None:
     return text
 
 
-def _responded(request: Request, status: int, body: Mapping[str, Any]) -> OutputLine:
+def _responded(request: BatchRequest, status: int, body: Mapping[str, Any]) -> OutputLine:
     name = request_id_of(request)
     response = {"status_code": status, "request_id": f"req_{name}", "body": body}
     return {

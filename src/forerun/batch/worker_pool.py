@@ -19,8 +19,8 @@ from typing import Any
 
 from forerun.base.clock import now
 from forerun.base.errors import ForerunError, InputError, explain
-from forerun.batch.answerer import Answered, Counts, Settings
-from forerun.batch.lines import Begun, Request, failed
+from forerun.batch.answerer import AnswerCounts, Answered, WorkerSettings
+from forerun.batch.lines import BatchRequest, Begun, failed
 
 AHEAD = 2  # requests on their way to a worker, as a multiple of its rows
 STOP_SECONDS = 5.0  # for the workers to say what they have begun
@@ -36,11 +36,13 @@ class WorkersDyingError(ForerunError, RuntimeError):
 class Worker:
     """One process; what it says comes as events."""
 
-    def __init__(self, place: int, settings: Settings, threads: int, events: SimpleQueue[Event]):
+    def __init__(
+        self, place: int, settings: WorkerSettings, threads: int, events: SimpleQueue[Event]
+    ):
         self.place = place
         self.is_ready = False
         self.is_alone = False  # with one request, which may have killed its predecessor
-        self.requests: dict[int, Request] = {}  # those it has, by index
+        self.requests: dict[int, BatchRequest] = {}  # those it has, by index
         self._process = subprocess.Popen(
             [sys.executable, "-m", "forerun.batch.batch_worker"],
             stdin=subprocess.PIPE,
@@ -52,7 +54,7 @@ class Worker:
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
         self._write({"settings": asdict(settings), "place": place})
 
-    def send(self, request: Request) -> None:
+    def send(self, request: BatchRequest) -> None:
         self.requests[request.index] = request
         self._write(asdict(request))
 
@@ -93,8 +95,8 @@ class WorkerPool:
 
     def __init__(
         self,
-        requests: Iterator[Request],
-        settings: Settings,
+        requests: Iterator[BatchRequest],
+        settings: WorkerSettings,
         num_workers: int,
         on_ready: Callable[[str], None],
         on_stop: Callable[[dict[int, Begun]], None],
@@ -104,7 +106,7 @@ class WorkerPool:
         self._threads = share_of_cores(num_cores(), num_workers)
         self._on_ready, self._on_stop = on_ready, on_stop
         self._events: SimpleQueue[Event] = SimpleQueue()
-        self._suspects: deque[Request] = deque()
+        self._suspects: deque[BatchRequest] = deque()
         self._is_exhausted = False
         self._num_deaths = 0
         self._workers = [self._started(place) for place in range(num_workers)]
@@ -124,7 +126,9 @@ class WorkerPool:
                     answer = message["answer"]
                     del worker.requests[answer["index"]]
                     self._num_deaths = 0
-                    yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
+                    yield Answered(
+                        answer["index"], answer["line"], AnswerCounts(**answer["counts"])
+                    )
         except KeyboardInterrupt:
             self._on_stop(self._begun())
             raise
@@ -170,7 +174,7 @@ class WorkerPool:
         is_busy = any(worker.requests for worker in self._workers)
         return is_busy or bool(self._suspects) or not self._is_exhausted
 
-    def _next(self) -> Request | None:
+    def _next(self) -> BatchRequest | None:
         request = None if self._is_exhausted else next(self._requests, None)
         self._is_exhausted |= request is None
         return request

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(source, _settings(args))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see cli/loading.py
-    from forerun.batch.batch import Stopped, Summary, batch
+    from forerun.batch.batch import JobSummary, Stopped, batch
 
     teller = _Teller()
     answers = None
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         answers = partial(answers_on_ray, num_workers=args.workers)
     began = time.monotonic()
     try:
-        summary: Summary = batch(
+        summary: JobSummary = batch(
             source,
             args.out,
             _settings(args),
@@ -85,12 +85,12 @@ class _Teller:
 
 def _settings(args: argparse.Namespace) -> Any:
     """What each worker loads, as `forerun.batch` takes it."""
-    from forerun.batch.answerer import Settings
+    from forerun.batch.answerer import WorkerSettings
 
     name = args.name
     if name is None and args.model is not None and Path(args.model).is_dir():
         name = Path(args.model).resolve().name
-    return Settings(
+    return WorkerSettings(
         model=args.model,
         device=args.device,
         dtype=args.dtype,

@@ -29,7 +29,7 @@ from forerun.rules.types import DraftLength
 from forerun.sampling.options import Sampling
 
 if TYPE_CHECKING:
-    from forerun.scale.ray_sweep import Load, SpreadOnRay
+    from forerun.scale.ray_sweep import Load, SweepOnRay
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,13 +93,13 @@ def load_all(
     return model, drafters_for(model, drafters)
 
 
-def _spread(args: argparse.Namespace, load: Load) -> SpreadOnRay:
+def _spread(args: argparse.Namespace, load: Load) -> SweepOnRay:
     """The runs over a Ray cluster, which is started here if it is not."""
     from forerun.scale.ray_cluster import start_ray
-    from forerun.scale.ray_sweep import SpreadOnRay
+    from forerun.scale.ray_sweep import SweepOnRay
 
     start_ray()  # if it cannot, before a model is loaded
-    return SpreadOnRay(
+    return SweepOnRay(
         load, max_new_tokens=args.max_tokens, read_prompts_once=args.read_prompts_once
     )
 

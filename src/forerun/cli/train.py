@@ -13,7 +13,7 @@ from forerun.base.errors import InputError, MissingExtraError, explain
 from forerun.cli.loading import load_target
 
 if TYPE_CHECKING:
-    from forerun.scale.ray_train import SpreadOnRay
+    from forerun.scale.ray_train import TrainingOnRay
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,17 +93,17 @@ def _load(name: str, device: str) -> Any:
     return load_target(name, device, dtype, lean=False)
 
 
-def _spread(args: argparse.Namespace) -> SpreadOnRay:
+def _spread(args: argparse.Namespace) -> TrainingOnRay:
     """Connects to Ray; if that cannot be, before a model is loaded."""
     from forerun.scale.ray_cluster import share_of_cluster, start_ray
-    from forerun.scale.ray_train import SpreadOnRay
+    from forerun.scale.ray_train import TrainingOnRay
 
     num_workers = 1 if args.workers is None else args.workers
     share = share_of_cluster(start_ray(), num_workers, args.device)
     device = args.device or ("cuda" if share.num_gpus else "cpu")
     is_folder = Path(args.model).is_dir()
     name = str(Path(args.model).resolve()) if is_folder else args.model
-    return SpreadOnRay(partial(_load, name, device), num_workers, share, _tell)
+    return TrainingOnRay(partial(_load, name, device), num_workers, share, _tell)
 
 
 def _tell(note: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.forecast.fleet_simulation import Fleet, Outcome
+from forerun.forecast.fleet_simulation import Fleet, FleetOutcome
 
 DAY = 86_400.0
 
@@ -34,7 +34,7 @@ class Size:
     """A fleet of one size, simulated."""
 
     fleet: Fleet
-    outcome: Outcome
+    outcome: FleetOutcome
     shared: Shared
 
     @property
@@ -139,7 +139,7 @@ def _table(sizes: Sequence[Size]) -> Iterator[str]:
         )
 
 
-def _seconds(outcome: Outcome, name: Any, share: float) -> str:
+def _seconds(outcome: FleetOutcome, name: Any, share: float) -> str:
     value = outcome.percentile(name, share)
     return f"{'-':>6}" if math.isnan(value) else f"{value:>6.2f}"
 

@@ -92,7 +92,7 @@ class Fleet:
 
 
 @dataclass
-class Outcome:
+class FleetOutcome:
     """The results of a simulation.
 
     Waits and totals leave out the first quarter of the answers, and `busy` is measured from then to
@@ -120,7 +120,7 @@ class Outcome:
 
 
 @dataclass(eq=False)
-class Job:
+class SimulatedJob:
     """A request that waits or runs."""
 
     arrived: float
@@ -131,11 +131,11 @@ class Job:
 
 
 @dataclass(eq=False)
-class Replica:
+class SimulatedReplica:
     """A replica: its clock, and a heap of its jobs by the reading of the clock at their end."""
 
     number: int
-    jobs: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap
+    jobs: list[tuple[float, int, SimulatedJob]] = field(default_factory=list)  # a heap
     tokens: float = 0.0  # the clock: tokens per row so far
     updated: float = 0.0
     version: int = 0  # of the plan for its next end: events of older plans are ignored
@@ -148,7 +148,7 @@ class Replica:
         self.updated = now
 
 
-def simulate_fleet(fleet: Fleet, *, num_requests: int = 20_000, seed: int = 0) -> Outcome:
+def simulate_fleet(fleet: Fleet, *, num_requests: int = 20_000, seed: int = 0) -> FleetOutcome:
     """Simulate `num_requests` requests until all are answered."""
     return _Simulation(fleet, num_requests, seed).run()
 
@@ -162,7 +162,7 @@ class _Simulation:
         self.fleet = fleet
         self._requests = np.random.default_rng([seed, 0])
         self._lives = np.random.default_rng([seed, 1])  # own numbers: deaths change no requests
-        self.outcome = Outcome()
+        self.outcome = FleetOutcome()
         self.now = 0.0
         self._num_requests = num_requests
         self._num_skipped = num_requests // 4
@@ -170,15 +170,15 @@ class _Simulation:
         self._num_open = 0
         self._order = count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._queue: deque[Job] = deque()
-        self._by_load: list[dict[int, Replica]] = [{} for _ in range(fleet.rows + 1)]
-        self._replicas: dict[int, Replica] = {}
+        self._queue: deque[SimulatedJob] = deque()
+        self._by_load: list[dict[int, SimulatedReplica]] = [{} for _ in range(fleet.rows + 1)]
+        self._replicas: dict[int, SimulatedReplica] = {}
         self._num_starting = 0
         self._busy_rows = 0
         self._row_seconds = [0.0, 0.0]  # of busy and of all rows, while requests arrive
         self._called_for: dict[int, float] = {}  # the time since more (1) or fewer (-1) are needed
 
-    def run(self) -> Outcome:
+    def run(self) -> FleetOutcome:
         """Play events in their order until every request has been answered or rejected; returns the
         counts."""
         scale = self.fleet.autoscale
@@ -232,7 +232,7 @@ class _Simulation:
             self.outcome.num_rejected += 1
             return
         self._num_open += 1
-        self._queue.append(Job(self.now, tokens, tokens))
+        self._queue.append(SimulatedJob(self.now, tokens, tokens))
         self._give_out()
         self.outcome.most_waiting = max(self.outcome.most_waiting, len(self._queue))
 
@@ -248,7 +248,7 @@ class _Simulation:
             replica = next(iter(self._by_load[load].values()))
             self._start(self._queue.popleft(), replica)
 
-    def _start(self, job: Job, replica: Replica) -> None:
+    def _start(self, job: SimulatedJob, replica: SimulatedReplica) -> None:
         """Put a job on a replica.  It ends when each row of the replica has made as many tokens as
         the job's reading and answer take."""
         if job.first_start is None:
@@ -264,12 +264,12 @@ class _Simulation:
         self._add_load(replica)
         self._plan_end(replica)
 
-    def _reading(self, job: Job) -> float:
+    def _reading(self, job: SimulatedJob) -> float:
         """The cost of reading a job's prompt and its text so far, in answer tokens."""
         fleet = self.fleet
         return fleet.prompt_cost * (fleet.prompt_tokens + job.answer - job.left)
 
-    def _plan_end(self, replica: Replica) -> None:
+    def _plan_end(self, replica: SimulatedReplica) -> None:
         """Plan the end of the replica's shortest job; plans made before are void."""
         replica.version += 1
         if replica.jobs:
@@ -278,7 +278,7 @@ class _Simulation:
             version = replica.version
             self._after(seconds, lambda: self._end_job(replica, version))
 
-    def _end_job(self, replica: Replica, version: int) -> None:
+    def _end_job(self, replica: SimulatedReplica, version: int) -> None:
         """The replica's shortest job ends, unless its number of jobs has changed since this was
         planned."""
         if replica.version != version:
@@ -301,7 +301,7 @@ class _Simulation:
 
     def _add_replica(self) -> None:
         """Add a replica that takes jobs at once and dies after a random time."""
-        replica = Replica(next(self._order), updated=self.now)
+        replica = SimulatedReplica(next(self._order), updated=self.now)
         self._replicas[replica.number] = replica
         self._add_load(replica)
         if self.fleet.death_rate:
@@ -319,7 +319,7 @@ class _Simulation:
         self._num_starting += 1
         self._after(self.fleet.start_seconds, ready)
 
-    def _die(self, replica: Replica) -> None:
+    def _die(self, replica: SimulatedReplica) -> None:
         """Remove a replica; once its death is noticed, its jobs wait ahead of all others."""
         if replica.number not in self._replicas:
             return
@@ -345,17 +345,17 @@ class _Simulation:
 
         self._after(fleet.detect_seconds, noticed)
 
-    def _drop(self, replica: Replica) -> None:
+    def _drop(self, replica: SimulatedReplica) -> None:
         self._remove_load(replica)
         del self._replicas[replica.number]
         replica.jobs = []
         replica.version += 1
 
-    def _add_load(self, replica: Replica) -> None:
+    def _add_load(self, replica: SimulatedReplica) -> None:
         if not replica.is_leaving:
             self._by_load[len(replica.jobs)][replica.number] = replica
 
-    def _remove_load(self, replica: Replica) -> None:
+    def _remove_load(self, replica: SimulatedReplica) -> None:
         self._by_load[len(replica.jobs)].pop(replica.number, None)
 
     def _look(self) -> None:
@@ -376,7 +376,7 @@ class _Simulation:
                     self._dismiss(sorted(staying, key=lambda r: len(r.jobs))[: have - need])
         self._after(scale.interval, self._look)
 
-    def _dismiss(self, replicas: Sequence[Replica]) -> None:
+    def _dismiss(self, replicas: Sequence[SimulatedReplica]) -> None:
         """Give these replicas no more jobs, and remove each when it is empty."""
         for replica in replicas:
             self._remove_load(replica)

@@ -31,7 +31,7 @@ from forerun.generation.choosing import drafter_for, idle_options
 from forerun.generation.intake import make_samples
 from forerun.generation.options import refuses_unknown
 from forerun.generation.prompts import encode
-from forerun.generation.worker import Worker
+from forerun.generation.worker import EngineThread
 from forerun.gpu_rounds.choosing import executor_of
 from forerun.loading.load import wrap
 from forerun.rules.base import Rule
@@ -82,7 +82,9 @@ class AsyncEngine:
             slowdown=slowdown,
             executor_of=executor_of,
         )
-        self._worker = Worker(engine, max_waiting)  # whose thread knows nothing of this object
+        self._worker = EngineThread(
+            engine, max_waiting
+        )  # whose thread knows nothing of this object
         finalize(self, self._worker.close).atexit = False
 
     @refuses_unknown

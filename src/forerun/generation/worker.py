@@ -13,7 +13,7 @@ from forerun.generation.answer import Answer
 from forerun.generation.generate import piece_of
 
 
-class Worker:
+class EngineThread:
     """Runs rounds while there is something to do, and waits in between.
 
     max_waiting: requests beyond these are refused.

@@ -38,7 +38,7 @@ Text = np.ndarray[Any, Any]
 
 
 @dataclass
-class Request(Generic[Known]):
+class KnownRequest(Generic[Known]):
     """A request in the batch, and what its owner knows of it."""
 
     text: Text
@@ -59,17 +59,17 @@ class Recognition(Generic[Known]):
     """
 
     def __init__(self) -> None:
-        self._last: list[Request[Known]] = []
+        self._last: list[KnownRequest[Known]] = []
 
     def update(
         self, texts: Sequence[Text], counts: Sequence[int]
-    ) -> tuple[list[Request[Known]], list[Known]]:
+    ) -> tuple[list[KnownRequest[Known]], list[Known]]:
         """The request of each row now, and what was known of those that are in no row any more.
 
         counts: (R,), how many tokens were sampled.  Equal texts are interchangeable.
         """
         missing = dict(enumerate(self._last))
-        present: list[Request[Known] | None] = [None] * len(texts)
+        present: list[KnownRequest[Known] | None] = [None] * len(texts)
         for take_any in (False, True):  # rows that stayed where they were come first
             for row, (text, count) in enumerate(zip(texts, counts, strict=True)):
                 if present[row] is None:
@@ -80,7 +80,7 @@ class Recognition(Generic[Known]):
                             break
         now = []
         for request, text in zip(present, texts, strict=True):
-            request = request or Request(text)
+            request = request or KnownRequest(text)
             request.text = np.array(text)
             now.append(request)
         self._last = now

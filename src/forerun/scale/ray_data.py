@@ -17,8 +17,8 @@ from itertools import islice
 from typing import Any
 
 from forerun.base.errors import ForerunError, InputError, explain
-from forerun.batch.answerer import Answered, Answerer, Counts, Settings
-from forerun.batch.lines import Request, first_text, seed_of, why_failed
+from forerun.batch.answerer import AnswerCounts, Answered, Answerer, WorkerSettings
+from forerun.batch.lines import BatchRequest, first_text, seed_of, why_failed
 from forerun.scale.ray_cluster import reason_of, share_of_cluster, start_ray
 
 REQUESTS_PER_ROW = 4
@@ -32,7 +32,7 @@ def map_batches(
     workers: int = 1,
     seed: int = 0,
     drafter: str = "ngram",
-    settings: Settings | None = None,
+    settings: WorkerSettings | None = None,
     **options: Any,
 ) -> Any:
     """A dataset with two more columns: `text`, and `error` for rows that could not be answered.
@@ -42,7 +42,7 @@ def map_batches(
     model loaded.  settings: further settings of the actors.  options: what each request asks for,
     in OpenAI's words: max_tokens, temperature, stop, ...
     """
-    settings = replace(settings or Settings(), model=model, drafter=drafter)
+    settings = replace(settings or WorkerSettings(), model=model, drafter=drafter)
     return dataset.map_batches(
         _Rows,
         fn_constructor_args=(settings, seed, options),
@@ -52,9 +52,9 @@ def map_batches(
 
 
 def answers_on_ray(
-    settings: Settings,
+    settings: WorkerSettings,
     on_ready: Callable[[str], None],
-    requests: Iterator[Request],
+    requests: Iterator[BatchRequest],
     *,
     num_workers: int,
 ) -> Iterator[Answered]:
@@ -78,7 +78,7 @@ def answers_on_ray(
                 known.add(fingerprint)
             for text in batch["answer"]:
                 answer = json.loads(text)
-                yield Answered(answer["index"], answer["line"], Counts(**answer["counts"]))
+                yield Answered(answer["index"], answer["line"], AnswerCounts(**answer["counts"]))
     except ray.exceptions.RayError as error:
         cure = "Look above for the reason; started again, the job goes on where it was."
         wrong = "Ray could not run the workers."
@@ -88,13 +88,13 @@ def answers_on_ray(
 class _Actor:
     """A loaded model that answers several requests together."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self._loop = asyncio.new_event_loop()
         self._answerer = Answerer.load(settings)
         self._loop.run_until_complete(self._answerer.warm_up())
         self.fingerprint = self._answerer.fingerprint
 
-    def answer_all(self, requests: Sequence[Request]) -> list[Answered]:
+    def answer_all(self, requests: Sequence[BatchRequest]) -> list[Answered]:
         async def gathered() -> list[Answered]:
             return await asyncio.gather(*map(self._answerer.answer, requests))
 
@@ -105,7 +105,7 @@ class _Lines(_Actor):
     """Requests of a batch job as JSON texts, and answers likewise."""
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-        requests = [Request(**json.loads(text)) for text in batch["request"]]
+        requests = [BatchRequest(**json.loads(text)) for text in batch["request"]]
         answers = [json.dumps(asdict(answer)) for answer in self.answer_all(requests)]
         return {"answer": answers, "fingerprint": [self.fingerprint] * len(answers)}
 
@@ -113,7 +113,7 @@ class _Lines(_Actor):
 class _Rows(_Actor):
     """Rows of somebody's dataset."""
 
-    def __init__(self, settings: Settings, seed: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, settings: WorkerSettings, seed: int, options: Mapping[str, Any]) -> None:
         super().__init__(settings)
         self._seed, self._options = seed, options
 
@@ -124,7 +124,9 @@ class _Rows(_Actor):
         return {**batch, "text": texts, "error": [why_failed(line) for line in lines]}
 
 
-def requests_of(batch: Mapping[str, Any], seed: int, options: Mapping[str, Any]) -> list[Request]:
+def requests_of(
+    batch: Mapping[str, Any], seed: int, options: Mapping[str, Any]
+) -> list[BatchRequest]:
     """The rows of a batch as requests; what a row's seed is made of is the row's alone."""
     column = next((name for name in ("messages", "prompt") if name in batch), None)
     if column is None:
@@ -136,7 +138,7 @@ def requests_of(batch: Mapping[str, Any], seed: int, options: Mapping[str, Any])
         given = _plain(value)
         key = batch["custom_id"][index] if "custom_id" in batch else json.dumps(given)
         body = {"seed": seed_of(seed, str(key)), **options, column: given}
-        requests.append(Request(index, index + 1, str(key), None, body))
+        requests.append(BatchRequest(index, index + 1, str(key), None, body))
     return requests
 
 
@@ -151,7 +153,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _actors(num_workers: int, settings: Settings) -> dict[str, Any]:
+def _actors(num_workers: int, settings: WorkerSettings) -> dict[str, Any]:
     """How many actors there are, and what each gets."""
     ray = start_ray()
     share = share_of_cluster(ray, num_workers, settings.device)

@@ -28,7 +28,7 @@ UNEQUAL = frozenset({"load", "command"})
 Load = Callable[[], tuple[Any, Mapping[str, Drafter]]]
 
 
-class SpreadOnRay:
+class SweepOnRay:
     """Runs the jobs of a sweep; see `Spread` in `measure/sweep.py`.
 
     load: loads the target and the drafters, on each machine.

@@ -33,7 +33,7 @@ class NoWorkersError(ForerunError):
 
 
 @dataclass(frozen=True)
-class SpreadOnRay:
+class TrainingOnRay:
     """Collects on Ray; see `Spread` in `train/run.py`.
 
     load: loads the target, in each worker.
@@ -56,7 +56,7 @@ class Workers:
     def __init__(
         self,
         ray: Any,
-        spread: SpreadOnRay,
+        spread: TrainingOnRay,
         work: Assignment,
         collection: Collection,
         fingerprint: Fingerprint,

@@ -27,7 +27,7 @@ from forerun.train.run_folder import DATA, HELD_OUT, Beginning, card, check_data
 from forerun.train.shards import Spoken, epoch, list_shards, read, write
 from forerun.train.stages import Assignment, Scale, Stages
 from forerun.train.teacher import Batch, Teacher
-from forerun.train.training import Budget, Optimiser, Progress, Training, steps_of
+from forerun.train.training import Optimiser, Training, TrainingBudget, TrainingProgress, steps_of
 from forerun.train.unroll import OBJECTIVES, STEP_WEIGHTS
 
 Spread = Callable[[Assignment, Collection, Fingerprint], AbstractContextManager[Source]]
@@ -207,7 +207,7 @@ def _train(model: Any, fingerprint: Fingerprint, options: TrainOptions) -> int:
         teacher=teacher,
         objective=OBJECTIVES[options.objective],
         optimiser=Optimiser(network, options.learning_rate, muon=options.optimizer == "muon"),
-        budget=Budget(options.seconds, options.steps, options.pause_after),
+        budget=TrainingBudget(options.seconds, options.steps, options.pause_after),
         num_unrolled=options.num_unrolled,
         step_weights=STEP_WEIGHTS[options.later_steps],
         batch_tokens=options.batch_tokens,
@@ -253,7 +253,7 @@ def _run(training: Training, spoken: Sequence[Spoken], held_out: Sequence[Spoken
     """Train under a progress bar that counts the budget."""
     with tqdm(total=1000, desc="training", bar_format=BAR, mininterval=2) as bar:
 
-        def report(progress: Progress, loss: float) -> None:
+        def report(progress: TrainingProgress, loss: float) -> None:
             latest = {k: v for k, v in progress.history[-1].items() if "temp" in k}
             held = ", ".join(f"{v:.2f} at {k}" for k, v in latest.items())
             bar.set_postfix_str(

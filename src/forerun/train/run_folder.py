@@ -23,13 +23,13 @@ from forerun.drafters.heads.fingerprint import Fingerprint
 from forerun.drafters.heads.fitting import load_shipped
 from forerun.drafters.heads.network import Network
 from forerun.train.held_out import LENGTHS, HeldOutFigures
-from forerun.train.training import Progress
+from forerun.train.training import TrainingProgress
 
 
 def card(
     target: str,
     design: Design,
-    progress: Progress,
+    progress: TrainingProgress,
     figures: Sequence[HeldOutFigures],
     facts: Mapping[str, str],
 ) -> str:

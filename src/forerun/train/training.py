@@ -117,7 +117,7 @@ def steps_of(folder: Path) -> int:
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The progress of a training run: with the weights, all that is needed to resume."""
 
     steps: int = 0
@@ -129,14 +129,14 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """Limits that end a run, and the seconds after which this call pauses."""
 
     seconds: float | None
     steps: int | None
     pause_after: float | None = None
 
-    def share(self, progress: Progress) -> float:
+    def share(self, progress: TrainingProgress) -> float:
         """The share of the budget that is spent, 0 to 1."""
         shares = [0.0]
         if self.seconds is not None:
@@ -154,13 +154,13 @@ class Training:
     teacher: Teacher
     objective: Objective
     optimiser: Optimiser
-    budget: Budget
+    budget: TrainingBudget
     num_unrolled: int
     step_weights: StepWeights
     batch_tokens: int
     seed: int
     folder: Path
-    progress: Progress = field(default_factory=Progress)
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     def resume(self) -> bool:
         """Load the saved state; returns whether there was one."""
@@ -172,7 +172,7 @@ class Training:
             saved = torch.load(file, map_location=device, weights_only=True)
             self.network.load_state_dict(saved["network"])
             self.optimiser.restore(saved["optimiser"])
-            self.progress = Progress(**saved["progress"])
+            self.progress = TrainingProgress(**saved["progress"])
         except (RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
             wrong = "The state of this run cannot be read, so it cannot be gone on with."
             cure = "Name another folder and use this one's answers: --from-data."
@@ -194,7 +194,7 @@ class Training:
         self,
         spoken: Sequence[Spoken],
         held_out: Sequence[Spoken],
-        report: Callable[[Progress, float], None],
+        report: Callable[[TrainingProgress, float], None],
     ) -> bool:
         """Train until the budget is spent, saving on the way; False if it paused before."""
         with held_back() as let_interrupts_through:
@@ -204,7 +204,7 @@ class Training:
         self,
         spoken: Sequence[Spoken],
         held_out: Sequence[Spoken],
-        report: Callable[[Progress, float], None],
+        report: Callable[[TrainingProgress, float], None],
         between_steps: Callable[[], None],
     ) -> bool:
         start = saved = time.perf_counter()
