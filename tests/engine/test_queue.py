@@ -106,3 +106,18 @@ def test_what_is_not_there_cannot_be_removed() -> None:
     with pytest.raises(InputError, match=r"No request of that number.*7"):
         queue.remove(7)
     assert queue.pop() is None
+
+
+def test_a_queue_that_is_never_empty_forgets_places_that_have_changed() -> None:
+    queue: Queue[Request] = Queue()
+    one, seated = request_of(0), list[Request]()
+    for number in range(5_000):
+        request = Request.__new__(Request)
+        request.__dict__ |= one.__dict__ | {"number": number, "owner": str(number % 3)}
+        queue.push(request)
+        if number > 20 and (popped := queue.pop()) is not None:
+            seated.append(popped)
+        if len(seated) > 8:
+            queue.row_left(seated.pop(0).owner)
+    assert len(queue) == 21
+    assert len(queue._places) <= queue_module.MOST_PLACES + 4 * (len(queue) + 1)

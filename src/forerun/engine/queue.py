@@ -1,4 +1,4 @@
-"""Requests that wait for a row, in the order in which they are given one.
+"""Those who wait for a row, in the order in which they are given one.
 
 A higher priority comes first.  Among equals the owner with the fewest rows comes first, then who
 came first.  The next request is found as fast among a hundred thousand as among ten.
@@ -8,21 +8,36 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
 from forerun.base.errors import InputError, explain
-from forerun.engine.request import Request
 
-Line = deque[Request]
-"""Requests of one owner and priority, the first to come first."""
+MOST_PLACES = 256
+"""Places that are kept however few wait, old ones included."""
 
 
-class Queue:
-    """The requests of one engine that have no row, and how many rows each owner has."""
+class Waiting(Protocol):
+    """A request, or what stands for one: `number` is its own and grows from one to the next."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+
+
+One = TypeVar("One", bound=Waiting)
+
+
+class Queue(Generic[One]):
+    """The requests that have no row, and how many rows each owner has."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}  # by number
-        self._lines: dict[str, dict[int, Line]] = {}  # by owner and priority; may hold removed ones
+        self._waiting: dict[int, One] = {}  # by number
+        # By owner and priority; may hold some that were removed.
+        self._lines: dict[str, dict[int, deque[One]]] = {}
         self._rows: Counter[str] = Counter()
         # Each line's place: its priority, negative, its owner's rows, its first number, its owner.
         # A place that has changed is pushed again; the old one is skipped when it is met.
@@ -34,10 +49,10 @@ class Queue:
     def __contains__(self, number: int) -> bool:
         return number in self._waiting
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[One]:
         return iter(self._waiting.values())
 
-    def push(self, request: Request) -> None:
+    def push(self, request: One) -> None:
         """Let a request wait behind the others of its owner and priority."""
         self._waiting[request.number] = request
         line = self._lines.setdefault(request.owner, {}).setdefault(request.priority, deque())
@@ -45,14 +60,14 @@ class Queue:
         if len(line) == 1:
             self._place(request.owner, request.priority)
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: One) -> None:
         """Undo the `pop` of a request."""
         self._waiting[request.number] = request
         lines = self._lines.setdefault(request.owner, {})
         lines.setdefault(request.priority, deque()).appendleft(request)
         self.row_left(request.owner)
 
-    def pop(self) -> Request | None:
+    def pop(self) -> One | None:
         """Give the next request a row; None if nobody waits."""
         while self._places:
             place = heappop(self._places)
@@ -75,7 +90,7 @@ class Queue:
             del self._rows[owner]
         self._place_all(owner)
 
-    def remove(self, number: int) -> Request:
+    def remove(self, number: int) -> One:
         """Take a request out that will not have a row."""
         if number not in self._waiting:
             wrong = "No request of that number is waiting or running."
@@ -95,10 +110,18 @@ class Queue:
         """Note the place of a line; one that is empty has none."""
         if self._lines[owner][priority]:
             heappush(self._places, self._place_of(owner, priority))
+            if len(self._places) > MOST_PLACES + 4 * len(self._waiting):
+                self._forget_old_places()
         else:
             del self._lines[owner][priority]
             if not self._lines[owner]:
                 del self._lines[owner]
+
+    def _forget_old_places(self) -> None:
+        """A queue that is never empty never meets most of the places that have changed."""
+        lines = ((owner, priority) for owner, by in self._lines.items() for priority in by)
+        self._places = [self._place_of(*line) for line in lines]
+        heapify(self._places)
 
     def _place_all(self, owner: str) -> None:
         for priority in list(self._lines.get(owner, ())):

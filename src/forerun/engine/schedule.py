@@ -51,7 +51,7 @@ class Schedule:
         slowdown: float | None = None,
         max_waiting: int | None = None,
     ) -> None:
-        self.waiting = Queue()
+        self.waiting = Queue[Request]()
         self._seats = seats
         self._state = state
         self._max_waiting = max_waiting

@@ -9,7 +9,7 @@ async with Desk(target, {"ngram": NGram(), "none": None}) as desk:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -33,8 +33,33 @@ from forerun.serve.admission.engine_roles import Pair, Pool
 from forerun.serve.admission.engines import Engines
 from forerun.serve.admission.errors import ApiError
 from forerun.serve.admission.row_budget import RowBudget
-from forerun.serve.admission.service_times import ServiceTimes
 from forerun.serve.watching.roles import Watcher
+
+NUM_RECENT = 64
+LONGEST = 60.0
+"""Seconds; nobody is sent away for longer than this."""
+
+
+class ServiceTimes:
+    """Seconds between entry and end of the last choices."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+
+    def until_free(self, num_open: int, num_places: int) -> float:
+        """Seconds until the next of `num_open` choices ends, if ends are spread evenly.
+
+        A choice is open for as long as the recent ones were, so `num_open` of them end at a rate of
+        `num_open` per such time; those asking for several places wait for several ends.
+        """
+        if not self._recent or not num_open:
+            return 1.0
+        mean = sum(self._recent) / len(self._recent)
+        return min(max(1.0, mean * num_places / num_open), LONGEST)
+
 
 ABORT_SECONDS = 10.0
 """How long a shutdown waits for requests that it has aborted: a round or two."""

@@ -1,8 +1,8 @@
 """One budget of rows over all engines, and who is given the next one.
 
 Each drafter and rule in use has an engine with rows of its own, but a device has room for so many
-rows in all.  A choice is handed to its engine when one of them is free.  Those that wait are
-ordered as in an engine: by priority, then the owner with the fewest rows, then who came first.
+rows in all.  A choice is handed to its engine when one of them is free.  Those that wait stand in
+the queue of an engine: by priority, then the owner with the fewest rows, then who came first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
+from forerun.engine.queue import Queue
 from forerun.serve.admission.engine_roles import Pair
 
 STANDBY_SHARE = 4
@@ -45,8 +46,7 @@ class RowBudget:
         self._num_rows = num_rows
         self._num_standby = max(1, num_rows // STANDBY_SHARE)
         self._by_pair: Counter[Pair] = Counter()
-        self._by_owner: Counter[str] = Counter()
-        self._waiting: list[_Waiter] = []
+        self._waiting = Queue[_Waiter]()
         self._numbers = count()
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class RowBudget:
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(pair, owner, priority, next(self._numbers), turn)
-        self._waiting.append(waiter)
+        self._waiting.push(waiter)
         self._hand_out()
         try:
             with suppress(TimeoutError):
@@ -72,17 +72,15 @@ class RowBudget:
 
     def _hand_out(self) -> None:
         """Give rows to those whose turn it is; nobody overtakes one for whom there is no room."""
-        while waiting := [waiter for waiter in self._waiting if not waiter.turn.done()]:
-            first = min(waiting, key=self._rank)
-            if not self._has_room(first.pair):
+        while (first := self._waiting.pop()) is not None:
+            if first.turn.done():  # it was cancelled
+                self._waiting.row_left(first.owner)
+            elif self._has_room(first.pair):
+                self._by_pair[first.pair] += 1
+                first.turn.set_result(None)
+            else:
+                self._waiting.put_back(first)
                 return
-            self._waiting.remove(first)
-            self._by_pair[first.pair] += 1
-            self._by_owner[first.owner] += 1
-            first.turn.set_result(None)
-
-    def _rank(self, waiter: _Waiter) -> tuple[int, int, int]:
-        return -waiter.priority, self._by_owner[waiter.owner], waiter.number
 
     def _has_room(self, pair: Pair) -> bool:
         num_held = self._by_pair.total()
@@ -93,6 +91,6 @@ class RowBudget:
         """Give back what was given, if anything: whoever waited may have been cancelled."""
         if waiter.has_row:
             self._by_pair -= Counter({waiter.pair: 1})
-            self._by_owner -= Counter({waiter.owner: 1})
-        else:
-            self._waiting.remove(waiter)
+            self._waiting.row_left(waiter.owner)
+        elif waiter.number in self._waiting:
+            self._waiting.remove(waiter.number)
