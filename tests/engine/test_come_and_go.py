@@ -502,8 +502,8 @@ def test_a_higher_priority_goes_first() -> None:
 
 def test_a_deadline_ends_a_request_where_it_is(still_clock: StillClock) -> None:
     engine = engine_of(TABLE, num_rows=1)
-    first = request_of(TABLE, [1], 1, max_new_tokens=50, deadline=still_clock.seconds + 1.0)
-    second = request_of(TABLE, [2], 2, deadline=still_clock.seconds + 0.5)
+    first = request_of(TABLE, [1], 1, max_new_tokens=50, timeout=1.0)
+    second = request_of(TABLE, [2], 2, timeout=0.5)
     third = request_of(TABLE, [3], 3)
     for request in (first, second, third):
         engine.submit(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,14 +39,17 @@ def engine_of(drafter: Any, num_rows: int = 2, target: Any = TABLE, **options: A
     return Engine(target, drafter=drafter, num_rows=num_rows, **options)
 
 
-def ask(engine: Engine, owner: str, prompt: Any = (1,), count: int = 24, **options: Any) -> Request:
+def ask(
+    engine: Engine,
+    owner: str,
+    prompt: Any = (1,),
+    count: int = 24,
+    given: Sequence[int] = (),
+    **more: Any,
+) -> Request:
     sampling = fr.Sampling(temperature=1.0, seed=5)
-    request = make_request(
-        engine.target,
-        list(prompt),
-        AnswerOptions(sampling, max_new_tokens=count, owner=owner),
-        **options,
-    )
+    options = AnswerOptions(sampling, max_new_tokens=count, owner=owner, **more)
+    request = make_request(engine.target, list(prompt), options, given=given)
     engine.submit(request)
     return request
 

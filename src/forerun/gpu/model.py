@@ -15,7 +15,6 @@ from forerun.gpu.inference import inference
 from forerun.gpu.rows import GpuRows
 from forerun.gpu.storage import FIRST_CAPACITY, Storage, first_rows, keys_bytes
 from forerun.gpu.weights import Weights, places, take, unfit
-from forerun.models.agreement import LOCK, Findings, findings_of
 from forerun.models.base import (
     GpuPass,
     Kept,
@@ -30,6 +29,7 @@ from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.pickling import NotPickled
 from forerun.models.rounded import Bits
+from forerun.models.trial_results import LOCK, Findings, findings_of
 
 SLACK = 32  # slots past the longest text, that drafts may be written to
 FEW_TOKENS = 4096  # of all rows together, that there is room for at least

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 
 from forerun.base.errors import UnsupportedError, explain, warn
-from forerun.models.agreement import LOCK, Probe
+from forerun.models.agreement import Probe
 from forerun.models.forward import Forward
+from forerun.models.trial_results import LOCK
 
 
 def adopt(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:

@@ -27,10 +27,10 @@ from forerun.loading.kinds import check_adapter, is_adapter, merged, refuse_othe
 from forerun.loading.lean_pass import Lean, Quantize, check_pass, with_pass
 from forerun.loading.packed_models import Kept, can_keep, from_gguf, is_for_cpu, keep, recall
 from forerun.models.adapter import NEEDED, huggingface_model, missing, register
-from forerun.models.agreement import findings_of
 from forerun.models.base import CpuPass, LanguageModel
 from forerun.models.function import FunctionModel
 from forerun.models.no_warnings import no_loading_bar
+from forerun.models.trial_results import findings_of
 
 if TYPE_CHECKING:
     from forerun.gpu.model import GpuModel
