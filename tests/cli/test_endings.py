@@ -60,22 +60,22 @@ class Interruption:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interruption())
 from forerun.cli import main
-sys.exit(main(["--version"]))
+sys.exit(main({command!r}))
 """
 
 
 @pytest.mark.parametrize(
-    ("argv", "words", "at"),
+    ("argv", "words", "at", "command"),
     [
-        (["/usr/bin/forerun"], ["python", "/usr/bin/forerun"], "numpy"),
-        (["-m"], ["python", "-m", "forerun", "info"], "numpy"),
-        (["/usr/bin/forerun"], ["python", "/usr/bin/forerun"], "forerun.cli.commands"),
+        (["/usr/bin/forerun"], ["python", "/usr/bin/forerun"], "numpy", ["simulate"]),
+        (["-m"], ["python", "-m", "forerun", "info"], "numpy", ["simulate"]),
+        (["/usr/bin/forerun"], ["python", "/usr/bin/forerun"], "forerun.cli.commands", ["info"]),
     ],
 )
 def test_an_interruption_while_it_imports_ends_it_quietly(
-    argv: list[str], words: list[str], at: str
+    argv: list[str], words: list[str], at: str, command: list[str]
 ) -> None:
-    code = INTERRUPTED.format(argv=argv, words=words, at=at)
+    code = INTERRUPTED.format(argv=argv, words=words, at=at, command=command)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\n")
 

@@ -54,6 +54,7 @@ def runner(design: Design) -> LeanRunner:
 def test_arguments_of_every_call_have_the_types_that_are_compiled() -> None:
     """Otherwise the other process would compile what nobody calls, and this one its own."""
     one, ids = runner(OTHER), np.arange(OTHER.num_tokens)
+    before = {*draft.signatures}  # type: ignore[attr-defined]
     state = one.start(2, 300)
 
     def features(count: int) -> Any:
@@ -77,7 +78,9 @@ def test_arguments_of_every_call_have_the_types_that_are_compiled() -> None:
         np.zeros((1, SMALL.hidden_size), np.float32),
     )
     known = typeof(new_board(1, 1)), type_of_held(small.some_arguments())
-    assert draft.signatures == [known]  # type: ignore[attr-defined]
+    compiled = {*draft.signatures}  # type: ignore[attr-defined]
+    assert known in compiled
+    assert compiled - before <= {known}
 
 
 @pytest.fixture
@@ -261,7 +264,8 @@ def test_the_default_model_has_its_drafter_compiled_beside_it(
     monkeypatch.setattr(compiler, "begin", lambda: events.append("begin"))
     loading = sys.modules["forerun.loading.load"]
     monkeypatch.setattr(loading, "local_copy", lambda _: tmp_path)
-    monkeypatch.setattr(loading, "recall", stop)
+    for reading in ("from_gguf", "recall"):
+        monkeypatch.setattr(loading, reading, stop)
     monkeypatch.setattr(loading, "check_folder", stop)
     with pytest.raises(InterruptedError):
         load(name, **{"device": "cpu", **options})

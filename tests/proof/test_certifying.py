@@ -337,12 +337,12 @@ def test_errors_of_the_function_are_told_with_the_case(
 
 
 def test_a_function_with_other_arguments_is_told_how_it_is_called(few: list[Case]) -> None:
-    def three(tokens: Any, draft: Any, target: Any) -> list[int]:
+    def two(tokens: Any, target: Any) -> list[int]:
         return [0]
 
-    message = r"does not take 4 arguments. Received three\(tokens.*called as f\(draft_tokens"
+    message = r"does not take 4 arguments. Received two\(tokens.*called as f\(draft_tokens"
     with pytest.raises(fr.InputError, match=message):
-        fr.certify(three, cases=few)
+        fr.certify(two, cases=few)
     with pytest.raises(fr.InputError, match="does not take 5 arguments"):
         fr.certify(lambda tokens, draft, target, rng: [0], cases=tree_cases())
 

@@ -48,7 +48,7 @@ def find(place: str | Path) -> Path:
         return Path(place)
     if not HUB_NAME.fullmatch(str(place)):
         wrong = "There is no such folder, and a drafter on the hub is called owner/name."
-        cure = "Name a drafter's folder, or none for the shipped drafter."
+        cure = "Name a drafter's folder (forerun train makes one), or none for the shipped one."
         raise InputError(explain(wrong, repr(str(place)), cure))
     try:
         from huggingface_hub import hf_hub_download, snapshot_download

@@ -18,7 +18,7 @@ GPU_NODES = ("nvidiactl", "nvidia0", "nvmap", "dxg", "kfd")
 
 def usual_device() -> str | None:
     """The GPU where there is one; torch is not imported to hear that there is none."""
-    if "torch" not in sys.modules and not may_have_gpu():
+    if sys.modules.get("torch") is None and not may_have_gpu():
         return None
     import torch
 
