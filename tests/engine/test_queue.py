@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -121,3 +122,17 @@ def test_a_queue_that_is_never_empty_forgets_places_that_have_changed() -> None:
             queue.row_left(seated.pop(0).owner)
     assert len(queue) == 21
     assert len(queue._places) <= queue_module.MOST_PLACES + 4 * (len(queue) + 1)
+
+
+def test_requests_that_are_removed_are_not_kept() -> None:
+    """Nor those whose turn never comes, because others are always before them."""
+    queue = Queue[Request]()
+    queue.push(request_of(0, priority=1))
+    last = request_of(1)
+    queue.push(last)
+    queue.remove(1)
+    gone = weakref.ref(last)
+    del last
+    assert gone() is None
+    assert queue.pop() is not None
+    assert queue.pop() is None

@@ -189,6 +189,56 @@ def test_a_load_that_fails_is_tried_again(error: Exception) -> None:
     site.run(work)
 
 
+def test_a_model_that_cannot_be_warmed_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engines end, which would hold its weights."""
+    site, loaded = Site({"a": 1, "b": 1}, most=2), list[Served]()
+
+    async def fail(served: Served) -> None:
+        loaded.append(served)
+        await served.desk.warm_up()
+        raise MemoryError
+
+    async def work() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Served, "warm_up", fail)
+            assert status_and_code(await site.ask("b")) == (503, "model_not_loaded")
+        assert loaded[0].desk.is_draining
+        assert len(loaded[0].desk._engines) == 0  # type: ignore[arg-type]
+        assert (await site.ask("b")).status == 200
+
+    site.run(work)
+
+
+def test_a_request_that_comes_while_another_model_goes_is_answered() -> None:
+    """Two idle models would make room, and one of them is asked for while the first one ends."""
+    site = Site({"a": 1, "b": 1, "c": 1}, most=3)
+    site.models._models[2].num_bytes = 3 * GIB
+
+    async def work() -> None:
+        for name in ("b", "a"):
+            assert (await site.ask(name)).status == 200
+        ends = site.models._models[1].served
+        assert ends is not None
+        close, is_ending, gate = ends.desk.close, asyncio.Event(), asyncio.Event()
+
+        async def close_late() -> None:
+            is_ending.set()
+            await gate.wait()
+            await close()
+
+        ends.desk.close = close_late  # type: ignore[method-assign]
+        large = asyncio.create_task(site.ask("c"))
+        await is_ending.wait()
+        async with site.models.using("a") as served:
+            gate.set()
+            assert status_and_code(await large) == (503, "model_does_not_fit")
+            assert site.models.default.served is served
+            assert not served.desk.is_draining
+        assert (await site.ask("c")).status == 200
+
+    site.run(work)
+
+
 def test_few_wait_for_a_load_and_none_at_the_end() -> None:
     site = Site({"a": 1, "b": 1})
     gate = site.gates["b"] = threading.Event()

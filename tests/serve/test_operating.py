@@ -239,6 +239,7 @@ def test_a_disk_that_is_full_ends_no_answer(caplog: pytest.LogCaptureFixture) ->
         log("answer", id="x")
     (record,) = [record for record in caplog.records if record.name == "forerun.serve"]
     assert record.getMessage() == "request log fails"
+    log.reopen()  # although what is left in it cannot be written
     with pytest.raises(InputError, match="The request log cannot be opened"):
         RequestLog("/nowhere/requests")
 

@@ -6,7 +6,7 @@ came first.  The next request is found as fast among a hundred thousand as among
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -36,8 +36,8 @@ class Queue(Generic[One]):
 
     def __init__(self) -> None:
         self._waiting: dict[int, One] = {}  # by number
-        # By owner and priority; may hold some that were removed.
-        self._lines: dict[str, dict[int, deque[One]]] = {}
+        # The same by owner, priority and number.
+        self._lines: dict[str, dict[int, OrderedDict[int, One]]] = {}
         self._rows: Counter[str] = Counter()
         # Each line's place: its priority, negative, its owner's rows, its first number, its owner.
         # A place that has changed is pushed again; the old one is skipped when it is met.
@@ -54,17 +54,12 @@ class Queue(Generic[One]):
 
     def push(self, request: One) -> None:
         """Let a request wait behind the others of its owner and priority."""
-        self._waiting[request.number] = request
-        line = self._lines.setdefault(request.owner, {}).setdefault(request.priority, deque())
-        line.append(request)
-        if len(line) == 1:
+        if len(self._join(request)) == 1:
             self._place(request.owner, request.priority)
 
     def put_back(self, request: One) -> None:
         """Undo the `pop` of a request."""
-        self._waiting[request.number] = request
-        lines = self._lines.setdefault(request.owner, {})
-        lines.setdefault(request.priority, deque()).appendleft(request)
+        self._join(request).move_to_end(request.number, last=False)
         self.row_left(request.owner)
 
     def pop(self) -> One | None:
@@ -75,12 +70,11 @@ class Queue(Generic[One]):
             line = self._lines.get(owner, {}).get(priority)
             if not line or self._place_of(owner, priority) != place:
                 continue
-            request = line.popleft()
-            self._place(owner, priority)
-            if self._waiting.pop(number, None) is not None:
-                self._rows[owner] += 1
-                self._place_all(owner)
-                return request
+            del self._waiting[number]
+            self._rows[owner] += 1
+            _, request = line.popitem(last=False)
+            self._place_all(owner)
+            return request
         return None
 
     def row_left(self, owner: str) -> None:
@@ -95,7 +89,13 @@ class Queue(Generic[One]):
         if number not in self._waiting:
             wrong = "No request of that number is waiting or running."
             raise InputError(explain(wrong, number, "It may have ended, or been aborted, already."))
-        return self._waiting.pop(number)
+        request = self._waiting.pop(number)
+        line = self._lines[request.owner][request.priority]
+        was_first = next(iter(line)) == number
+        del line[number]
+        if was_first:
+            self._place(request.owner, request.priority)
+        return request
 
     def clear(self) -> None:
         """Forget all who wait."""
@@ -103,8 +103,16 @@ class Queue(Generic[One]):
         self._lines.clear()
         self._places.clear()
 
+    def _join(self, request: One) -> OrderedDict[int, One]:
+        """Put a request at the end of its line, which is returned."""
+        self._waiting[request.number] = request
+        lines = self._lines.setdefault(request.owner, {})
+        line = lines.setdefault(request.priority, OrderedDict())
+        line[request.number] = request
+        return line
+
     def _place_of(self, owner: str, priority: int) -> tuple[int, int, int, str]:
-        return -priority, self._rows[owner], self._lines[owner][priority][0].number, owner
+        return -priority, self._rows[owner], next(iter(self._lines[owner][priority])), owner
 
     def _place(self, owner: str, priority: int) -> None:
         """Note the place of a line; one that is empty has none."""

@@ -234,9 +234,11 @@ class Models:
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and wait for those that are here; see `Desk.drain`."""
         self._is_draining = True
-        for model in self._models:
-            if model.loading is not None:
-                model.loading.cancel()
+        loading = [model.loading for model in self._models if model.loading is not None]
+        for task in loading:
+            task.cancel()
+        if loading:
+            await asyncio.wait(loading)
         await asyncio.gather(*(desk.drain(seconds) for desk in self.desks))
 
     async def close(self) -> None:
@@ -283,7 +285,11 @@ class Models:
         say("loading", model=name)
         try:
             served = await self._loading.run(model.load, name)
-            await served.warm_up()
+            try:
+                await served.warm_up()
+            except BaseException:  # its engines would hold its weights
+                await served.desk.close()
+                raise
         except Exception as error:
             told = str(error) if isinstance(error, ForerunError) else None
             LOG.error("The model %s could not be loaded. %s", name, told or "", exc_info=error)
@@ -300,17 +306,13 @@ class Models:
             return
         if model.num_bytes > most:
             raise _too_large(model, most)
-        idle = sorted(
-            (other for other in self._models if other.served is not None and not other.is_held),
-            key=lambda other: other.last_use,
-        )
-        missing = self._num_bytes_but(model) + model.num_bytes - most
-        if missing > sum(other.num_bytes for other in idle):
+        while (missing := self._num_bytes_but(model) + model.num_bytes - most) > 0:
+            idle = [one for one in self._models if one.served is not None and not one.is_held]
             missing -= sum(other.num_bytes for other in idle)
-            raise _no_room(model, most, missing)
-        for other in idle:
-            if self._num_bytes_but(model) + model.num_bytes > most:
-                await self._unload(other)
+            if missing > 0:
+                raise _no_room(model, most, missing)
+            # One at a time: while it goes, a request may come for another.
+            await self._unload(min(idle, key=lambda other: other.last_use))
 
     def _num_bytes_but(self, model: Model) -> int:
         """What the others take that are loaded or are being loaded."""

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from forerun.base.errors import InputError, explain
@@ -143,9 +144,10 @@ class RequestLog:
             raise InputError(
                 explain("The request log cannot be opened.", received, cure)
             ) from error
-        if self._file is not sys.stdout:
-            self._file.close()
-        self._file = file
+        before, self._file = self._file, file
+        if before is not sys.stdout:
+            with suppress(OSError):  # of lines that had no room on the disk
+                before.close()
 
     def __call__(self, event: str, level: int = logging.INFO, **fields: Any) -> None:
         """Write a request's last event; the log of the server says once that it cannot be done."""
