@@ -473,6 +473,36 @@ def test_short_answers_do_not_keep_it_from_learning_better() -> None:
     assert sum(map(bool, asked)) > 10
 
 
+def reading_beside_others(gain: float, num_rows: int = 8) -> PayingPolicy:
+    """A policy that knows what a drafter gains with each ask, and that it reads 400 tokens in about
+    the time of a plain round of eight; all rows have texts that it has not read."""
+    policy = PayingPolicy()
+    for prompt in (4, 4, 100, 100, 100):
+        _answer(policy, prompt=prompt, room=200, reading=0.05)
+    ledger = policy.ledger
+    ledger.drafters[0].gain.above, ledger.drafters[0].gain.below = 1e6 * gain, 1e6
+    ledger.debt, ledger.last_run = 0.0, ledger.rounds
+    for row in range(num_rows):
+        policy.enter(row, request())
+    return policy
+
+
+def test_a_trial_reads_no_more_texts_than_the_budget_pays_for() -> None:
+    policy = reading_beside_others(gain=-0.01)
+    choice = policy.choose(range(8), [request(400)] * 8, [40] * 8)
+    assert choice.is_trial
+    assert 1 <= sum(length > 0 for length in choice.lengths) <= 3
+
+
+def test_all_rows_wait_while_the_text_of_one_is_read() -> None:
+    """Four tokens that asking saves in one answer do not pay for a round of eight rows."""
+    for room, reads in (40, False), (200, True):
+        policy = reading_beside_others(gain=0.2)
+        policy.ledger.is_trying, policy.ledger.debt = False, 1.0
+        choice = policy.choose(range(8), [request(400)] * 8, [room] * 8)
+        assert any(choice.lengths) == reads
+
+
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.parametrize("part", ["draft", "pass", "reading"])
 def test_a_moment_that_others_had_the_processor_silences_nobody(part: str, number: int) -> None:

@@ -268,16 +268,17 @@ class PayingPolicy:
         may_lose = is_timed and ledger.is_trying
         is_silent = ledger.num_silent % ENOUGH == ENOUGH - 1
         is_lifted = may_lose and (is_silent or ledger.num_scored < NUM_TIMED)
-        order, prices, is_trial = self._order(), [], is_lifted
+        order, prices, is_trial, risk = self._order(), [], is_lifted, ledger.debt
         for row, request, room, limit in zip(rows, requests, rooms, most, strict=True):
             parts = []
             for who in order:
                 gain, shift = self._gain(row, who), ledger.drafters[who].shift
-                loss = self._reading_loss(row, who, request, room, gain, plain) / num_rows
+                loss = self._reading_loss(row, who, request, gain * room / num_rows, plain)
                 is_losing = gain <= 0 or loss > 0
-                is_affordable = may_lose and ledger.debt + loss <= BUDGET
+                is_affordable = may_lose and risk + loss <= BUDGET
                 is_asked = limit > 0 and (is_affordable or not is_losing)
                 is_trial |= is_asked and is_losing
+                risk += loss * is_asked
                 parts.append(
                     Part(
                         who,
@@ -321,16 +322,19 @@ class PayingPolicy:
         return self._requests[row][who].gain.within(usual, ENOUGH)
 
     def _reading_loss(
-        self, row: int, who: int, request: Request, room: int, gain: float, plain: float
+        self, row: int, who: int, request: Request, most_saved: float, plain: float
     ) -> float:
-        """Tokens that reading the text first costs, less what asking saves in the rest of the
-        answer, which is half of the room on average."""
+        """Plain rounds that reading the text first takes, less those that asking saves in the rest
+        of the answer, which is half of the room on average.
+
+        most_saved: plain rounds that asking saves if the answer fills its room.
+        """
         num_unread = len(request.tokens) - self._requests[row][who].num_read
         if num_unread <= ENOUGH:
             return 0.0
         earned = self.ledger.drafters[who]
         cost = earned.cost(0, num_unread, plain) - earned.cost(0, 0, plain)
-        return max(0.0, cost - max(0.0, gain) * room / 2)
+        return max(0.0, cost - max(0.0, most_saved) / 2)
 
     def _learn_round(
         self,
