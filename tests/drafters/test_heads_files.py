@@ -119,6 +119,12 @@ def test_weights_of_other_sizes_are_refused(folder, change, named):
         Heads(folder)
 
 
+def test_layers_that_are_only_stated_take_no_memory(folder):
+    describe(folder, lambda about: about["design"].update(num_layers=10**9))
+    with pytest.raises(InputError, match="do not fit"):
+        Heads(folder)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -120,6 +120,14 @@ def test_damaged_heads_are_refused(changes, message, tmp_path):
         Medusa(save(tmp_path, **changes))
 
 
+@pytest.mark.parametrize("stated", [{"medusa_num_layers": 10**9}, {"medusa_num_heads": "3"}])
+def test_counts_are_believed_as_far_as_there_are_tensors(stated, tmp_path):
+    about = {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1}
+    (save(tmp_path) / "config.json").write_text(json.dumps(about | stated))
+    with pytest.raises(InputError, match="promises more than the 9 tensors"):
+        Medusa(tmp_path)
+
+
 def test_another_target_or_kind_is_refused(tmp_path):
     drafter = Medusa(save(tmp_path))
     for changes in ({"vocab_size": 71}, {"hidden_size": 40}):

@@ -159,6 +159,11 @@ def _read(folder: Path, about: Mapping[str, Any]) -> list[Head]:
     inside = sum(name.startswith("0.") and name.endswith(".bias") for name in tensors)
     num_layers = about.get("medusa_num_layers", inside)
     count = about.get("medusa_num_heads", len({name.split(".")[0] for name in tensors}))
+    for stated in (num_layers, count):
+        if type(stated) is not int or not 0 <= stated <= len(tensors):
+            wrong = f"config.json promises more than the {len(tensors)} tensors that there are."
+            received = f"{count!r:.40} heads of {num_layers!r:.40} blocks"
+            raise InputError(explain(wrong, received, "Download the folder again."))
     heads: list[Head] = []
     for number in range(count):
         blocks = [f"{number}.{layer}.linear" for layer in range(num_layers)]

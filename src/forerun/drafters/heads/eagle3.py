@@ -26,6 +26,7 @@ from forerun.drafters.heads.design import Design
 from forerun.drafters.heads.fingerprint import Fingerprint
 
 KIND = "eagle3"
+MOST_SIZE = 1 << 24  # of a layer or a vocabulary: what a file states is believed no further
 NEWEST = 1  # major versions of `speculators` from this one on are unknown
 Rotation = tuple[NDArray[np.float32], float]
 """Turns per position (d / 2,), and the factor of cosines and sines."""
@@ -62,6 +63,10 @@ FALSE_ONLY = {
     "parallel_drafting": "it guesses several tokens in one pass (P-EAGLE)",
 }
 """Settings under which a head is another function than ours, and what they mean."""
+SIZES = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size", "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
+)  # fmt: skip
 SWITCHES = {
     "norm_before_residual", "norm_before_fc", "fc_norm", "use_aux_norm", "norm_output",
     "norm_topk_prob", "rms_norm_eps", "layer_norm_eps", "norm_eps",
@@ -163,7 +168,17 @@ class Files:
             raise self._broken("It has no transformer_layer_config.", f"{layer!r:.60}")
         stated = self.described if self.is_flat else layer or {}
         self.settings = {name: value for name, value in stated.items() if value is not None}
+        self._check_sizes()
         self.config = self._completed()
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes that no head has, before anything is made of them."""
+        for place in (self.described, self.described.get("eagle_config") or {}, self.settings):
+            for name in SIZES:
+                size = place.get(name)
+                most = len(self.tensors) if name == "num_hidden_layers" else MOST_SIZE
+                if size is not None and not (type(size) is int and 0 < size <= most):
+                    raise self._broken(f"{name} is no size of its tensors.", f"{size!r:.60}")
 
     def _completed(self) -> Any:
         """The layer's settings with the defaults of its family, which files may leave out."""
