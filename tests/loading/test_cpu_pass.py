@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import random
 import sys
@@ -127,13 +128,17 @@ def test_a_compiler_that_fails_costs_a_warning_only(monkeypatch: pytest.MonkeyPa
         choose(plain, lean=True)
 
 
-def test_without_numba_the_plain_pass_is_used(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [
-        name
-        for name in sys.modules
-        if name.startswith(("forerun.lean", "forerun.loading.cpu_pass"))
-    ]:
+def forget(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have packages imported anew; after the test the old ones are back, in their parents too."""
+    for package in packages:
+        if "." in package:
+            monkeypatch.setattr(package, importlib.import_module(package))
+    for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_without_numba_the_plain_pass_is_used(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch, "forerun.lean", "forerun.loading.cpu_pass")
     monkeypatch.setitem(sys.modules, "numba", None)
     assert type(fr.load(saved)).__name__ == "HuggingFaceModel"
     for options in ({"lean": True}, {"quantize": "int8"}):
@@ -145,12 +150,7 @@ def test_a_numba_that_cannot_be_imported_is_named(
     saved: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As when NumPy is newer than the Numba beside it."""
-    for name in [
-        name
-        for name in sys.modules
-        if name.startswith(("forerun.lean", "forerun.loading.cpu_pass", "numba"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
+    forget(monkeypatch, "forerun.lean", "forerun.loading.cpu_pass", "numba")
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.warns(UserWarning, match=r"needs NumPy 2\.3 or less"):

@@ -287,6 +287,79 @@ def test_what_the_pass_does_not_fit_is_converted(
     assert BYTE_PAIRS["tokenizer.ggml.model"] == "gpt2"
 
 
+def wrong_rotary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the pass took another base than the file says."""
+    from forerun.lean import weights
+    from forerun.lean.packed import rotary_of
+
+    def other(model: Any) -> Any:
+        right = rotary_of(model)
+        return right._replace(frequencies=right.frequencies**1.5)
+
+    monkeypatch.setattr(weights, "rotary_of", other)
+
+
+def wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if rows of queries and keys lay in transformers' order."""
+    read = blocks.Raw.read
+    monkeypatch.setattr(
+        blocks.Raw, "read", lambda raw, begin, end: read(raw._replace(heads=0), begin, end)
+    )
+
+
+@pytest.mark.parametrize("large", [from_gguf.LARGE, 0])
+@pytest.mark.parametrize("damage", [wrong_rotary, wrong_order])
+def test_what_the_pass_does_not_reproduce_is_converted(
+    damage: Any, large: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_gguf, "LARGE", large)
+    damage(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="other logits than in transformers"):
+        loaded = fr.load(path)
+    if damage is wrong_rotary:  # that is wrong however weights are read
+        assert loaded.pass_name.startswith("transformers")
+        assert loaded.why_not_lean == "it does not reproduce this model"
+    headers = parsed(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="other logits than in transformers"):
+        again = fr.load(path)
+    assert headers == [], "the outcome is kept"
+    monkeypatch.undo()
+    plain = fr.load(path, lean=False)
+    theirs = logits_of(plain)
+    for one in (loaded, again):
+        assert np.abs(logits_of(one) - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def test_of_a_large_file_layers_of_all_kinds_are_tried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {**SIZES, "num_hidden_layers": 6, "sliding_window": 4, "head_dim": 32}
+    kinds = [*["sliding_attention"] * 5, "full_attention"]
+    model = Architecture("gemma3_text", "", {**sizes, "layer_types": kinds}).build().float()
+    write(tmp_path / "gemma.gguf", model, Kind.Q8_0)
+    tried: list[Any] = []
+    reproduces = from_gguf._is_reproduced
+
+    def watched(cut: Any, paths: Any) -> bool:
+        tried.append((cut.config.layer_types, cut.config.vocab_size))
+        return reproduces(cut, paths)
+
+    monkeypatch.setattr(from_gguf, "_is_reproduced", watched)
+    monkeypatch.setattr(from_gguf, "LARGE", 0)
+    monkeypatch.setattr(from_gguf, "WORDS", 32)
+    assert isinstance(fr.load(tmp_path / "gemma.gguf"), LeanModel)
+    assert tried == [([*kinds[:2], kinds[5]], 32)]
+
+
+def test_a_trial_that_cannot_be_kept_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(from_gguf, "LARGE", 0)
+    monkeypatch.setenv("FORERUN_CACHE", str(path / "inside a file"))
+    assert isinstance(fr.load(path), LeanModel)
+    assert "is tried out at every start, because the cache" in capsys.readouterr().err
+
+
 REAL = os.environ.get("FORERUN_GGUF")
 TASKS = (
     "Write a Python function that {}.", "Explain in one sentence how one {}.",

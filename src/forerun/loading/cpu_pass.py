@@ -28,12 +28,9 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
         return plain
     if lean == "auto" and (reason := unfit(plain.model)):
         return without_lean(plain, reason)
-    forward = exact_forward(plain.model)
     try:
         candidate = LeanModel(plain.model, plain.tokenizer)
-        with torch.inference_mode():
-            probe = Probe(forward, plain.vocab_size)
-            reproduces = probe.agrees_with(candidate.start(2, 16))
+        is_same = reproduces(candidate, plain.model)
     except Exception as error:  # of the compiler on a processor it does not know, or no memory
         if lean is True and isinstance(error, ForerunError):
             raise
@@ -44,9 +41,9 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
         warn(f"The lean CPU pass is not used: {error}", UserWarning)
         plain.why_not_lean = str(error)
         return plain
-    if not reproduces and lean == "auto":
+    if not is_same and lean == "auto":
         return without_lean(plain, "it does not reproduce this model")
-    if not reproduces:
+    if not is_same:
         raise UnsupportedError(
             explain(
                 "The lean CPU pass does not reproduce this model.",
@@ -56,6 +53,13 @@ def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:
         )
     candidate.name = plain.name
     return candidate
+
+
+def reproduces(candidate: LeanModel, plain: Any) -> bool:
+    """Whether a candidate scores like `plain`, a transformers model."""
+    with torch.inference_mode():
+        probe = Probe(exact_forward(plain), candidate.vocab_size)
+        return probe.agrees_with(candidate.start(2, 16))
 
 
 def rounded(plain: Any) -> LeanModel:
