@@ -20,14 +20,13 @@ from forerun.lean.formats import BLOCK, BYTE, F32, I8, I64, SIGNED, Format, decl
 from forerun.lean.jit import intrinsic
 from forerun.lean.limb_tile import Tile
 from forerun.lean.limbs import FINE, constant
-from forerun.lean.shape import LANES
+from forerun.lean.shape import LANES, known_features
 from forerun.lean.tile import address, repeat, repeat_from
 
 TOKENS = 16  # rows of an instruction
 ROW = 64  # bytes of a row of products, or of weights
 STRETCH = 16  # blocks
 LIMB, SUM, WEIGHTS = 0, 3, 6  # registers: of three limbs, of their sums, and of the weights
-FEATURES = "+amx-tile,+amx-int8"
 
 
 def multiply_matrix_by(format: Format) -> Callable[..., Any]:
@@ -81,7 +80,7 @@ def _define(module: Any, format: Format) -> Any:
     function.linkage = "linkonce_odr"
     function.attributes.add("noinline")
     # llvmlite prints attributes as they are, but refuses to add one that it does not know.
-    set.add(function.attributes, f'"target-features"="{FEATURES}"')
+    set.add(function.attributes, f'"target-features"="{known_features()}"')
     builder = ir.IRBuilder(function.append_basic_block())
     _MatrixTile(builder, format).panel(*function.args)
     builder.ret_void()
