@@ -112,24 +112,6 @@ def example(
     )
 
 
-def sampled_tree(seed: int, num_rows: int, vocab_size: int, tree: Tree) -> Example:
-    """Children drawn from laws near their parent's, each from its own; the last row greedy."""
-    made = example(seed, num_rows, len(tree), vocab_size, temperatures=(1.0,), tree=tree)
-    rng = np.random.default_rng(seed)
-    above = [parent + 1 for parent in tree.parents]
-    draft = made.target[:, above].numpy() + rng.normal(size=made.draft.shape)
-    heat = np.ones((num_rows, 1, 1))
-    heat[-1] = 0.0
-    tokens = np.argmax(draft + heat * rng.gumbel(size=draft.shape), axis=-1)
-    return replace(
-        made,
-        draft=torch.tensor(draft, dtype=torch.float32),
-        tokens=torch.tensor(tokens),
-        temperatures=heat[:, 0, 0].tolist(),
-        lengths=[len(tree)] * (num_rows - 1) + [len(tree) - 1],
-    )
-
-
 def rows_of(made: Example, some: Sequence[int]) -> Example:
     """Some of the rows."""
     rows = list(some)

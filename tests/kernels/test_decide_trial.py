@@ -50,7 +50,7 @@ def verify(rule: str = "match", **changed: Any) -> fr.Verdict:
     )
 
 
-@pytest.mark.parametrize("rule", ["match", "ratio", "block", "siblings"])
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_verdicts_are_those_of_the_rules(
     taken: list[str], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_what_is_not_covered_takes_the_arrays(taken: list[str]) -> None:
     verify("match", check="all")
     assert taken == []
     for name in rules.names():
-        if name not in ("match", "ratio", "block", "siblings"):
+        if name not in ("match", "ratio", "block"):
             assert not on_device.covers(draft, LAWS.target, rules.get(name), "read")
 
 
@@ -85,20 +85,6 @@ def changed(table: torch.Tensor, place: tuple[int, ...], value: float) -> torch.
 
 
 NAN, INF = float("nan"), float("inf")
-TREE = fr.Tree((-1, -1, 1))
-
-
-def test_trees_of_siblings(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of two different trees, as drafts of several lengths are."""
-    laws = example(13, 2, 3, 40, temperatures=(1.0,), ragged=False)
-    draft = fr.Draft.sampled(laws.tokens, logits=laws.draft, lengths=[3, 2], tree=TREE)
-    options: dict[str, Any] = {"target_logits": laws.target, "rule": "siblings", "seed": [8, 9]}
-    fast = fr.verify(draft, **options)
-    monkeypatch.setenv("FORERUN_KERNELS", "0")
-    assert fast.tokens() == fr.verify(draft, **options).tokens()
-    assert taken == ["siblings"]
-
-
 BROKEN = {
     "NaN in a target row": ("match", {"target": changed(LAWS.target, (1, 0, 299), NAN)}),
     "+Inf in a target row": ("match", {"target": changed(LAWS.target, (0, 0, 7), INF)}),
@@ -106,15 +92,6 @@ BROKEN = {
     "NaN in a target row of ratio": ("ratio", {"target": changed(LAWS.target, (1, 0, 2), NAN)}),
     "NaN in a draft row": ("ratio", {"draft": changed(LAWS.draft, (0, 0, 5), NAN)}),
     "NaN in a draft row of block": ("block", {"draft": changed(LAWS.draft, (0, 0, 5), NAN)}),
-    "NaN in a target row of siblings": (
-        "siblings",
-        {"target": changed(LAWS.target, (1, 0, 2), NAN)},
-    ),
-    "NaN in a draft row of siblings": ("siblings", {"draft": changed(LAWS.draft, (0, 0, 5), NAN)}),
-    "an impossible sibling": (
-        "siblings",
-        {"draft": changed(LAWS.draft, (0, 0, int(LAWS.tokens[0, 0])), -INF)},
-    ),
     "an impossible token": (
         "ratio",
         {"draft": changed(LAWS.draft, (0, 0, int(LAWS.tokens[0, 0])), -INF)},

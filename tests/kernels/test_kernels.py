@@ -15,20 +15,15 @@ import array_api_compat as compat  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from interpreting import IN_INTERPRETER  # noqa: E402
-from rounds import decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
+from rounds import decided, example, launch, rounded, rows_of  # noqa: E402
 
 from forerun.kernels import decide  # noqa: E402
-from forerun.kernels.decide import (  # noqa: E402
-    LawPiece,
-    RacePiece,
-    most_refusals,
-)
+from forerun.kernels.decide import LawPiece, RacePiece  # noqa: E402
 from forerun.kernels.scratch import FAR, LOWEST_KEY, Outcome, Scratch  # noqa: E402
 from forerun.kernels.triton.arithmetic import exponential  # noqa: E402
 from forerun.kernels.triton.drawing import pick  # noqa: E402
 from forerun.noise import race as noise  # noqa: E402
 from forerun.noise.addresses import Purpose  # noqa: E402
-from forerun.rules import siblings  # noqa: E402
 from forerun.trees.tree import Tree  # noqa: E402
 
 pytestmark = IN_INTERPRETER
@@ -124,29 +119,6 @@ def test_match_on_trees() -> None:
     assert out.reached.tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("point", [False, True])
-def test_siblings_on_trees(point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three children, of which the second has two.  Rows that end at each depth, a greedy one, and
-    one that would keep less if what a refusal leaves were not a law."""
-    made = sampled_tree(31, 60, 20, Tree((-1, -1, -1, 1, 1)))
-    accepted, _ = made.reference("siblings", point=point)
-    with monkeypatch.context() as patched:
-        patched.setattr(siblings, "residual", lambda xp, law, drawn: np.maximum(law - drawn, 0.0))
-        fewer, _ = made.reference("siblings", point=point)
-    pairs = list(zip(accepted, fewer, strict=True))
-    more = next(row for row, (count, other) in enumerate(pairs) if count > other)
-    some = [more, *(accepted.index(count) for count in (0, 1, 2)), 59]
-    out = launch("siblings", rows_of(made, some).round(torch.float32, "cpu", point=point, law=True))
-    assert decided(out) == rows_of(made, some).reference("siblings", point=point)
-
-
-def test_most_refusals() -> None:
-    assert most_refusals(Tree(())) == 0
-    assert most_refusals(Tree.chain(4)) == 1
-    assert most_refusals(Tree((-1, -1, -1, 1, 1))) == 3
-    assert most_refusals(Tree((-1, -1, 1, 1, 1, 2, 3, 3))) == 4
-
-
 def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
     """The token at a position is that of a round without guesses, at the bits of its row alone."""
     made = example(40, 2, 1, 300, temperatures=(0.9,), ragged=False, near=0.2)
@@ -165,13 +137,12 @@ def test_neither_batch_nor_k_nor_what_was_drafted_moves_a_sample() -> None:
         assert decided(launch("match", alone.round(torch.float32, "cpu"))) == ([0], [token])
 
 
-@pytest.mark.parametrize("rule", ["match", "ratio", "block", "siblings"])
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
 def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counters are left as they were found, where a guess is refused and rows are skipped too.  The
     vocabulary does not fill a segment."""
     monkeypatch.setattr(decide, "AT_ONCE", 0)
-    tree = Tree.chain(1) if rule == "siblings" else None
-    made = example(7, 1, 1, 7, temperatures=(1.3,), tree=tree)
+    made = example(7, 1, 1, 7, temperatures=(1.3,))
     memory = Scratch.allocate(1, 2, 7, "cpu")
     on_device = made.round(torch.float32, "cpu", law=rule != "match")
     first, second = (decided(launch(rule, on_device, memory)) for _ in range(2))
@@ -185,8 +156,8 @@ def test_one_scratch_serves_launch_after_launch(rule: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("length", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_ratio_of_few_rows(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second launch hears where sequences end, if a number has room for all of their slots.
-    Some keep all of their guesses, some a few or none, some are greedy; twice on one scratch."""
+    """Rows are asked for before it is known that they count.  Some keep all of their guesses, some
+    a few or none, some are greedy; twice on one scratch."""
     monkeypatch.setattr(decide, "AT_ONCE", 2**23)
     monkeypatch.setattr(decide, "FEW", 0)
     made = example(6, 8, length, 600, temperatures=(1.0, 0.7, 0.0, 1.0), near=0.4)
@@ -197,8 +168,6 @@ def test_ratio_of_few_rows(length: int, monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(2):
         on_device = made.round(torch.float32, "cpu", law=True)
         assert decided(launch("ratio", on_device, memory)) == expected
-    assert memory.laws is not None
-    assert not memory.laws.news.any()
     assert not memory.finished.any()
     assert not memory.counts.any()
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rounds import Example, decided, example, launch, rounded, rows_of, sampled_tree  # noqa: E402
+from rounds import Example, decided, example, launch, rounded, rows_of  # noqa: E402
 
 import forerun as fr  # noqa: E402
 from forerun.kernels.decide_trial import LAUNCHES  # noqa: E402
@@ -60,19 +60,6 @@ def test_trees_end_as_the_rule_says() -> None:
     made = replace(made, tokens=tokens)
     out = launch("match", made.round(torch.float32, "cuda"))
     assert differing(decided(out), made.reference("match")) <= 1
-
-
-@pytest.mark.parametrize("point", [False, True])
-def test_siblings_end_as_the_rule_says(point: bool) -> None:
-    """Children from laws near their parents'; one of 16 may differ (see above)."""
-    made = sampled_tree(23, 16, VOCAB_SIZE, TREE)
-    on_device = made.round(torch.float32, "cuda", point=point, law=True)
-    together = decided(launch("siblings", on_device))
-    assert differing(together, made.reference("siblings", point=point)) <= 1
-    assert decided(launch("siblings", on_device)) == together
-    for row in (0, 5, 15):
-        one = rows_of(made, [row]).round(torch.float32, "cuda", point=point, law=True)
-        assert decided(launch("siblings", one)) == ([together[0][row]], [together[1][row]])
 
 
 @pytest.mark.parametrize("batch", [8, BATCH])

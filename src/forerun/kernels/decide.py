@@ -25,9 +25,7 @@ from forerun.kernels.scratch import (
 from forerun.kernels.triton.match import bar_kernel, sift_kernel
 from forerun.kernels.triton.ratios import ratio_kernel
 from forerun.kernels.triton.residuals import residual_kernel
-from forerun.kernels.triton.siblings import sibling_kernel
 from forerun.noise.addresses import Purpose
-from forerun.trees.tree import ROOT, Tree
 
 # How rows are cut into programs.  No outcome depends on it; these cuts were the fastest on an H200
 # (benchmarks/gpu_kernels.py --sweep).
@@ -79,18 +77,13 @@ def num_tiles(vocab_size: int, tile: int) -> int:
     return -(-vocab_size // (tile * SEGMENT))
 
 
-TILE = 8
-"""The number of segments that a program of `siblings` sums."""
-
 LAW_WARPS = 4
 """The warps of programs that sum weights: the order of sums depends on it (docs/gpu.md)."""
 AT_ONCE = 2**23
 """Tokens of all target rows of a round: 65 rows of 128,256.  Up to this number `ratio` and `block`
 load rows before they know which ones count; above it `ratio` looks for a refusal first."""
-MOST_NEWS = 15
-"""The most target rows of a sequence whose state fits the 32 bits of its news."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-RATIO, BLOCKWISE, SAMPLE, LAWS = 0, 1, 2, 3
+RATIO, BLOCKWISE, SAMPLE = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -250,7 +243,6 @@ def launch_laws(
         laws.scales,
         laws.tested,
         laws.planned,
-        laws.news,
         out.reached,
         out.accepted,
         out.extra,
@@ -270,8 +262,6 @@ def launch_laws(
         SKIP=is_large,
         EAGER=not is_large and piece.steps == 1,
         TRUNCATED=made.thresholds is not None,
-        NEWS=_tells_news(rule, made),
-        LOOKS=made.logits.numel() > FEW,
         PDL=rule in (RATIO, BLOCKWISE) and dependent_launch(made.logits.device)["PDL"],
         num_warps=LAW_WARPS,
         **OPTIONS,
@@ -309,7 +299,6 @@ def _launch_residuals(
         laws.scales,
         laws.tested,
         laws.planned,
-        laws.news,
         scratch.limits,
         scratch.finished,
         out.reached,
@@ -328,19 +317,10 @@ def _launch_residuals(
         ROWS=padded(num_rows),
         POINT=made.draft_logits is None,
         TRUNCATED=made.thresholds is not None,
-        NEWS=_tells_news(rule, made),
         num_warps=LAW_WARPS,
         **dependent_launch(made.logits.device),
         **OPTIONS,
     )
-
-
-def _tells_news(rule: int, made: Round) -> bool:
-    """Whether the two launches of `ratio` overlap, the second one reading the news of the first.
-
-    They do if rows are few; with many rows the memory is busy anyway.
-    """
-    return rule == RATIO and made.logits.numel() <= AT_ONCE and made.logits.shape[1] <= MOST_NEWS
 
 
 def _law_piece(rule: int, made: Round) -> LawPiece:
@@ -354,65 +334,3 @@ def _law_piece(rule: int, made: Round) -> LawPiece:
     laws = (made.logits, made.draft_logits)
     is_narrow = any(law is not None and law.element_size() == 2 for law in laws)
     return piece._replace(step=2 * piece.step) if is_narrow else piece
-
-
-def most_refusals(tree: Tree) -> int:
-    """The largest number of children that a walk from the text to a leaf can refuse."""
-    most = [0] * (len(tree) + 1)  # from each node on; the last entry is that of the text
-    for node in (*reversed(range(len(tree))), ROOT):
-        children = tree.children[node]
-        ways = (tried + most[child] for tried, child in enumerate(children))
-        most[node] = max(len(children), *ways) if children else 0
-    return most[ROOT]
-
-
-def decide_siblings(
-    made: Round, scratch: Scratch, out: Outcome, most_refused: int | None = None
-) -> None:
-    """Decide `siblings` on chains and trees, in two launches and one per child that may be refused.
-
-    made: its parents must be given.
-    most_refused: the largest number of children that a walk can refuse, from `most_refusals`; None
-        for the number of nodes.
-    """
-    assert made.parents is not None, "chains have parents too"
-    laws = launch_laws(LAWS, made, scratch, out, Purpose.RESIDUAL, 0)
-    num_sequences, num_rows, vocab_size = made.logits.shape
-    most_refused = num_rows - 1 if most_refused is None else most_refused
-    for launch in range(most_refused + 1):
-        is_first = launch == 0
-        sibling_kernel[(num_sequences * (1 if is_first else num_tiles(vocab_size, TILE)),)](
-            made.logits,
-            made.logits if made.draft_logits is None else made.draft_logits,
-            made.tokens,
-            made.parents,
-            made.temperature,
-            made.seeds,
-            made.positions,
-            scratch.nothing if made.thresholds is None else made.thresholds,
-            scratch.nothing if made.draft_thresholds is None else made.draft_thresholds,
-            made.lengths,
-            laws.maxima,
-            laws.sums,
-            laws.owed,
-            laws.laws,
-            laws.likeliests,
-            laws.ratios,
-            laws.tested,
-            laws.planned,
-            scratch.finished,
-            out.reached,
-            out.accepted,
-            out.extra,
-            out.fault,
-            num_rows,
-            FIRST=is_first,
-            V=vocab_size,
-            SEGMENTS=num_segments(vocab_size),
-            TILE=TILE,
-            ROWS=padded(num_rows),
-            POINT=made.draft_logits is None,
-            TRUNCATED=made.thresholds is not None,
-            num_warps=LAW_WARPS,
-            **OPTIONS,
-        )

@@ -16,14 +16,7 @@ import numpy as np
 import torch
 
 from forerun.base.errors import InputError
-from forerun.kernels.decide import (
-    Round,
-    decide_block,
-    decide_match,
-    decide_ratio,
-    decide_siblings,
-    most_refusals,
-)
+from forerun.kernels.decide import Round, decide_block, decide_match, decide_ratio
 from forerun.kernels.scratch import Outcome, Scratch, Tensor
 from forerun.rules import refusals
 from forerun.rules.base import Rule, Trial
@@ -33,7 +26,6 @@ LAUNCHES: dict[str, Callable[..., None]] = {
     "match": decide_match,
     "ratio": decide_ratio,
     "block": decide_block,
-    "siblings": decide_siblings,
 }
 TARGET_ROW, DRAFT_ROW, IMPOSSIBLE, OUTSIDE = 1, 2, 3, 4
 """The kinds of faults.  A fault is kind + 16 * slot."""
@@ -56,11 +48,7 @@ def decide(
     draft_logits = parents = None
     if not is_match and isinstance(trial.draft, Logits):
         draft_logits = aligned(trial.draft.logits)
-    options = {}
-    if rule.name == "siblings":
-        kinds = () if trial.trees is None else trial.kinds
-        options["most_refused"] = max((most_refusals(tree) for tree in kinds), default=1)
-    if trial.trees is not None or rule.name == "siblings":
+    if trial.trees is not None:
         parents = trial.parents.expand(trial.tokens.shape).to(torch.int32).contiguous()
     made = Round(
         logits,
@@ -73,7 +61,7 @@ def decide(
         parents,
     )
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        LAUNCHES[rule.name](made, scratch, out, **options)
+        LAUNCHES[rule.name](made, scratch, out)
     faults = out.fault.tolist()
     if any(faults):
         raise complaint(trial, faults)

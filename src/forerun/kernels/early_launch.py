@@ -3,8 +3,7 @@
 Such a kernel calls `gdc_wait` before it reads anything that the kernel before it wrote.  That one
 calls `gdc_launch_dependents` when the next may begin, and not before its own `gdc_wait` has
 returned.  So data that were written before it began, and weights, may be read without waiting (past
-the first-level cache, `.cg`).  `ratio` reads the news of single programs instead, and waits only
-before it ends (`triton/handover.py`).
+the first-level cache, `.cg`).
 """
 
 from __future__ import annotations

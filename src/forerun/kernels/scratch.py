@@ -126,7 +126,6 @@ class LawScratch:
     scales: Tensor  # (B, N) float32
     tested: Tensor  # (B, N) int32
     planned: Tensor  # (B,) int32
-    news: Tensor  # (B,) int32: zero between launches
 
     @classmethod
     def allocate(cls, rows: tuple[int, int], segments: int, device: Any) -> LawScratch:
@@ -141,7 +140,6 @@ class LawScratch:
             torch.zeros(rows, device=device),
             torch.zeros(rows, device=device),
             torch.zeros(rows, dtype=torch.int32, device=device),
-            torch.zeros(rows[0], dtype=torch.int32, device=device),
             torch.zeros(rows[0], dtype=torch.int32, device=device),
         )
 

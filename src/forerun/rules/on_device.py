@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat as compat
 
 from forerun.base.arrays import Array
-from forerun.rules import Block, Match, Ratio, Siblings
+from forerun.rules import Block, Match, Ratio
 from forerun.rules.base import Rule
 from forerun.rules.types import Draft, Drawn
 
@@ -33,7 +33,7 @@ def covers(draft: Draft, target_logits: Array | None, rule: Rule, check: str) ->
         return False
     if type(rule) is Match:
         return True
-    if type(rule) not in (Ratio, Block, Siblings):
+    if type(rule) not in (Ratio, Block):
         return False
     return draft.drawn is Drawn.POINT or (draft.drawn is Drawn.SAMPLED and _fits(draft.logits))
 

@@ -5,10 +5,6 @@ each segment of 512 tokens.  The program that finishes a slot last knows both no
 p(x) / q(x) of the drafted token.  For `ratio` the second launch throws the coins; for the others
 the program that finishes a sequence last does.  If all guesses are kept (and always at temperature
 0) the extra token is then drawn at once, and the second launch has nothing to do for the sequence.
-
-With NEWS, the second launch runs beside the last programs of this one: the program that finishes a
-slot of `ratio` throws its coin and publishes the result, and rows past a known refusal are not
-read.
 """
 
 import triton
@@ -32,14 +28,11 @@ from forerun.kernels.triton.drawing import (
     summarise,
     tokens_of,
 )
-from forerun.kernels.triton.handover import is_past_refusal, tell
 from forerun.kernels.triton.keys import DRAFT_ROW, IMPOSSIBLE, TARGET_ROW, fault_at, outside
 
 RATIO = tl.constexpr(0)
 BLOCKWISE = tl.constexpr(1)
 SAMPLE = tl.constexpr(2)
-LAWS = tl.constexpr(3)
-"""LAWS computes only the laws of all rows, for `siblings`."""
 
 
 @triton.jit
@@ -65,18 +58,14 @@ def _load_rows(
     row,
     draft_row,
     columns,
-    is_open,
     has_law,
     threshold,
     draft_threshold,
     V: tl.constexpr,
     POINT: tl.constexpr,
 ):
-    """Load logits of the target's and the draft's row; both loads begin before either is used.
-
-    is_open: whether the rows count; if not, nothing is read.
-    """
-    inside = (columns < V) & is_open
+    """Load logits of the target's and the draft's row; both loads begin before either is used."""
+    inside = columns < V
     values = _load_once(row, columns, inside, threshold)
     guessed = values
     if not POINT:
@@ -109,7 +98,6 @@ def ratio_kernel(
     scales,  # (B, N) float32: what the target's row is multiplied by in the residual
     tested,  # (B, N) int32: slots whose second coin the next launch throws
     planned,  # (B,) int32: the slot to end at if no such coin falls well; -1: nothing is left to do
-    news,  # (B,) int32, zero before: how slots ended, if NEWS
     out_reached,  # (B,) int32
     out_accepted,  # (B,) int32
     out_extra,  # (B,) int64
@@ -129,8 +117,6 @@ def ratio_kernel(
     SKIP: tl.constexpr,  # whether to look for refusals first; pays where programs wait their turn
     EAGER: tl.constexpr,  # whether to ask for rows before it is known that they count
     TRUNCATED: tl.constexpr,
-    NEWS: tl.constexpr,  # whether the next launch looks at the news instead of waiting
-    LOOKS: tl.constexpr,  # whether to look at the news before reading
     PDL: tl.constexpr,  # whether the next launch may begin while this one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
@@ -138,8 +124,6 @@ def ratio_kernel(
     tile = pid % TILES
     sequence = (pid // TILES) % num_sequences
     index = pid // TILES // num_sequences
-    if PDL and NEWS:
-        gdc_launch_dependents()
     length = tl.load(lengths + sequence)
     temperature = tl.load(temperatures + sequence)
     seed = tl.load(seeds + sequence)
@@ -154,14 +138,10 @@ def ratio_kernel(
     if TRUNCATED:
         threshold = tl.load(thresholds + place)
         draft_threshold = tl.load(draft_thresholds + drafted, mask=has_draft, other=0.0)
-    is_open = True
-    if NEWS and LOOKS:  # each warp for itself, so this may decide about loads and not about ways
-        heard = tl.load(news + sequence, mask=index > 1, other=0, cache_modifier=".cg")
-        is_open = is_past_refusal(heard, index) == 0
     if EAGER:
         columns = tokens_of(tile * TILE + tl.arange(0, TILE))
         values, guessed = _load_rows(
-            row, draft_row, columns, is_open, has_draft, threshold, draft_threshold, V, POINT
+            row, draft_row, columns, has_draft, threshold, draft_threshold, V, POINT
         )
     rate = inverse(temperature)
     greedy = temperature == 0.0
@@ -186,7 +166,6 @@ def ratio_kernel(
                     row,
                     draft_row,
                     tokens_of(segments),
-                    is_open,
                     has_law,
                     threshold,
                     draft_threshold,
@@ -196,7 +175,7 @@ def ratio_kernel(
             _write_tile(values, rate, maxima + start, sums + start, segments, V)
             if not POINT and has_law:
                 _write_tile(guessed, rate, draft_maxima + start, draft_sums + start, segments, V)
-    if PDL and not NEWS:
+    if PDL:
         gdc_launch_dependents()
     if arrive(counts + place) == TILES - 1:
         if is_read:  # by all programs, or the slot is past a refusal
@@ -244,77 +223,71 @@ def ratio_kernel(
             tl.store(likeliests + place, top)
             tl.store(ratios + place, ratio)
             tl.store(faults + place, fault)
-            if (SKIP or NEWS) and RULE == RATIO:
+            if SKIP and RULE == RATIO:
                 share = tl.minimum(ratio, 1.0).to(tl.float64)
                 is_kept = (fault == 0) & (unit(seed, position, index, ACCEPT) < share)
-                is_kept = is_kept & (index < length)
-                if NEWS:
-                    tell(news + sequence, index, is_kept)
-                elif is_kept == 0:
+                if (is_kept & (index < length)) == 0:
                     tl.atomic_min(limits + sequence, index, sem="relaxed", scope="gpu")
         if RULE == RATIO:
             tl.store(counts + place, 0)
         elif arrive(finished + sequence) == num_rows - 1:
             first = sequence * num_rows
             slots = tl.arange(0, ROWS)
-            if RULE != LAWS:
-                inside = slots <= length  # all that may be needed is asked for at once
-                wrongs = tl.load(faults + first + slots, mask=inside, other=0, cache_modifier=".cg")
-                tops = tl.load(
-                    likeliests + first + slots, mask=inside, other=0, cache_modifier=".cg"
+            inside = slots <= length  # all that may be needed is asked for at once
+            wrongs = tl.load(faults + first + slots, mask=inside, other=0, cache_modifier=".cg")
+            tops = tl.load(likeliests + first + slots, mask=inside, other=0, cache_modifier=".cg")
+            guesses = tl.load(
+                tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
+            )
+            last = first + length  # the row of the draw, which is made where all is kept
+            best = tl.load(laws + last * 4, cache_modifier=".cg")
+            largest, total = load_segments(
+                maxima + last * SEGMENTS, sums + last * SEGMENTS, True, V, SEGMENTS
+            )
+            if TRUNCATED:
+                threshold = tl.load(thresholds + last)
+            fault = 0
+            kept = 0
+            if RULE == BLOCKWISE:
+                steps = tl.load(
+                    ratios + first + slots, mask=inside, other=0.0, cache_modifier=".cg"
                 )
-                guesses = tl.load(
-                    tokens + sequence * (num_rows - 1) + slots, mask=slots < length, other=0
-                )
-                last = first + length  # the row of the draw, which is made where all is kept
-                best = tl.load(laws + last * 4, cache_modifier=".cg")
-                largest, total = load_segments(
-                    maxima + last * SEGMENTS, sums + last * SEGMENTS, True, V, SEGMENTS
-                )
-                if TRUNCATED:
-                    threshold = tl.load(thresholds + last)
-                fault = 0
-                kept = 0
-                if RULE == BLOCKWISE:
-                    steps = tl.load(
-                        ratios + first + slots, mask=inside, other=0.0, cache_modifier=".cg"
+                coins = unit(seed, position, 2 * slots, ACCEPT)
+                survival = 1.0
+                tl.store(scales + first, 1.0)
+                count = 0
+                while count < length:
+                    wrong = at_slot(wrongs, slots, count)
+                    fault = tl.where(fault == 0, wrong, fault)
+                    survival = tl.minimum(survival * at_slot(steps, slots, count), 1.0)
+                    hopeful = at_slot(coins, slots, count) < survival.to(tl.float64)
+                    count += 1
+                    sure = hopeful & ((count == length) | (survival >= 1.0))
+                    kept = tl.where(sure, count, kept)
+                    tl.store(scales + first + count, survival)
+                    tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
+            fault = tl.where(fault == 0, at_slot(wrongs, slots, kept), fault)
+            fault = outside(guesses, slots, fault, V)
+            plan = kept
+            if greedy | (kept == length) | (fault != 0):
+                plan = -1
+                extra = at_slot(tops, slots, kept)
+                if (fault == 0) & (greedy == 0):
+                    extra = draw_law(
+                        logits + last.to(tl.int64) * V,
+                        largest,
+                        total,
+                        best,
+                        rate,
+                        threshold,
+                        unit(seed, position, slot, PURPOSE),
+                        V,
+                        SEGMENTS,
                     )
-                    coins = unit(seed, position, 2 * slots, ACCEPT)
-                    survival = 1.0
-                    tl.store(scales + first, 1.0)
-                    count = 0
-                    while count < length:
-                        wrong = at_slot(wrongs, slots, count)
-                        fault = tl.where(fault == 0, wrong, fault)
-                        survival = tl.minimum(survival * at_slot(steps, slots, count), 1.0)
-                        hopeful = at_slot(coins, slots, count) < survival.to(tl.float64)
-                        count += 1
-                        sure = hopeful & ((count == length) | (survival >= 1.0))
-                        kept = tl.where(sure, count, kept)
-                        tl.store(scales + first + count, survival)
-                        tl.store(tested + first + count, (hopeful & (sure == 0)).to(tl.int32))
-                fault = tl.where(fault == 0, at_slot(wrongs, slots, kept), fault)
-                fault = outside(guesses, slots, fault, V)
-                plan = kept
-                if greedy | (kept == length) | (fault != 0):
-                    plan = -1
-                    extra = at_slot(tops, slots, kept)
-                    if (fault == 0) & (greedy == 0):
-                        extra = draw_law(
-                            logits + last.to(tl.int64) * V,
-                            largest,
-                            total,
-                            best,
-                            rate,
-                            threshold,
-                            unit(seed, position, slot, PURPOSE),
-                            V,
-                            SEGMENTS,
-                        )
-                    tl.store(out_extra + sequence, extra.to(tl.int64))
-                tl.store(planned + sequence, plan)
-                tl.store(out_reached + sequence, kept)
-                tl.store(out_accepted + sequence, kept)
-                tl.store(out_fault + sequence, fault)
+                tl.store(out_extra + sequence, extra.to(tl.int64))
+            tl.store(planned + sequence, plan)
+            tl.store(out_reached + sequence, kept)
+            tl.store(out_accepted + sequence, kept)
+            tl.store(out_fault + sequence, fault)
             tl.store(finished + sequence, 0)
             tl.store(counts + first + slots, tl.zeros((ROWS,), tl.int32), mask=slots < num_rows)

@@ -2,10 +2,9 @@
 
 (scale * p - q)+ is summed over segments at every slot where the round may end.  For `ratio` that is
 one slot, and every program throws the coins that say which; if all guesses are kept, the first
-program of the sequence draws from the target's law.  With NEWS, the first launch throws these
-coins, and programs begin as soon as they know where their sequence ends.  The program that finishes
-a sequence last throws the second coins of `block`, for which the sums are the Z of its slots, and
-draws the extra token.
+program of the sequence draws from the target's law.  The program that finishes a sequence last
+throws the second coins of `block`, for which the sums are the Z of its slots, and draws the extra
+token.
 """
 
 import triton
@@ -24,7 +23,6 @@ from forerun.kernels.triton.arithmetic import (
     unit,
 )
 from forerun.kernels.triton.drawing import draw_law, pick, power, sum_segments, tokens_of, total_of
-from forerun.kernels.triton.handover import forget, hear
 from forerun.kernels.triton.keys import outside
 
 
@@ -128,7 +126,6 @@ def residual_kernel(
     scales,  # (B, N) float32, for `block`
     tested,  # (B, N) int32, for `block`
     planned,  # (B,) int32, for `block`
-    news,  # (B,) int32, zero after, if NEWS
     limits,  # (B,) int32, FAR after
     finished,  # (B,) int32, zero before and after
     out_reached,  # (B,) int32
@@ -147,7 +144,6 @@ def residual_kernel(
     ROWS: tl.constexpr,
     POINT: tl.constexpr,
     TRUNCATED: tl.constexpr,
-    NEWS: tl.constexpr,  # whether the first launch tells how slots ended
     PDL: tl.constexpr,  # whether this launch may begin while the first one ends
 ):
     TILES: tl.constexpr = (V + STEPS * TILE * SEGMENT - 1) // (STEPS * TILE * SEGMENT)
@@ -164,7 +160,7 @@ def residual_kernel(
     rate = inverse(temperature)
     coins = unit(seed, position, 2 * slots - 1 if BLOCKWISE else slots, ACCEPT)
     number = unit(seed, position, 0, RESIDUAL)
-    if PDL and not NEWS:
+    if PDL:
         gdc_wait()
     num_summed = 1
     if BLOCKWISE:
@@ -177,20 +173,12 @@ def residual_kernel(
         is_summed = (plan >= 0) & (tl.sum(is_here.to(tl.int32), axis=0) > 0)
     else:
         draft = sequence * (num_rows - 1)
-        if NEWS:
-            guesses = tl.load(tokens + draft + slots, mask=slots < length, other=0)
-            plan = hear(news + sequence, slots)
-            wrong = tl.load(faults + first + plan, cache_modifier=".cg")
-            fault = outside(guesses, slots, wrong, V)
-        else:
-            plan, fault = _throw_coins(
-                tokens + draft, ratios + first, faults + first, coins, length, V, ROWS
-            )
+        plan, fault = _throw_coins(
+            tokens + draft, ratios + first, faults + first, coins, length, V, ROWS
+        )
         greedy = temperature == 0.0
         slot = plan
-        is_summed = (greedy | (plan == length)) == 0
-        if not NEWS:  # else rows are asked for before it is known
-            is_summed = is_summed & (fault == 0)
+        is_summed = ((greedy | (plan == length)) == 0) & (fault == 0)
         if tile == 0:
             tl.store(limits + sequence, FAR)
             tl.store(out_fault + sequence, fault)
@@ -313,11 +301,3 @@ def residual_kernel(
             tl.store(out_accepted + sequence, kept)
             tl.store(out_extra + sequence, extra.to(tl.int64))
             tl.store(finished + sequence, 0)
-            if NEWS:
-                forget(news + sequence, PDL)
-    if NEWS and is_summed == 0:  # noqa: SIM102
-        if arrive(finished + sequence) == TILES - 1:
-            tl.store(finished + sequence, 0)
-            forget(news + sequence, PDL)
-    if NEWS and PDL:
-        gdc_wait()  # what comes after this launch comes after the first one too
