@@ -67,7 +67,7 @@ class Bench:
     def limit(self, length: int = 0, context: int = 0, batch: int = 1) -> float:
         """Milliseconds to read what a round reads at least."""
         weights = self.weights
-        keys = 2 * len(weights.layers) * weights.num_key_heads * weights.head_size * 2
+        keys = 2 * len(weights.layers) * weights.form.num_key_heads * weights.form.head_size * 2
         total = self.bytes[0] + length * self.bytes[1] + batch * context * keys
         return 1e3 * total / self.bandwidth
 

@@ -153,13 +153,13 @@ class Bench:
 
     def limit(self, asked: list[Request], num_users: int) -> float:
         """Seconds for these requests at least, without drafts."""
-        weights = self.weights
-        keys = 4 * len(weights.layers) * weights.num_key_heads * weights.head_size  # of a token
+        form = self.weights.form
+        keys = 4 * len(form.layers) * form.num_key_heads * form.head_size  # of a token
         num_in = sum(len(request.prompt) for request in asked)
         num_out = sum(request.num_new for request in asked)
         contexts = sum(r.num_new * (len(r.prompt) + r.num_new / 2) for r in asked)
-        num_bytes = weights.num_bytes * num_out / num_users + keys * contexts
-        return num_in * weights.num_bytes / self.products + num_bytes / self.bandwidth
+        num_bytes = self.weights.num_bytes * num_out / num_users + keys * contexts
+        return num_in * self.weights.num_bytes / self.products + num_bytes / self.bandwidth
 
     def cell(self, kind: str, num_users: int, with_drafts: bool, *, is_kept: bool = True) -> None:
         gc.collect()  # engines of other cells, and their keys and values

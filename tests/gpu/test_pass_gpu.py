@@ -18,6 +18,7 @@ from tiny import MIDDLING, ON_DEVICE, Reference, build, error  # noqa: E402
 from forerun.gpu.forward import Cache, Inputs, Kernels, PassShape, Scratch  # noqa: E402
 from forerun.gpu.model import GpuModel  # noqa: E402
 from forerun.gpu.weights import Weights  # noqa: E402
+from forerun.models.families import Family, Form  # noqa: E402
 
 pytestmark = ON_DEVICE
 DEVICE = "cuda"
@@ -163,7 +164,8 @@ def test_a_head_of_more_than_2_31_weights() -> None:
     """Places in it are no 32-bit numbers: the last tokens' logits are those of their own rows."""
     hidden, vocab, count = 8192, 262_400, 4
     head = 0.02 * torch.randn(vocab, hidden, dtype=torch.bfloat16, device=DEVICE)
-    given = Weights((), head, head, None, hidden, 16, 1, 1, 16, 1.0, 0.0, 0.0)
+    form = Form(1, 1, 16, attention_scale=1.0, eps=0.0, family=Family(""))
+    given = Weights((), head, head, None, form)
     shape = PassShape(count, count, 1, count, 1)
     inputs, scratch = Inputs.empty(shape, head.device), Scratch(given, count)
     inputs.picked.copy_(torch.arange(count))

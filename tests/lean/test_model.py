@@ -68,6 +68,12 @@ ARCHITECTURES = {
     "qwen3, 12 queries a key": ("qwen3", {"num_attention_heads": 24, "head_dim": 8}),
     "mistral, window": ("mistral", {"sliding_window": 8, "head_dim": 16}),
     "qwen2, window in one layer": ("qwen2", WINDOWED),
+    "ministral": ("ministral", {"sliding_window": 8, "head_dim": 16}),
+    "smollm3, a layer that turns nothing": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "seed-oss, biases": (
+        "seed_oss",
+        {"head_dim": 16, "attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    ),
     "gemma3": ("gemma3_text", GEMMA),
     "gemma3, untied, no sharing": (
         "gemma3_text",
@@ -237,7 +243,7 @@ def changed(model: Any, path: str, value: Any) -> Any:
     ("make", "reason"),
     [
         (lambda: tiny("gpt2"), "not one of"),
-        (lambda: tiny("gemma2", head_dim=16), "not one of"),
+        (lambda: tiny("gemma2", head_dim=16), "capped attention"),
         (lambda: tiny(hidden_act="gelu"), "activation is gelu"),
         (lambda: tiny("gemma3_text", **GEMMA, final_logit_softcapping=30.0), "capped"),
         (lambda: tiny("gemma3_text", **GEMMA, use_bidirectional_attention=True), "see later"),

@@ -279,8 +279,8 @@ def test_a_part_alone_is_told(path: Path, tmp_path: Path) -> None:
 def test_what_the_pass_does_not_fit_is_converted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("forerun.lean.weights", "forerun.models.llama_family"):
-        monkeypatch.setattr(f"{place}.why_other_shape", lambda _: "it is another")
+    for place in ("forerun.lean.weights", "forerun.models.families"):
+        monkeypatch.setattr(f"{place}.why_unserved", lambda *_: "it is another")
     with pytest.warns(RuntimeWarning, match="it is another"):
         loaded = fr.load(path)
     assert loaded.pass_name.startswith("transformers")
@@ -290,10 +290,11 @@ def test_what_the_pass_does_not_fit_is_converted(
 def wrong_rotary(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the pass took another base than the file says."""
     from forerun.lean import weights
-    from forerun.lean.packed import rotary_of
 
-    def other(model: Any) -> Any:
-        right = rotary_of(model)
+    rotary_of = weights.rotary_of
+
+    def other(*which: Any) -> Any:
+        right = rotary_of(*which)
         return right._replace(frequencies=right.frequencies**1.5)
 
     monkeypatch.setattr(weights, "rotary_of", other)

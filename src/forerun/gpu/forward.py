@@ -19,15 +19,15 @@ from forerun.gpu.kernels.attention import attend, attend_whole
 from forerun.gpu.kernels.layers import (
     PARTIAL,
     add_product,
-    embed,
-    final_norm,
     gate_up,
     head,
     queries_keys_values,
 )
+from forerun.gpu.kernels.whole_rows import add_normed, embed, final_norm, turn
 from forerun.gpu.tiles import Tile, chosen, tile
-from forerun.gpu.weights import Weights
+from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
+from forerun.models.families import Form
 
 MOST_TOKENS = 1024  # in one pass
 MOST_OF_ROUND = 512  # in the pass of a captured round
@@ -127,7 +127,7 @@ class Cache(NamedTuple):
 
     keys: Any  # (layers, rows, key heads, capacity, head size)
     values: Any
-    cos: Any  # (positions, head size / 2), float32
+    cos: Any  # (tables, positions, turned dimensions / 2), float32
     sin: Any
 
 
@@ -143,7 +143,12 @@ class Scratch:
         self.normed = empty(num_tokens, weights.hidden)  # times the weights of the next norm
         partials = -(-weights.hidden // PARTIAL.value)
         self.squares = empty(num_tokens, partials, dtype=torch.float32)
-        width = weights.num_heads * weights.head_size
+        self.no_squares = self.squares[:, :0]  # of rows that are normed, or need not be
+        form = weights.form
+        width = form.num_heads * form.head_size
+        raw = width + form.num_key_heads * form.head_size if turns_apart(form) else 0
+        self.raw = empty(num_tokens, raw)  # queries and keys that are not turned yet
+        self.added = empty(num_tokens, weights.hidden if form.family.after else 0)
         self.queries = empty(num_tokens, width)
         self.mixed = empty(num_tokens, width)
         self.inner = empty(num_tokens, weights.inner)
@@ -167,20 +172,26 @@ class AttentionScratch:
     @staticmethod
     def _sizes(weights: Weights, shape: PassShape) -> tuple[int, int, int]:
         """Numbers of parts, statistics and counters."""
-        programs = weights.num_key_heads * shape.num_segments
+        programs = weights.form.num_key_heads * shape.num_segments
         is_cut = shape.num_chunks > 1 and not shape.is_whole
         rows = programs * shape.num_chunks * per_tile(weights, shape.per_segment) if is_cut else 1
-        return rows * int(triton.next_power_of_2(weights.head_size)), 2 * rows, programs
+        return rows * int(triton.next_power_of_2(weights.form.head_size)), 2 * rows, programs
 
 
 def per_tile(weights: Weights, per_segment: int) -> int:
     """Rows of attention's tile: the queries of a segment that share a key head, padded."""
-    return padded_segment(weights, per_segment) * int(triton.next_power_of_2(weights.group))
+    return padded_segment(weights, per_segment) * int(triton.next_power_of_2(weights.form.group))
 
 
 def padded_segment(weights: Weights, per_segment: int) -> int:
-    fewest = max(1, FEWEST // triton.next_power_of_2(weights.group))
+    fewest = max(1, FEWEST // triton.next_power_of_2(weights.form.group))
     return int(max(fewest, triton.next_power_of_2(per_segment)))
+
+
+def turns_apart(form: Form) -> bool:
+    """Whether queries and keys are turned by a kernel of their own, which sees whole heads, or all
+    of them."""
+    return form.head_norms == "width" or form.is_turned_in_part
 
 
 def padded_pass(count: int) -> int:
@@ -233,16 +244,24 @@ def add(
     norm: Any,
     result: Any,
     scratch: Scratch,
+    bias: Any = None,
+    gain: float = 1.0,
+    unit: float = 0.0,
 ) -> None:
-    """Queue result = residual + source @ matrix.T of the first tokens, and what a norm of these
-    weights after it needs: `scratch.normed` and `scratch.squares`."""
+    """Queue result = residual + gain * (source @ matrix.T + bias) of the first tokens, and what a
+    norm of these weights after it needs: `scratch.normed` and `scratch.squares`.
+
+    residual, norm, bias: None where there is none.
+    """
     out, depth = matrix.shape
     device = matrix.device
     how = tile(kernel, num_tokens, depth, shared_memory(device), num_outputs=out)
     add_product[how.grid(num_tokens, out)](
-        residual=residual, norm=norm, y=result, normed=scratch.normed, squares=scratch.squares,
-        M=num_tokens, N=out, K=depth, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth,
-        MP=how.rows, MASKED=out % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
+        bias=bias, residual=residual, norm=norm, y=result, normed=scratch.normed,
+        squares=scratch.squares, gain=gain, M=num_tokens, N=out, UNIT=unit, K=depth,
+        P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
+        MASKED=out % how.columns != 0, BIAS=bias is not None, ADD=residual is not None,
+        NORM=norm is not None, num_warps=how.warps, num_stages=how.stages,
         **operands(source, matrix, how, num_tokens), **dependent_launch(device),
     )  # fmt: skip
 
@@ -265,14 +284,18 @@ class Kernels:
         self._cache, self._scratch, self._attention = cache, scratch, attention
         self._memory = shared_memory(device)
         self._pdl = dependent_launch(device)
+        self._rows = {  # of kernels that see whole rows
+            "UNIT": weights.form.family.unit, "K": weights.hidden,
+            "KP": triton.next_power_of_2(weights.hidden), "P": scratch.squares.shape[1],
+            "num_warps": 4, **self._pdl,
+        }  # fmt: skip
 
     def embed(self, norm: Any) -> None:
-        """The residual stream before the first layer, whose norm has these weights."""
+        """The residual stream before the first layer, whose norm has these weights, if any."""
         w, scratch = self._weights, self._scratch
         embed[(self._shape.num_tokens,)](
             w.embedding, self._inputs.ids, norm, scratch.x, scratch.normed, scratch.squares,
-            K=w.hidden, KP=triton.next_power_of_2(w.hidden), P=scratch.squares.shape[1],
-            num_warps=4, **self._pdl,
+            w.form.embedding_scale, NORM=norm is not None, **self._rows,
         )  # fmt: skip
 
     def layer(
@@ -281,73 +304,120 @@ class Kernels:
         """One layer, whose result goes to `scratch.x`.
 
         source, squares: what queries, keys and values are products of, and its sums of squares.
-        next_norm: the weights of the norm that follows the layer.
+        next_norm: the weights of the norm that follows the layer; None: none does.
         residual: the residual stream before the layer; None: `scratch.x` too.
         """
-        w, shape, scratch = self._weights, self._shape, self._scratch
-        layer = w.layers[number]
+        scratch, layer = self._scratch, self._weights.layers[number]
+        before = scratch.x if residual is None else residual
         self.project(number, source, squares)
-        keys, values = self._cache.keys[number], self._cache.values[number]
-        self._attend(keys, values)
-        before, m = scratch.x if residual is None else residual, shape.num_tokens
-        add("out", m, scratch.mixed, layer.out, before, layer.mlp_norm, scratch.middle, scratch)
-        how = tile("gate_up", m, w.hidden, self._memory, num_outputs=w.inner)
-        gate_up[how.grid(m, w.inner)](
-            squares=scratch.squares, y=scratch.inner, M=m, N=w.inner, eps=w.eps, K=w.hidden,
-            P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
-            MASKED=w.inner % how.columns != 0, num_warps=how.warps, num_stages=how.stages,
-            **operands(scratch.normed, layer.gate_up, how, m), **self._pdl,
-        )  # fmt: skip
-        add("down", m, scratch.inner, layer.down, scratch.middle, next_norm, scratch.x, scratch)
+        self._attend(number)
+        self._add("out", scratch.mixed, layer.out, layer.out_bias, before, layer.attention_after,
+                  layer.mlp_norm, scratch.middle)  # fmt: skip
+        self._open(layer)
+        self._add("down", scratch.inner, layer.down, layer.down_bias, scratch.middle,
+                  layer.mlp_after, next_norm, scratch.x)  # fmt: skip
 
-    def _attend(self, keys: Any, values: Any) -> None:
+    def _open(self, layer: Layer) -> None:
+        """The activated gate and up of the MLP, to `scratch.inner`."""
+        w, scratch, m = self._weights, self._scratch, self._shape.num_tokens
+        inner = layer.down.shape[1]
+        source, squares = scratch.normed, scratch.squares
+        if layer.mlp_norm is None:
+            source, squares = scratch.middle, scratch.no_squares
+        how = tile("gate_up", m, w.hidden, self._memory, num_outputs=inner)
+        gate_up[how.grid(m, inner)](
+            squares=squares, bias=layer.gate_up_bias, y=scratch.inner, M=m, N=inner,
+            eps=w.eps, K=w.hidden, P=squares.shape[1], BN=how.columns, BK=how.depth,
+            MP=how.rows, MASKED=inner % how.columns != 0, BIAS=layer.gate_up_bias is not None,
+            GELU=w.form.activation == "gelu", num_warps=how.warps, num_stages=how.stages,
+            **operands(source, layer.gate_up, how, m), **self._pdl,
+        )  # fmt: skip
+
+    def _add(
+        self, kernel: str, source: Any, matrix: Any, bias: Any, residual: Any, after: Any,
+        norm: Any, result: Any,
+    ) -> None:  # fmt: skip
+        """What a product adds to the residual stream; where it is normed before, by a second
+        kernel."""
+        form, scratch, m = self._weights.form, self._scratch, self._shape.num_tokens
+        gain, unit = form.residual_scale, form.family.unit
+        if after is None:
+            add(kernel, m, source, matrix, residual, norm, result, scratch, bias, gain, unit)
+            return
+        add(kernel, m, source, matrix, None, None, scratch.added, scratch, bias)
+        add_normed[(m,)](
+            scratch.added, after, residual, norm, result, scratch.normed, scratch.squares, gain,
+            form.eps, NORM=norm is not None, **self._rows,
+        )  # fmt: skip
+
+    def _attend(self, number: int) -> None:
         """Averages of the values, to `scratch.mixed`."""
         w, shape, inputs, attention = self._weights, self._shape, self._inputs, self._attention
-        scratch, group = self._scratch, int(triton.next_power_of_2(w.group))
-        sizes = {"H": w.num_heads, "KV": w.num_key_heads, "G": w.group, "GP": group,
-                 "HD": w.head_size, "HP": triton.next_power_of_2(w.head_size),
+        scratch, form = self._scratch, w.form
+        keys, values = self._cache.keys[number], self._cache.values[number]
+        sinks, window = w.layers[number].sinks, form.layers[number].window or 0
+        sizes = {"H": form.num_heads, "KV": form.num_key_heads, "G": form.group,
+                 "GP": triton.next_power_of_2(form.group),
+                 "HD": form.head_size, "HP": triton.next_power_of_2(form.head_size),
                  "MQ": padded_segment(w, shape.per_segment), "CHUNK": CHUNK,
-                 "BLOCK": BLOCK_KEYS} | self._pdl  # fmt: skip
+                 "BLOCK": BLOCK_KEYS, "SINKS": sinks is not None, "WINDOW": window > 0,
+                 "CAPPED": form.attention_cap > 0} | self._pdl  # fmt: skip
         warps = ATTENTION_WARPS
         if shape.num_segments >= MANY_SEGMENTS and per_tile(w, shape.per_segment) <= FEWEST:
             warps //= 2  # the smallest tiles, of which many share a processor
         if shape.is_whole:
-            attend_whole[(w.num_key_heads, shape.num_segments)](
+            attend_whole[(form.num_key_heads, shape.num_segments)](
                 scratch.queries, keys, values, scratch.mixed, inputs.rows, inputs.positions,
-                inputs.segments, keys.shape[2], w.scaling, num_warps=warps,
-                num_stages=WHOLE_STAGES, **sizes,
+                inputs.segments, sinks, keys.shape[2], form.attention_scale, form.attention_cap,
+                window, num_warps=warps, num_stages=WHOLE_STAGES, **sizes,
             )  # fmt: skip
             return
         assert attention is not None
-        attend[(w.num_key_heads, shape.num_chunks, shape.num_segments)](
+        chunks = shape.num_chunks
+        if window:  # chunks that the keys of a segment may lie in
+            chunks = min(chunks, (window + shape.per_segment - 2) // CHUNK + 2)
+        attend[(form.num_key_heads, chunks, shape.num_segments)](
             scratch.queries, keys, values, scratch.mixed, attention.parts, attention.stats,
             attention.done, inputs.rows, inputs.positions, inputs.before, inputs.branches,
-            inputs.segments, keys.shape[2], w.scaling, shape.branch_width,
-            TREE=shape.branch_width > 0, num_warps=warps, num_stages=ATTENTION_STAGES,
-            **sizes,
+            inputs.segments, sinks, keys.shape[2], form.attention_scale, form.attention_cap,
+            shape.branch_width, window, TREE=shape.branch_width > 0, num_warps=warps,
+            num_stages=ATTENTION_STAGES, **sizes,
         )  # fmt: skip
 
     def project(self, number: int, source: Any, squares: Any) -> None:
         """Queries, keys and values of a layer; keys and values to the cache."""
-        w, inputs, cache = self._weights, self._inputs, self._cache
-        layer, m = w.layers[number], self._shape.num_tokens
+        w, inputs, cache, scratch = self._weights, self._inputs, self._cache, self._scratch
+        form, layer, m = w.form, w.layers[number], self._shape.num_tokens
         keys, values, depth = cache.keys[number], cache.values[number], layer.qkv.shape[1]
-        half, heads = w.head_size // 2, w.num_heads + 2 * w.num_key_heads
+        table, is_raw = form.layers[number].table, turns_apart(form)
+        cos, sin = cache.cos[table or 0], cache.sin[table or 0]
+        norms = None if is_raw else layer.head_norms
+        half, heads = form.head_size // 2, form.num_heads + 2 * form.num_key_heads
         columns, num_outputs = max(16, int(triton.next_power_of_2(half))), None  # a whole head
-        if layer.head_norms is None:
+        if norms is None:
             columns, num_outputs = min(columns, chosen("qkv", m).columns), heads * half
         how = tile("qkv", m, depth, self._memory, columns, num_outputs)
         programs = -(-m // how.rows), heads * -(-half // how.columns)
+        sizes = {"H": form.num_heads, "KV": form.num_key_heads, "HD": form.head_size,
+                 "UNIT": form.family.unit, "TURN": table is not None} | self._pdl  # fmt: skip
         queries_keys_values[programs](
-            squares=squares, bias=layer.bias, head_norms=layer.head_norms,
-            q=self._scratch.queries, keys=keys, values=values, cos=cache.cos, sin=cache.sin,
-            rows=inputs.rows, slots=inputs.slots, positions=inputs.positions, M=m,
-            capacity=keys.shape[2], eps=w.eps, head_eps=w.head_eps, K=depth, P=squares.shape[1],
-            H=w.num_heads, KV=w.num_key_heads, HD=w.head_size, BN=how.columns, BK=how.depth,
-            MP=how.rows, BIAS=layer.bias is not None, HEAD_NORM=layer.head_norms is not None,
-            num_warps=how.warps, num_stages=how.stages,
-            **operands(source, layer.qkv, how, m), **self._pdl,
+            squares=squares, bias=layer.qkv_bias, head_norms=norms, q=scratch.queries, keys=keys,
+            values=values, raw=scratch.raw, cos=cos, sin=sin, rows=inputs.rows,
+            slots=inputs.slots, positions=inputs.positions, M=m, capacity=keys.shape[2],
+            eps=form.eps, K=depth, P=squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
+            BIAS=layer.qkv_bias is not None, HEAD_NORM=norms is not None, RAW=is_raw,
+            num_warps=how.warps, num_stages=how.stages, **sizes,
+            **operands(source, layer.qkv, how, m),
         )  # fmt: skip
+        if is_raw:
+            turn[(m, 2)](
+                scratch.raw, layer.head_norms, scratch.queries, keys, cos, sin, inputs.rows,
+                inputs.slots, inputs.positions, keys.shape[2], form.eps,
+                HP=triton.next_power_of_2(form.head_size),
+                WP=triton.next_power_of_2(form.num_heads), RD=2 * cos.shape[1],
+                HEAD_NORM=form.head_norms == "head", WIDE_NORM=form.head_norms == "width",
+                num_warps=4, **sizes,
+            )  # fmt: skip
 
     def head(self, logits: Any, columns: Any = None) -> None:
         """Logits (num_logits, V) of the picked tokens.
@@ -360,7 +430,8 @@ class Kernels:
         picked = self._inputs.picked
         head[how.grid(count, num_outputs)](
             scratch.normed, scratch.squares, w.head, logits, picked,
-            picked if columns is None else columns, count, num_outputs, logits.shape[1], w.eps,
+            picked if columns is None else columns, count, num_outputs, logits.shape[1],
+            w.eps, w.form.logits_scale, w.form.logits_cap, CAPPED=w.form.logits_cap > 0,
             K=w.hidden, P=scratch.squares.shape[1], BN=how.columns, BK=how.depth, MP=how.rows,
             MASKED=num_outputs % how.columns != 0, MAPPED=columns is not None, num_warps=how.warps,
             num_stages=how.stages, **self._pdl,
@@ -392,10 +463,14 @@ def launch(
     for number in range(total):
         for place in (at for at, layer in enumerate(layers) if layer == number):
             watched[:m, place * hidden : (place + 1) * hidden] = x[:m]
-        kernels.layer(number, scratch.normed, scratch.squares, norms[number + 1])
+        is_normed = norms[number] is not None
+        source = scratch.normed if is_normed else x
+        squares = scratch.squares if is_normed else scratch.no_squares
+        kernels.layer(number, source, squares, norms[number + 1])
     for place in (at for at, layer in enumerate(layers) if layer == total):
         states = watched[:, place * hidden :]
-        final_norm[(m,)](x, w.norm, states, watched.shape[1], w.eps, K=hidden,
+        final_norm[(m,)](x, w.norm, states, watched.shape[1], w.eps,
+                         UNIT=w.form.family.unit, K=hidden,
                          KP=triton.next_power_of_2(hidden), num_warps=4)  # fmt: skip
     if shape.num_logits:
         kernels.head(logits)

@@ -25,6 +25,7 @@ from forerun.gpu.kernels.heads import keep_features, norm_states
 from forerun.gpu.storage import Storage, no_memory
 from forerun.gpu.weights import Layer, Weights
 from forerun.kernels.early_launch import dependent_launch
+from forerun.models.families import Family, Form
 
 
 class HeadsStorage(Storage):
@@ -49,7 +50,6 @@ class HeadsStorage(Storage):
         self.norms = torch.stack([norm.data for norm in norms])
         like, width = self.scratch.x, weights.hidden
         self.joined = like.new_zeros((MOST_TOKENS, 2 * width))  # inputs of entries
-        self.no_norm = torch.full((MOST_TOKENS, 1), 2.0 * width, device=device)  # squares: scale 1
         self.fused = like.new_zeros((MOST_TOKENS, width))
         self._normed_states = like.new_zeros((MOST_TOKENS, network.design.num_features))
         self._zeros = like.new_zeros((MOST_TOKENS, width))
@@ -93,7 +93,7 @@ class HeadsStorage(Storage):
     def project(self, inputs: Inputs) -> None:
         """Queue the keys and values of entries whose inputs are joined."""
         kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch)
-        kernels.project(0, self.joined, self.no_norm)
+        kernels.project(0, self.joined, self.scratch.no_squares)
 
     def finish(
         self, inputs: Inputs, attention: AttentionScratch, logits: Any, features: Any = None
@@ -104,7 +104,7 @@ class HeadsStorage(Storage):
         features: of the entries; None: they are in `scratch.x`.
         """
         kernels = Kernels(self.weights, inputs.shape, inputs, self.cache, self.scratch, attention)
-        kernels.layer(0, self.joined, self.no_norm, self.weights.norm, features)
+        kernels.layer(0, self.joined, self.scratch.no_squares, self.weights.norm, features)
         kernels.head(logits, None if logits.shape[1] == len(self.columns) else self.columns)
 
     def grow(self, num_rows: int, capacity: int) -> None:
@@ -131,12 +131,9 @@ def _weights(network: Network, embedding: Any) -> Weights:
     design = network.design
     layer = Layer(
         qkv=network.qkv.weight.data,
-        bias=None,
-        head_norms=None,
         out=network.output.weight.data,
         gate_up=network.gate_up.weight.data,
         down=network.down.weight.data,
-        attention_norm=None,  # of two parts: `gpu/kernels/heads.py`
         mlp_norm=network.norm_mlp.weight.data,
     )
     return Weights(
@@ -144,18 +141,18 @@ def _weights(network: Network, embedding: Any) -> Weights:
         embedding=embedding,
         head=network.head.weight.data,
         norm=network.norm_head.weight.data,
-        hidden=design.hidden_size,
-        inner=design.mlp_size,
-        num_heads=design.num_heads,
-        num_key_heads=design.num_kv_heads,
-        head_size=design.head_size,
-        scaling=design.head_size**-0.5,
-        eps=design.norm_eps,
-        head_eps=0.0,
+        form=Form(
+            num_heads=design.num_heads,
+            num_key_heads=design.num_kv_heads,
+            head_size=design.head_size,
+            attention_scale=design.head_size**-0.5,
+            eps=design.norm_eps,
+            family=Family("a drafting network"),
+        ),
     )
 
 
 def _angles(network: Network, device: Any, slots: int) -> tuple[Any, Any]:
-    """Cosines and sines (slots, head size / 2)."""
+    """Cosines and sines (1, slots, head size / 2)."""
     cos, sin = network.angles(torch.arange(slots, device=device))
-    return cos.contiguous(), sin.contiguous()
+    return cos.contiguous()[None], sin.contiguous()[None]

@@ -25,6 +25,7 @@ from forerun.models.base import (
     check_truncate,
     check_watched,
 )
+from forerun.models.families import rotary_of
 from forerun.models.first_layers import FirstLayers, check_depth
 from forerun.models.huggingface import HuggingFaceModel
 from forerun.models.pickling import NotPickled
@@ -196,17 +197,16 @@ class GpuModel(NotPickled, GpuPass):
             storage.watch(())
             return storage
         rows = first_rows(self._weights, num_rows, capacity)
-        rotary, half = self.model.model.rotary_emb, self._weights.head_size // 2
-        angles = partial(_angles, rotary, half, self.device)  # holds no whole model
+        angles = partial(_angles, *rotary_of(self.model))  # holds no whole model
         return Storage(self._weights, angles, rows, capacity)
 
 
-def _angles(rotary: Any, half: int, device: Any, slots: int) -> tuple[Any, Any]:
-    """Cosines and sines (slots, head size / 2), from a model's own rotary table."""
-    places = torch.arange(slots, device=device)[None]
-    both = rotary(torch.zeros(1, device=device), places)
-    cos, sin = (part[0, :, :half].float().contiguous() for part in both)
-    return cos, sin
+def _angles(frequencies: Any, factors: list[float], slots: int) -> tuple[Any, Any]:
+    """Cosines and sines (tables, slots, turned dimensions / 2) of a model's rotary tables."""
+    places = torch.arange(slots, device=frequencies.device).float()
+    turns = places[:, None] * frequencies[:, None]
+    scales = torch.tensor(factors, device=turns.device)[:, None, None]
+    return turns.cos() * scales, turns.sin() * scales
 
 
 def _keep(idle: list[Storage], storage: Storage) -> None:

@@ -142,7 +142,8 @@ class Storage:
 
     def _allocate(self, num_rows: int, capacity: int) -> Cache:
         weights = self.weights
-        size = len(weights.layers), num_rows, weights.num_key_heads, capacity, weights.head_size
+        form = weights.form
+        size = len(weights.layers), num_rows, form.num_key_heads, capacity, form.head_size
         try:
             keys, values = (
                 torch.zeros(size, dtype=weights.head.dtype, device=weights.head.device)
@@ -171,7 +172,7 @@ def no_memory(what: str, needed: int, device: Any) -> DeviceMemoryError:
 
 def keys_bytes(weights: Weights) -> int:
     """Of the keys of one token in all layers."""
-    size = len(weights.layers) * weights.num_key_heads * weights.head_size
+    size = len(weights.layers) * weights.form.num_key_heads * weights.form.head_size
     return size * int(weights.head.element_size())
 
 

@@ -7,45 +7,80 @@ weights are stored once and the model goes on working.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from forerun.models.llama_family import why_no_llama
+from forerun.models.families import Family, Form, form_of, linear_parts, why_unserved
 
 OLDEST = (8, 0)
 """Compute capability from which tensor cores multiply bfloat16."""
 
 
+SERVED = frozenset(
+    {
+        "sliding windows",
+        "layers without rotary embedding",
+        "several rotary tables",
+        "heads that are turned in part",
+        "norms of heads",
+        "norms of all heads together",
+        "norms after attention and MLP",
+        "no norms before attention and MLP",
+        "GELU",
+        "a scaled embedding",
+        "scaled sums",
+        "capped attention",
+        "capped logits",
+        "fused matrices",
+    }
+)
+"""What the pass computes beyond a Llama (`Form.features`)."""
+
+
 class Layer(NamedTuple):
-    """One layer; matrices are (out, in)."""
+    """One layer; matrices are (out, in).  What a layer has not is None."""
 
     qkv: Any
-    bias: Any  # ((H + 2 KV) * HD,), or None
-    head_norms: Any  # (2, HD), of queries and keys, or None
     out: Any
     gate_up: Any
     down: Any
-    attention_norm: Any  # (K,)
-    mlp_norm: Any  # (K,)
+    attention_norm: Any = None  # (K,), before attention
+    mlp_norm: Any = None  # (K,), before the MLP
+    attention_after: Any = None  # (K,), of what attention adds to the residual stream
+    mlp_after: Any = None  # (K,), of what the MLP adds to it
+    head_norms: Any = None  # (2 * HD,), of a query and a key, or ((H + KV) * HD,), of all of them
+    sinks: Any = None  # (H,), scores without a value
+    qkv_bias: Any = None  # ((H + 2 KV) * HD,)
+    out_bias: Any = None  # (K,)
+    gate_up_bias: Any = None
+    down_bias: Any = None  # (K,)
 
 
 class Weights(NamedTuple):
-    """A whole model, and its sizes."""
+    """A whole model."""
 
     layers: tuple[Layer, ...]
     embedding: Any  # (V, K)
     head: Any  # (V, K)
     norm: Any  # (K,)
-    hidden: int
-    inner: int
-    num_heads: int
-    num_key_heads: int
-    head_size: int
-    scaling: float
-    eps: float
-    head_eps: float
+    form: Form
+
+    @property
+    def hidden(self) -> int:
+        return int(self.embedding.shape[1])
+
+    @property
+    def inner(self) -> int:
+        """The widest MLP of all layers."""
+        return max((int(layer.down.shape[1]) for layer in self.layers), default=0)
+
+    @property
+    def eps(self) -> float:
+        """What norms add to a mean of squares."""
+        return self.form.eps
 
     @property
     def num_bytes(self) -> int:
@@ -53,11 +88,6 @@ class Weights(NamedTuple):
         matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up)]
         matrices += [layer.down for layer in self.layers] + [self.head]
         return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key head."""
-        return self.num_heads // self.num_key_heads
 
 
 def unfit(model: Any) -> str:
@@ -74,12 +104,7 @@ def unfit(model: Any) -> str:
         return "the pass is for NVIDIA devices"
     if place.type == "cuda" and (has := torch.cuda.get_device_capability(place)) < OLDEST:
         return f"the GPU is too old: compute capability {has}, where {OLDEST} is needed"
-    if reason := why_no_llama(model):
-        return reason
-    biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
-    if any(not name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in biases):
-        return "it has biases besides those of queries, keys and values"
-    return ""
+    return why_unserved(model, SERVED)
 
 
 def take(model: Any) -> Weights:
@@ -94,45 +119,36 @@ def places(model: Any) -> tuple[int, ...]:
 
 
 def _take(model: Any) -> Weights:
-    layers = model.model.layers
-    attention, mlp = layers[0].self_attn, layers[0].mlp
-    size = attention.head_dim
-    has_norms = hasattr(attention, "q_norm")
+    form, embedding = form_of(model), model.model.embed_tokens.weight.data
+    scale = torch.tensor(form.embedding_scale).to(embedding.dtype)  # as transformers rounds it
     return Weights(
-        layers=tuple(_layer(layer) for layer in layers),
-        embedding=model.model.embed_tokens.weight.data,
+        layers=tuple(_layer(layer, form.family) for layer in model.model.layers),
+        embedding=embedding,
         head=model.lm_head.weight.data,
         norm=model.model.norm.weight.data,
-        hidden=attention.q_proj.in_features,
-        inner=mlp.down_proj.in_features,
-        num_heads=attention.q_proj.out_features // size,
-        num_key_heads=attention.k_proj.out_features // size,
-        head_size=size,
-        scaling=attention.scaling,
-        eps=model.model.norm.variance_epsilon,
-        head_eps=attention.q_norm.variance_epsilon if has_norms else 0.0,
+        form=replace(form, embedding_scale=float(scale)),
     )
 
 
-def _layer(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = attention.q_proj, attention.k_proj, attention.v_proj
-    bias = None
-    if projections[0].bias is not None:
-        bias = _fused([module.bias for module in projections])
-    norms = None
+def _layer(layer: Any, family: Family) -> Layer:
+    attention, parts = layer.self_attn, linear_parts(layer)
+    before, after = (
+        [getattr(layer, name).weight.data for name in names] or [None, None]
+        for names in (family.before, family.after)
+    )
+    head_norms = None
     if hasattr(attention, "q_norm"):
-        norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
-    return Layer(
-        qkv=_fused([module.weight for module in projections]),
-        bias=bias,
-        head_norms=norms,
-        out=attention.o_proj.weight.data.contiguous(),
-        gate_up=_fused([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight.data.contiguous(),
-        attention_norm=layer.input_layernorm.weight.data,
-        mlp_norm=layer.post_attention_layernorm.weight.data,
-    )
+        head_norms = _fused([attention.q_norm.weight, attention.k_norm.weight])
+    matrices = [_fused([module.weight for module in part]) for part in parts]
+    sinks, biases = getattr(attention, "sinks", None), map(_biases, parts)
+    return Layer._make([*matrices, *before, *after, head_norms, sinks, *biases])
+
+
+def _biases(modules: Sequence[Any]) -> Any:
+    """The biases of linear layers that make one product, or None."""
+    if modules[0].bias is None:
+        return None
+    return _fused([module.bias for module in modules])
 
 
 def _fused(parameters: Sequence[Any]) -> Any:

@@ -85,8 +85,9 @@ class TreeRound(CapturedRound):
         num_layers, num_rows, num_heads, capacity, size = cache.keys.shape
         move_path[(b, num_layers * num_heads)](
             cache.keys, cache.values, self._nodes, out.accepted, lanes.rows, lanes.stored,
-            lanes.remaining, num_rows, capacity, self._height, KV=weights.num_key_heads, HD=size,
-            HP=triton.next_power_of_2(size), WIDE=self._tree_sizes["WIDE"], num_warps=1,
+            lanes.remaining, num_rows, capacity, self._height, HD=size,
+            KV=weights.form.num_key_heads, HP=triton.next_power_of_2(size),
+            WIDE=self._tree_sizes["WIDE"], num_warps=1,
         )  # fmt: skip
         if self._edits is not None:
             self._edits.note(out, self._line, lanes)

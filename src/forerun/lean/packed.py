@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,28 +30,6 @@ class Rotary(NamedTuple):
         factors = self.factors[:, None, None]
         cos, sin = np.cos(turns) * factors, np.sin(turns) * factors
         return cos.astype(np.float32), sin.astype(np.float32)
-
-
-def rotary_of(model: Any) -> Rotary:
-    """The tables of a transformers model: one, or one for each kind of layers."""
-    rotary = model.model.rotary_emb
-    names = [f"{kind}_" if kind else "" for kind in table_kinds(model)]
-    frequencies = [getattr(rotary, f"{name}inv_freq").float().numpy() for name in names]
-    factors = [getattr(rotary, f"{name}attention_scaling") for name in names]
-    return Rotary(np.stack(frequencies), np.array(factors, np.float32))
-
-
-def table_kinds(model: Any) -> list[str]:
-    """The kinds of layers that have a table of their own; [""] if all share one."""
-    return list(getattr(model.model.rotary_emb, "layer_types", [""]))
-
-
-def tables(model: Any) -> Any:
-    """(layers,): which table the queries and keys of each layer are turned by."""
-    kinds = table_kinds(model)
-    if kinds == [""]:
-        return np.zeros(len(model.model.layers), np.int64)
-    return np.array([kinds.index(kind) for kind in model.config.layer_types])
 
 
 WORDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,26 @@ from forerun.lean.formats import BLOCK
 from forerun.lean.forward import Weights
 from forerun.lean.from_files import Description, no_matrices
 from forerun.lean.joining import Part, join
-from forerun.lean.linear import GELU_TANH, SILU, Floats, Gate, Matrices
-from forerun.lean.packed import Facts, Packed, rotary_of, tables
-from forerun.lean.plan import Ints
+from forerun.lean.linear import GELU_TANH, SILU, Floats, Matrices
+from forerun.lean.packed import Facts, Packed, Rotary
 from forerun.lean.storage import padded, rounded
-from forerun.models.attention import layer_kinds
+from forerun.models import families
 from forerun.models.base import endings_of, generation_defaults
-from forerun.models.llama_family import activation, is_gemma, linear_layers, why_other_shape
+from forerun.models.families import Form, form_of, linear_parts, why_unserved
 
-GATES = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
+GATES = {"silu": SILU, "gelu": GELU_TANH}
+SERVED = frozenset(
+    {
+        "sliding windows",
+        "layers without rotary embedding",
+        "several rotary tables",
+        "norms of heads",
+        "norms after attention and MLP",
+        "GELU",
+        "a scaled embedding",
+    }
+)
+"""What the pass computes beyond a Llama (`Form.features`)."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -47,9 +59,10 @@ def described(model: Any) -> Description:
 
 def _packed(model: Any, matrices: Matrices, embedding: Floats, is_rounded: bool) -> Packed:
     config = model.config
+    form = form_of(model)
     return Packed(
-        weights=_weights(model, matrices, embedding),
-        rotary=rotary_of(model),
+        weights=_weights(model, form, matrices, embedding),
+        rotary=rotary_of(model, form),
         facts=Facts(
             kind=config.model_type,
             num_parameters=model.num_parameters(),
@@ -64,6 +77,15 @@ def _packed(model: Any, matrices: Matrices, embedding: Floats, is_rounded: bool)
     )
 
 
+def rotary_of(model: Any, form: Form) -> Rotary:
+    """The tables of a model, and one that turns nothing where some layers have none."""
+    frequencies, factors = families.rotary_of(model)
+    kept = frequencies.numpy()
+    if any(layer.table is None for layer in form.layers):
+        kept, factors = np.concatenate([kept, np.zeros_like(kept[:1])]), [*factors, 1.0]
+    return Rotary(kept, np.array(factors, np.float32))
+
+
 def check_fits(model: Any, int8: bool = False) -> None:
     """Raise if `unfit` has a reason against the model."""
     if reason := unfit(model, int8):
@@ -76,35 +98,29 @@ def check_fits(model: Any, int8: bool = False) -> None:
         )
 
 
-def _weights(model: Any, matrices: Matrices, embedding: Floats) -> Weights:
-    layers = model.model.layers
-    attention = layers[0].self_attn
-    size = attention.head_dim
-    has_norms = hasattr(attention, "q_norm")
-    heads = HeadShape(
-        queries=attention.q_proj.out_features // size,
-        keys=attention.k_proj.out_features // size,
-        size=size,
-        wide=padded(size),
-        scale=np.float32(attention.scaling),
-        has_norms=has_norms,
-        eps=norm_eps(attention.q_norm) if has_norms else np.float32(0),
-    )
-    pairs = [(x.self_attn.q_norm, x.self_attn.k_norm) if has_norms else () for x in layers]
+def _weights(model: Any, form: Form, matrices: Matrices, embedding: Floats) -> Weights:
+    layers, size, eps = model.model.layers, form.head_size, np.float32(form.eps)
+    unturned = form.num_tables  # the table behind the model's own
     return Weights(
         matrices=matrices,
         embedding=embedding,
-        embedding_scale=embedding_scale(model),
-        norms=norms(model),
-        post_norms=post_norms(model),
-        head_norms=np.stack(
-            [[norm_weight(n) for n in pair] or np.ones((2, size), np.float32) for pair in pairs]
+        embedding_scale=np.float32(form.embedding_scale),
+        norms=np.concatenate([_norms(model, form, form.family.before), _last_norm(model, form)]),
+        post_norms=_norms(model, form, form.family.after),
+        head_norms=np.stack([_head_norms(layer.self_attn, form) for layer in layers]),
+        heads=HeadShape(
+            queries=form.num_heads,
+            keys=form.num_key_heads,
+            size=size,
+            wide=padded(size),
+            scale=np.float32(form.attention_scale),
+            has_norms=form.head_norms == "head",
+            eps=eps if form.head_norms else np.float32(0),
         ),
-        heads=heads,
-        windows=windows(model),
-        tables=tables(model),
-        gate=gate(model),
-        eps=norm_eps(model.model.norm),
+        windows=np.array([layer.window or UNLIMITED for layer in form.layers]),
+        tables=np.array([unturned if at.table is None else at.table for at in form.layers]),
+        gate=GATES[form.activation],
+        eps=eps,
     )
 
 
@@ -112,9 +128,10 @@ def unfit(model: Any, int8: bool = False) -> str:
     """The reason why the lean pass cannot compute this model; empty if it can."""
     if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
         return 'its weights are not all 32 or 16 bits on the CPU (dtype="float32" makes them so)'
-    if reason := why_other_shape(model):
+    if reason := why_unserved(model, SERVED):
         return reason
-    if int8 and any(module.in_features % BLOCK for module in linear_layers(model)):
+    inputs = [module.in_features for modules, _ in _modules(model) for module in modules]
+    if int8 and any(count % BLOCK for count in inputs):
         return f"its layers are not multiples of {BLOCK} wide, the blocks of int8"
     return ""
 
@@ -133,19 +150,8 @@ def _weight(module: Any, int8: bool) -> Floats:
 
 def _modules(model: Any) -> list[tuple[tuple[Any, ...], bool]]:
     """The linear layers of each matrix, and whether their panels alternate."""
-    parts = [part for layer in model.model.layers for part in _layer_matrices(layer)]
-    return [*parts, ((model.lm_head,), False)]
-
-
-def _layer_matrices(layer: Any) -> list[tuple[tuple[Any, ...], bool]]:
-    """For each matrix of a layer the modules it consists of, and whether their panels alternate."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return [
-        ((attention.q_proj, attention.k_proj, attention.v_proj), False),
-        ((attention.o_proj,), False),
-        ((mlp.gate_proj, mlp.up_proj), True),
-        ((mlp.down_proj,), False),
-    ]
+    parts = [part for layer in model.model.layers for part in linear_parts(layer)]
+    return [*((tuple(part), len(part) == 2) for part in parts), ((model.lm_head,), False)]
 
 
 def _bias(module: Any) -> Floats:
@@ -159,49 +165,21 @@ def as_array(tensor: Any) -> Floats:
     return np.ascontiguousarray(tensor.detach().float().numpy())
 
 
-def gate(model: Any) -> Gate:
-    """The activation of the MLPs of a transformers model."""
-    return GATES[activation(model.config)]
+def _norms(model: Any, form: Form, names: Sequence[str]) -> Floats:
+    """Weights (layers * len(names), hidden) of the norms of these names, layer by layer."""
+    norms = [getattr(layer, name) for layer in model.model.layers for name in names]
+    made = [as_array(norm.weight.float() + form.family.unit) for norm in norms]
+    return np.stack(made) if made else np.empty((0, model.config.hidden_size), np.float32)
 
 
-def norm_weight(norm: Any) -> Floats:
-    """The weight (size,) of a norm.  Gemma stores it minus one."""
-    weight = norm.weight.detach().float()
-    return np.ascontiguousarray((1.0 + weight if is_gemma(norm) else weight).numpy())
+def _last_norm(model: Any, form: Form) -> Floats:
+    """(1, hidden): the weights of the norm before the head."""
+    return as_array(model.model.norm.weight.float() + form.family.unit)[None]
 
 
-def norm_eps(norm: Any) -> Any:
-    """The epsilon of a norm, as float32."""
-    return np.float32(norm.eps if is_gemma(norm) else norm.variance_epsilon)
-
-
-def norms(model: Any) -> Floats:
-    """Weights (2 * layers + 1, hidden) of the norms before attention and before the MLP of each
-    layer, and of the last norm."""
-    before_mlp = "pre_feedforward_layernorm" if is_gemma(model) else "post_attention_layernorm"
-    pairs = [(layer.input_layernorm, getattr(layer, before_mlp)) for layer in model.model.layers]
-    return np.stack([norm_weight(norm) for norm in (*sum(pairs, ()), model.model.norm)])
-
-
-def post_norms(model: Any) -> Floats:
-    """Weights (2 * layers, hidden) of the norms after attention and after the MLP of each layer;
-    (0, hidden) for models without such norms."""
-    if not is_gemma(model):
-        return np.empty((0, model.config.hidden_size), np.float32)
-    layers = model.model.layers
-    pairs = [(layer.post_attention_layernorm, layer.post_feedforward_layernorm) for layer in layers]
-    return np.stack([norm_weight(norm) for norm in sum(pairs, ())])
-
-
-def embedding_scale(model: Any) -> Any:
-    """The factor of embeddings, as float32."""
-    embedding = model.model.embed_tokens
-    scale = getattr(embedding, "scalar_embed_scale", getattr(embedding, "embed_scale", 1.0))
-    return np.float32(float(scale))
-
-
-def windows(model: Any) -> Ints:
-    """How many tokens a token sees in each layer (layers,), itself included."""
-    kinds = layer_kinds(model)
-    assert kinds is not None, "refused by why_other_shape"
-    return np.array([kind.window or UNLIMITED for kind in kinds])
+def _head_norms(attention: Any, form: Form) -> Floats:
+    """(2, head size): the weights of the norms of queries and keys, where there are some."""
+    if not form.head_norms:
+        return np.ones((2, form.head_size), np.float32)
+    norms = attention.q_norm, attention.k_norm
+    return np.stack([as_array(norm.weight.float() + form.family.unit) for norm in norms])

@@ -14,8 +14,8 @@ from forerun.base.errors import ForerunError, UnsupportedError, explain, warn
 from forerun.lean.model import LeanModel
 from forerun.lean.weights import unfit
 from forerun.models.agreement import Probe
+from forerun.models.families import without_lean
 from forerun.models.forward import exact_forward
-from forerun.models.llama_family import without_lean
 
 
 def choose(plain: Any, lean: bool | Literal["auto"] = "auto") -> Any:

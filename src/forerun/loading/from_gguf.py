@@ -80,13 +80,13 @@ def load(source: Path, name: str, convert: Callable[[], Path | None]) -> LeanMod
 def _described(paths: Sequence[Path], name: str) -> tuple[Note, Any] | None:
     """What is to be kept of a file, and its tokenizer; None if the lean pass does not fit it."""
     from forerun.gguf.model import read_model
-    from forerun.lean.weights import described
-    from forerun.models.llama_family import why_other_shape
+    from forerun.lean.weights import SERVED, described
+    from forerun.models.families import why_unserved
     from forerun.models.no_warnings import no_warnings
 
     model = read_model(paths[0])
     plain = model.with_small_weights()
-    if why_other_shape(plain):
+    if why_unserved(plain, SERVED):
         return None
     layers: Sequence[int] = range(model.config.num_hidden_layers)
     num_words = model.config.vocab_size

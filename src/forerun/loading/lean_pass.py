@@ -36,7 +36,7 @@ def with_pass(plain: Any, lean: Lean = "auto", quantize: Quantize | None = None)
         plain.why_not_lean = "lean=False asked for transformers"
         return plain
     if not is_asked_for and importlib.util.find_spec("numba") is None:
-        from forerun.models.llama_family import without_lean
+        from forerun.models.families import without_lean
 
         return without_lean(plain, f"Numba is not installed. {INSTALL}")
     try:

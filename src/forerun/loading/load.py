@@ -118,7 +118,7 @@ def load(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from forerun.models.llama_family import FAMILY
+    from forerun.models.families import FAMILIES
 
     name = str(name_or_path)
     given.setdefault("trust_remote_code", False)  # else a folder with code asks a question
@@ -147,7 +147,7 @@ def load(
     check_finite(name, model)
     loaded = wrapper(model.eval(), tokenizer)
     loaded.name = name
-    is_told = kept is not None and type(model).__name__ in FAMILY and is_large(kept.folder)
+    is_told = kept is not None and type(model).__name__ in FAMILIES and is_large(kept.folder)
     if is_told:
         notice(f"packing the weights of {name_or_path} and compiling code for this CPU")
     chosen = with_pass(loaded, lean, quantize)

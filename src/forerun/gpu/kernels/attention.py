@@ -10,17 +10,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from forerun.gpu.kernels.layers import ONES
+from forerun.gpu.kernels.layers import ONES, capped
 
 NOTHING = tl.constexpr(-1e30)
 """Less than any score."""
 
 
 @triton.jit
-def _add_block(query, key, value, visible, ones, scale, most, total, mixed):
+def _add_block(
+    query, key, value, visible, ones, scale, cap, most, total, mixed, CAPPED: tl.constexpr
+):  # fmt: skip
     """Add a block of keys to a chunk: the largest score (R,), the sum of the weights (R, ONES) and
     of the values (R, HP), both relative to it."""
-    scores = tl.where(visible, tl.dot(query, tl.trans(key)) * scale, NOTHING)
+    scores = tl.dot(query, tl.trans(key)) * scale
+    if CAPPED:
+        scores = capped(scores, cap)
+    scores = tl.where(visible, scores, NOTHING)
     higher = tl.maximum(most, tl.max(scores, 1))
     weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0).to(value.dtype)
     fade = tl.exp(most - higher)[:, None]
@@ -38,14 +43,26 @@ def _add_chunk(most, sums, mixed, chunk_most, chunk_sums, chunk_mixed):
     return higher, sums * fade + chunk_sums * gain, mixed
 
 
-@triton.jit(do_not_specialize=["capacity", "width"])
+@triton.jit
+def _averages(most, sums, mixed, sinks, heads, inside, SINKS: tl.constexpr):
+    """The averages (R, HP) of the values; a sink (H,) of a head is a score without a value."""
+    if SINKS:
+        sink = tl.load(sinks + heads, mask=inside, other=0.0).to(tl.float32)
+        most, sums, mixed = _add_chunk(most, sums, mixed, sink, 1.0, tl.zeros_like(mixed))
+    return mixed / sums[:, None]
+
+
+@triton.jit(do_not_specialize=["capacity", "width", "window"])
 def attend(
-    q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, capacity,
-    scale, width, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    q, keys, values, out, parts, stats, done, rows, slots, before, branches, segments, sinks,
+    capacity, scale, cap, width, window, H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr,
+    GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Averages (M, H * HD) of the values, one program per key head, chunk of keys and segment.
+
+    A token sees `window` keys if WINDOW; the chunks are those that some token of a segment sees.
 
     segments: (segments, 2), first token and number of tokens, at most MQ, of one row.  A token
         sees the slots up to its own.  If TREE, a segment is one node: it sees the slots below
@@ -66,6 +83,11 @@ def attend(
     last = slots + first + tl.maximum(count - 1, 0)
     seen = tl.load(last, cache_modifier=".cg") + 1  # by the last token
     num_chunks = (seen + CHUNK - 1) // CHUNK
+    begins = 0
+    if WINDOW:
+        earliest = tl.load(slots + first, cache_modifier=".cg")
+        begins = tl.maximum(earliest - window + 1, 0) // CHUNK
+        num_chunks -= begins
     base = (row * KV + head) * capacity
     if TREE:
         trunk = tl.load(before + first, cache_modifier=".cg")
@@ -81,7 +103,8 @@ def attend(
     total = tl.zeros((R, ONES), tl.float32)
     mixed = tl.zeros((R, HP), tl.float32)
     ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
-    for begin in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, seen), BLOCK):
+    start = (begins + chunk) * CHUNK
+    for begin in range(start, tl.minimum(start + CHUNK, seen), BLOCK):
         t = begin + tl.arange(0, BLOCK)
         slot = t
         if TREE:
@@ -92,9 +115,14 @@ def attend(
         key = tl.load(keys + at, mask=inside, other=0.0)
         value = tl.load(values + at, mask=inside, other=0.0)
         visible = t[None, :] <= place[:, None]
-        most, total, mixed = _add_block(query, key, value, visible, ones, scale, most, total, mixed)
+        if WINDOW:
+            visible = visible & (t[None, :] > place[:, None] - window)
+        most, total, mixed = _add_block(
+            query, key, value, visible, ones, scale, cap, most, total, mixed, CAPPED
+        )
+    heads = head * G + group
     if num_chunks == 1:
-        result = mixed / tl.max(total, 1)[:, None]
+        result = _averages(most, tl.max(total, 1), mixed, sinks, heads, group < G, SINKS)
         tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
     else:
         chunks = tl.num_programs(1)
@@ -117,16 +145,17 @@ def attend(
                 their_sums = tl.load(stats + part * 2 + 1)
                 their_mixed = tl.load(parts + part[:, None] * HP + d[None, :])
                 most, sums, mixed = _add_chunk(most, sums, mixed, theirs, their_sums, their_mixed)
-            result = mixed / sums[:, None]
+            result = _averages(most, sums, mixed, sinks, heads, group < G, SINKS)
             tl.store(out + where, result.to(out.dtype.element_ty), mask=there)
             tl.store(counter, 0)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity", "window"])
 def attend_whole(
-    q, keys, values, out, rows, slots, segments, capacity, scale, H: tl.constexpr,
-    KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr,
-    MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    q, keys, values, out, rows, slots, segments, sinks, capacity, scale, cap, window,
+    H: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, HD: tl.constexpr,
+    HP: tl.constexpr, MQ: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    SINKS: tl.constexpr, CAPPED: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The same averages, one program per key head and segment, which adds up all chunks itself:
     for passes of many segments, which fill the device without being cut.  The last segments, whose
@@ -153,7 +182,10 @@ def attend_whole(
     sums = tl.zeros((R,), tl.float32)
     mixed = tl.zeros((R, HP), tl.float32)
     ones = tl.full((BLOCK, ONES), 1.0, tl.float32).to(q.dtype.element_ty)
-    for begin in range(0, seen, CHUNK):
+    start = 0
+    if WINDOW:
+        start = tl.maximum(tl.load(slots + first) - window + 1, 0) // CHUNK * CHUNK
+    for begin in range(start, seen, CHUNK):
         chunk_most = tl.full((R,), NOTHING, tl.float32)
         total = tl.zeros((R, ONES), tl.float32)
         part = tl.zeros((R, HP), tl.float32)
@@ -164,9 +196,11 @@ def attend_whole(
             key = tl.load(keys + at, mask=inside, other=0.0)
             value = tl.load(values + at, mask=inside, other=0.0)
             visible = t[None, :] <= place[:, None]
+            if WINDOW:
+                visible = visible & (t[None, :] > place[:, None] - window)
             chunk_most, total, part = _add_block(
-                query, key, value, visible, ones, scale, chunk_most, total, part
+                query, key, value, visible, ones, scale, cap, chunk_most, total, part, CAPPED
             )
         most, sums, mixed = _add_chunk(most, sums, mixed, chunk_most, tl.max(total, 1), part)
-    result = mixed / sums[:, None]
+    result = _averages(most, sums, mixed, sinks, head * G + group, group < G, SINKS)
     tl.store(out + where, result.to(out.dtype.element_ty), mask=there)

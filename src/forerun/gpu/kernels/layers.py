@@ -1,4 +1,4 @@
-"""The layers of a Llama-shaped model in five Triton kernels, four of them here.
+"""The layers of a model in five Triton kernels, four of them here; some models need more.
 
 **A token's numbers are the same bits whatever shares its pass.**  Every sum over a long axis is a
 chain of tensor-core products in the order of that axis, which gives a row the same bits whatever
@@ -8,7 +8,9 @@ norm, the weights of attention), are products with a column of ones.  Attention 
 of a fixed length, which are added up in order by the program that finishes last.
 
 A norm is a scale after the product.  Rotary embedding and the write to the cache end the product
-that makes queries, keys and values; the activation and the residual sum end the others.
+that makes queries, keys and values; the activation and the residual sum end the others.  Where a
+norm follows a product, or all heads are normed together, one more kernel sees whole rows.  What
+models differ in are switches that a kernel is compiled for; none knows a model's name.
 
 Programs are numbered by tiles of MP tokens, then by tiles of weights, so that those which share
 weights run together.  Sizes: M tokens in a pass; hidden size K; H query heads, KV key heads,
@@ -116,60 +118,37 @@ def exact_dot(values, ones, total):
 
 @triton.jit
 def inverse_rms(squares, at, keep, eps, K: tl.constexpr, P: tl.constexpr, MP: tl.constexpr):
-    """1 / sqrt(mean + eps) of each row (MP,), from its P sums of squares in `squares` (·, P)."""
-    ones = tl.full((64, ONES), 1.0, tl.float32).to(tl.bfloat16)
-    total = tl.zeros((MP, ONES), tl.float32)
-    for begin in range(0, P, 64):
-        part = begin + tl.arange(0, 64)
-        there = keep[:, None] & (part < P)[None, :]
-        sums = tl.load(squares + at[:, None] * P + part[None, :], mask=there, other=0.0)
-        total = exact_dot(sums, ones, total)
-    return tl.rsqrt(tl.max(total, 1) / K + eps)
+    """1 / sqrt(mean + eps) of each row (MP,), from its P sums of squares in `squares` (·, P); 1
+    for rows that no norm comes before, which have none."""
+    scale = tl.full((MP,), 1.0, tl.float32)
+    if P > 0:
+        ones = tl.full((64, ONES), 1.0, tl.float32).to(tl.bfloat16)
+        total = tl.zeros((MP, ONES), tl.float32)
+        for begin in range(0, P, 64):
+            part = begin + tl.arange(0, 64)
+            there = keep[:, None] & (part < P)[None, :]
+            sums = tl.load(squares + at[:, None] * P + part[None, :], mask=there, other=0.0)
+            total = exact_dot(sums, ones, total)
+        scale = tl.rsqrt(tl.max(total, 1) / K + eps)
+    return scale
 
 
 @triton.jit
-def embed(
-    embedding, ids, norm, x, normed, squares, K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """One program per token: its row of the embedding, and what the norm after it needs."""
-    token = tl.program_id(0)
-    k = tl.arange(0, KP)
-    if PDL:
-        gdc_wait()
-    row = tl.load(ids + token).to(tl.int64)
-    if PDL:
-        gdc_launch_dependents()
-    values = tl.load(embedding + row * K + k, mask=k < K, other=0.0)
-    tl.store(x + token * K + k, values, mask=k < K)
-    wide = values.to(tl.float32)
-    scaled = wide * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(normed + token * K + k, scaled.to(values.dtype), mask=k < K)
-    part = tl.arange(0, KP // PARTIAL)
-    sums = tl.sum(tl.reshape(wide * wide, (KP // PARTIAL, PARTIAL)), 1)
-    tl.store(squares + token * P + part, sums, mask=part < P)
-
-
-@triton.jit
-def final_norm(x, norm, y, stride, eps, K: tl.constexpr, KP: tl.constexpr):
-    """y (·, stride) = the normalised x (M, K), one program per token; for those who read states."""
-    token = tl.program_id(0)
-    k = tl.arange(0, KP)
-    values = tl.load(x + token * K + k, mask=k < K, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values) / K + eps)
-    weight = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-    result = (values * scale).to(y.dtype.element_ty).to(tl.float32) * weight
-    tl.store(y + token * stride + k, result.to(y.dtype.element_ty), mask=k < K)
+def capped(values, cap):
+    """cap * tanh(values / cap)."""
+    return cap - 2 * cap / (1 + tl.exp(2 * values / cap))
 
 
 @triton.jit(do_not_specialize=["M"])
 def add_product(
-    x, w, residual, norm, y, normed, squares, M, N, K: tl.constexpr, P: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
+    x, w, bias, residual, norm, y, normed, squares, gain, M, N, UNIT: tl.constexpr,
+    K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    MASKED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr,
     BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) = residual + x (M, K) @ w (N, K).T, and what the norm after it needs: y times the
-    norm's weights, and sums of the squares of PARTIAL columns each (M, P).
+    """y (M, N) = residual + gain * (x (M, K) @ w (N, K).T + bias), without residual unless ADD,
+    and what a norm after it needs, if NORM: y times the norm's weights, and sums of the squares of
+    PARTIAL columns each (M, P).
 
     residual: not of the kernel before this one, which is not waited for here (dependent.py).
     """
@@ -179,34 +158,40 @@ def add_product(
     keep, inside = m < M, n < N
     where = m[:, None] * N + n[None, :]
     there = keep[:, None] & inside[None, :]
+    if NORM:
+        scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32) + UNIT
     if BULK:
         a, _ = bulk_products(x, row, w, column, column, K, BK, MP, BN, False, PDL)
-        before = tl.load(residual + where, mask=there, other=0.0)
-        scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
+        if ADD:
+            before = tl.load(residual + where, mask=there, other=0.0)
     else:
-        scale = tl.load(norm + n, mask=inside, other=0.0).to(tl.float32)
-        before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
+        if ADD:
+            before = tl.load(residual + where, mask=there, other=0.0, cache_modifier=".cg")
         tile = w + tl.cast(column, tl.int64) * K
         a, _ = products(x, m, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
-    a += before.to(tl.float32)
+    if BIAS:
+        a += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if ADD:
+        a = before.to(tl.float32) + a * gain
     rounded = a.to(y.dtype.element_ty)
     tl.store(y + where, rounded, mask=there)
-    a = rounded.to(tl.float32)
-    tl.store(normed + where, (a * scale[None, :]).to(y.dtype.element_ty), mask=there)
-    part = tl.arange(0, ONES)
-    member = (tl.arange(0, BN) // PARTIAL)[:, None] == part[None, :]
-    zeros = tl.zeros((MP, ONES), tl.float32)
-    sums = exact_dot(a * a, member.to(tl.float32).to(tl.bfloat16), zeros)
-    place = tl.program_id(1) * (BN // PARTIAL) + part
-    there = keep[:, None] & ((part < BN // PARTIAL) & (place < P))[None, :]
-    tl.store(squares + m[:, None] * P + place[None, :], sums, mask=there)
+    if NORM:
+        a = rounded.to(tl.float32)
+        tl.store(normed + where, (a * scale[None, :]).to(y.dtype.element_ty), mask=there)
+        part = tl.arange(0, ONES)
+        member = (tl.arange(0, BN) // PARTIAL)[:, None] == part[None, :]
+        zeros = tl.zeros((MP, ONES), tl.float32)
+        sums = exact_dot(a * a, member.to(tl.float32).to(tl.bfloat16), zeros)
+        place = tl.program_id(1) * (BN // PARTIAL) + part
+        there = keep[:, None] & ((part < BN // PARTIAL) & (place < P))[None, :]
+        tl.store(squares + m[:, None] * P + place[None, :], sums, mask=there)
 
 
 @triton.jit(do_not_specialize=["M"])
 def head(
-    x, squares, w, y, picked, columns, M, N, width, eps, K: tl.constexpr, P: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
-    MAPPED: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, y, picked, columns, M, N, width, eps, gain, cap, K: tl.constexpr,
+    P: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr,
+    MAPPED: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Logits y (M, width) of the picked rows of x, normalised; columns: (N,), of y, if MAPPED."""
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -215,19 +200,30 @@ def head(
     at = tl.load(picked + m, mask=keep, other=0, cache_modifier=".cg")
     tile = w + tl.cast(tl.program_id(1) * BN, tl.int64) * K
     a, _ = products(x, at, keep, tile, tile, inside, K, BK, MP, BN, False, MASKED, PDL)
-    a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None]
+    a = a * inverse_rms(squares, at, keep, eps, K, P, MP)[:, None] * gain
+    if CAPPED:
+        a = capped(a, cap)
     column = tl.load(columns + n, mask=inside, other=0) if MAPPED else n
     where = m[:, None].to(tl.int64) * width + column[None, :]
     tl.store(y + where, a.to(y.dtype.element_ty), mask=keep[:, None] & inside[None, :])
 
 
+@triton.jit
+def activated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or with GELU in its form with tanh."""
+    inner = gate
+    if GELU:  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(inner) * up
+
+
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
-    x, squares, w, y, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, BULK: tl.constexpr,
-    PDL: tl.constexpr,
+    x, squares, w, bias, y, M, N, eps, K: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, MP: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
+    GELU: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) = silu(gate) * up, both products of the normalised x with w (2 N, K)."""
+    """y (M, N) = activated gate and up, both products of the normalised x with w (2 N, K)."""
     row, column = tl.program_id(0) * MP, tl.program_id(1) * BN
     n = column + tl.arange(0, BN)
     m = row + tl.arange(0, MP)
@@ -241,21 +237,26 @@ def gate_up(
     scale = inverse_rms(squares, m, keep, eps, K, P, MP)[:, None]
     gate *= scale
     up *= scale
+    if BIAS:
+        gate += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + N + n, mask=inside, other=0.0).to(tl.float32)[None, :]
     there = keep[:, None] & inside[None, :]
-    result = gate * tl.sigmoid(gate) * up
+    result = activated(gate, up, GELU)
     tl.store(y + m[:, None] * N + n[None, :], result.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["M", "capacity"])
 def queries_keys_values(
-    x, squares, w, bias, head_norms, q, keys, values, cos, sin, rows, slots, positions, M,
-    capacity, eps, head_eps, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
-    HD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr, BIAS: tl.constexpr,
-    HEAD_NORM: tl.constexpr, BULK: tl.constexpr, PDL: tl.constexpr,
+    x, squares, w, bias, head_norms, q, keys, values, raw, cos, sin, rows, slots, positions, M,
+    capacity, eps, UNIT: tl.constexpr, K: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
+    KV: tl.constexpr, HD: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MP: tl.constexpr,
+    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, TURN: tl.constexpr, RAW: tl.constexpr,
+    BULK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries to q (M, H * HD); keys and values to the cache (rows, KV, capacity, HD).
 
-    A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes.
+    A program makes the dimensions d and d + HD / 2 of one head, which rotary embedding mixes if
+    TURN.  If RAW, queries and keys go to raw (M, (H + KV) * HD) as they are, for `turn`.
     head_norms: (2, HD), of queries and of keys, if HEAD_NORM; a program then makes a whole head.
     """
     HALF: tl.constexpr = HD // 2
@@ -281,22 +282,27 @@ def queries_keys_values(
     cache_row = tl.load(rows + m, mask=keep, other=-1)
     keep = keep & (cache_row >= 0)
     there = keep[:, None] & inside[None, :]
-    if head < H + KV:
+    if (head < H + KV) and not RAW:
         if HEAD_NORM:
             tl.static_assert(PARTS == 1)
             ones = tl.full((BN, ONES), 1.0, tl.float32).to(tl.bfloat16)
             sums = exact_dot(a * a, ones, tl.zeros((MP, ONES), tl.float32))
             sums = exact_dot(b * b, ones, sums)
-            size = tl.rsqrt(tl.max(sums, 1) / HD + head_eps)[:, None]
+            size = tl.rsqrt(tl.max(sums, 1) / HD + eps)[:, None]
             weight = head_norms + tl.where(head < H, 0, HD) + d
-            a = a * size * tl.load(weight, mask=inside, other=0.0).to(tl.float32)[None, :]
-            b = b * size * tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-        angle = tl.load(positions + m, mask=keep, other=0)[:, None] * HALF + d[None, :]
-        c = tl.load(cos + angle, mask=there, other=0.0)
-        s = tl.load(sin + angle, mask=there, other=0.0)
-        a, b = a * c - b * s, b * c + a * s
+            first = tl.load(weight, mask=inside, other=0.0).to(tl.float32) + UNIT
+            second = tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32) + UNIT
+            a = a * size * first[None, :]
+            b = b * size * second[None, :]
+        if TURN:
+            angle = tl.load(positions + m, mask=keep, other=0)[:, None] * HALF + d[None, :]
+            c = tl.load(cos + angle, mask=there, other=0.0)
+            s = tl.load(sin + angle, mask=there, other=0.0)
+            a, b = a * c - b * s, b * c + a * s
     slot = tl.load(slots + m, mask=keep, other=0)
-    if head < H:
+    if RAW and (head < H + KV):
+        o = raw + m[:, None] * ((H + KV) * HD) + n[None, :]
+    elif head < H:
         o = q + m[:, None] * (H * HD) + n[None, :]
     elif head < H + KV:
         o = keys + ((cache_row.to(tl.int64) * KV + head - H) * capacity + slot)[:, None] * HD

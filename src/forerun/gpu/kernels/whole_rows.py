@@ -1,0 +1,134 @@
+"""Kernels of a pass that see whole rows, one program each: what a product cannot do before all of
+its row is there.
+
+A program has the same shape in every pass, so its sums have the same order.  Sizes are those of
+layers.py; K is padded to KP.  UNIT is added to the weights of norms.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from forerun.gpu.kernels.layers import PARTIAL
+
+
+@triton.jit
+def _leave(
+    values, token, norm, x, normed, squares, UNIT: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    P: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Store a token's row (KP,) of the residual stream, and what the norm after it needs."""
+    k = tl.arange(0, KP)
+    tl.store(x + token * K + k, values, mask=k < K)
+    if NORM:
+        wide = values.to(tl.float32)
+        scaled = wide * (tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32) + UNIT)
+        tl.store(normed + token * K + k, scaled.to(values.dtype), mask=k < K)
+        part = tl.arange(0, KP // PARTIAL)
+        sums = tl.sum(tl.reshape(wide * wide, (KP // PARTIAL, PARTIAL)), 1)
+        tl.store(squares + token * P + part, sums, mask=part < P)
+
+
+@triton.jit
+def embed(
+    embedding, ids, norm, x, normed, squares, scale, UNIT: tl.constexpr, K: tl.constexpr,
+    KP: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program per token: its row of the embedding, and what the norm after it needs."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    if PDL:
+        gdc_wait()
+    row = tl.load(ids + token).to(tl.int64)
+    if PDL:
+        gdc_launch_dependents()
+    values = tl.load(embedding + row * K + k, mask=k < K, other=0.0)
+    values = (values.to(tl.float32) * scale).to(values.dtype)
+    _leave(values, token, norm, x, normed, squares, UNIT, K, KP, P, NORM)
+
+
+@triton.jit
+def add_normed(
+    added, after, residual, norm, x, normed, squares, gain, eps, UNIT: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, P: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x (M, K) = residual + gain * the normalised rows `added`, and what the norm after it needs;
+    one program per token.  residual: not of the kernel before this one."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    weight = tl.load(after + k, mask=k < K, other=0.0).to(tl.float32) + UNIT
+    before = tl.load(residual + token * K + k, mask=k < K, other=0.0, cache_modifier=".cg")
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    values = tl.load(added + token * K + k, mask=k < K, other=0.0).to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values) / K + eps)
+    values = (values * weight).to(before.dtype).to(tl.float32) * gain
+    values = (before.to(tl.float32) + values).to(before.dtype)
+    _leave(values, token, norm, x, normed, squares, UNIT, K, KP, P, NORM)
+
+
+@triton.jit
+def final_norm(x, norm, y, stride, eps, UNIT: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
+    """y (·, stride) = the normalised x (M, K), one program per token; for those who read states."""
+    token = tl.program_id(0)
+    k = tl.arange(0, KP)
+    values = tl.load(x + token * K + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / K + eps)
+    weight = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32) + UNIT
+    result = (values * scale).to(y.dtype.element_ty).to(tl.float32) * weight
+    tl.store(y + token * stride + k, result.to(y.dtype.element_ty), mask=k < K)
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def turn(
+    raw, head_norms, q, keys, cos, sin, rows, slots, positions, capacity, eps, UNIT: tl.constexpr,
+    H: tl.constexpr, KV: tl.constexpr, HD: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr,
+    RD: tl.constexpr, HEAD_NORM: tl.constexpr, WIDE_NORM: tl.constexpr, TURN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Queries and keys raw (M, (H + KV) * HD) to their places, normed and turned; one program per
+    token for its queries, and one for its keys.
+
+    Of a head the first RD dimensions are turned: d with d + RD / 2.  WP: heads, padded.
+    head_norms: (2, HD) if HEAD_NORM, ((H + KV) * HD,) if WIDE_NORM, which norms all heads together.
+    """
+    token, is_key = tl.program_id(0), tl.program_id(1) == 1
+    first, count = tl.where(is_key, H, 0), tl.where(is_key, KV, H)
+    head, d = tl.arange(0, WP), tl.arange(0, HP)
+    there = (head < count)[:, None] & (d < HD)[None, :]
+    at = (first + head)[:, None] * HD + d[None, :]
+    half: tl.constexpr = RD // 2
+    mate = tl.where(d < half, d + half, tl.where(d < RD, d - half, d))
+    other = (first + head)[:, None] * HD + mate[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.load(rows + token).to(tl.int64)
+    if row >= 0:
+        raw += token * (H + KV) * HD
+        a = tl.load(raw + at, mask=there, other=0.0).to(tl.float32)
+        b = tl.load(raw + other, mask=there, other=0.0).to(tl.float32)
+        if WIDE_NORM:
+            size = tl.rsqrt(tl.sum(tl.sum(a * a, 1), 0) / (count * HD) + eps)
+            a *= size * (tl.load(head_norms + at, mask=there, other=0.0).to(tl.float32) + UNIT)
+            b *= size * (tl.load(head_norms + other, mask=there, other=0.0).to(tl.float32) + UNIT)
+        if HEAD_NORM:
+            weight = head_norms + tl.where(is_key, HD, 0)
+            size = tl.rsqrt(tl.sum(a * a, 1) / HD + eps)[:, None]
+            a *= size * (tl.load(weight + d, mask=d < HD, other=0.0).to(tl.float32) + UNIT)
+            b *= size * (tl.load(weight + mate, mask=d < HD, other=0.0).to(tl.float32) + UNIT)
+        if TURN:
+            angle = tl.load(positions + token) * half + tl.where(d < half, d, mate)
+            c = tl.load(cos + angle, mask=d < RD, other=1.0)
+            s = tl.load(sin + angle, mask=d < RD, other=0.0)
+            a = a * c + b * tl.where(d < half, -s, s)
+        result = a.to(q.dtype.element_ty)
+        if is_key:
+            slot = tl.load(slots + token)
+            o = keys + ((row * KV + head)[:, None] * capacity + slot) * HD + d[None, :]
+            tl.store(o, result, mask=there)
+        else:
+            tl.store(q + token * H * HD + head[:, None] * HD + d[None, :], result, mask=there)

@@ -1,0 +1,117 @@
+"""Each family of models in the interpreter: the logits of transformers, and the same bits whatever
+shares a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from families import FAMILY_SHAPES  # noqa: E402
+from interpreting import IN_INTERPRETER, chained_dots  # noqa: E402, F401
+from tiny import Reference, build, error  # noqa: E402
+
+from forerun.gpu import forward  # noqa: E402
+from forerun.gpu.model import GpuModel  # noqa: E402
+from forerun.models.families import (  # noqa: E402
+    AFTER,
+    AROUND,
+    FAMILIES,
+    Family,
+    LayerForm,
+)
+
+pytestmark = [*IN_INTERPRETER, pytest.mark.usefixtures("chained_dots")]
+ROUNDING = 0.03
+"""Of float16 logits, as a share of their spread; what is left out moves them by much more."""
+TEXT = [(7 * place * place + 3) % 40 for place in range(40)]
+LAST = 8
+"""Tokens whose logits are compared, past a window and the edge of a chunk."""
+GROUPINGS: dict[str, Sequence[int]] = {
+    "one by one": [1] * 40,
+    "in 6": [6] * 6 + [4],
+    "in 16": [16, 16, 8],
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "sliding windows": {"layers": (LayerForm(), LayerForm())},
+    "layers without rotary embedding": {"layers": (LayerForm(), LayerForm())},
+    "several rotary tables": {"layers": (LayerForm(9), LayerForm())},
+    "heads that are turned in part": {"rotary_size": None},
+    "norms of heads": {"family": Family("", AROUND, AFTER)},
+    "norms of all heads together": {"head_norms": "head"},
+    "GELU": {"activation": "silu"},
+    "a scaled embedding": {"embedding_scale": 1.0},
+    "scaled sums": {"residual_scale": 1.0, "logits_scale": 1.0},
+    "capped attention": {"attention_cap": 0.0},
+    "capped logits": {"logits_cap": 0.0},
+}
+"""What a form says wrongly of a model that has the feature."""
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 keys in place of 128."""
+    monkeypatch.setattr(forward, "CHUNK", 16)
+    monkeypatch.setattr(forward, "BLOCK_KEYS", 16)
+
+
+def fed(target: GpuModel, sizes: Sequence[int], beside: Sequence[int] = ()) -> Any:
+    """The last logits of the text, fed in passes of these sizes, the last beside another text."""
+    rows, at, logits = target.start(2, 64), 0, []
+    for size in sizes:
+        part, asked = TEXT[at : at + size], min(size, LAST)
+        if beside and at + size == len(TEXT):
+            scored = target.score(rows, [1, 0], [list(beside), part], [1, asked])[1]
+        else:
+            scored = target.score(rows, [0], [part], [asked])[0]
+        logits.append(scored[:asked].clone())
+        target.commit(rows, [0], [size])
+        at += size
+    return torch.cat(logits)[-LAST:]
+
+
+@pytest.mark.parametrize("name", FAMILY_SHAPES)
+def test_a_family_scores_like_transformers_with_the_same_bits_in_every_company(name: str) -> None:
+    model = build(**FAMILY_SHAPES[name])
+    assert type(model).__name__ in FAMILIES
+    target = GpuModel(model)
+    whole = fed(target, [len(TEXT)])
+    assert error(whole, Reference(model).logits(TEXT)[-LAST:]) < ROUNDING
+    assert torch.equal(fed(target, [32, 6, 1, 1], beside=TEXT[5:28]), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", GROUPINGS.values(), ids=GROUPINGS)
+@pytest.mark.parametrize("name", FAMILY_SHAPES)
+def test_in_steps(name: str, sizes: Sequence[int]) -> None:
+    target = GpuModel(build(**FAMILY_SHAPES[name]))
+    assert torch.equal(fed(target, sizes), fed(target, [len(TEXT)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", CHANGES)
+def test_what_a_form_says_wrongly_shows(feature: str) -> None:
+    """So the comparison with transformers, here and at loading, rests on more than names."""
+    shown = 0
+    for how in FAMILY_SHAPES.values():
+        model = build(**how)
+        target = GpuModel(model)
+        weights = target._weights
+        if feature in weights.form.features and len(weights.layers) <= 2:
+            changed = replace(weights.form, **CHANGES[feature])
+            target._weights = weights._replace(form=changed)
+            wrong = fed(target, [len(TEXT)])
+            shown += 1
+            assert error(wrong, Reference(model).logits(TEXT)[-LAST:]) > ROUNDING
+    assert shown > 0
+
+
+def test_every_family_is_tested() -> None:
+    tested = {type(build(**how)).__name__ for how in FAMILY_SHAPES.values()}
+    assert {*FAMILIES} <= tested | {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
